@@ -23,11 +23,11 @@ import numpy as np
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.passes.memory.specialize_program import specialize_program
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.static_shapes import pad
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.step_costs import StepSizes
 
 USUAL = BucketPlan.of((128, 512), (1, 8, 32), 32)
 LEAST_SECONDS = 0.02

@@ -39,13 +39,13 @@ from peers.workload import kl_divergence, memory
 from enginewright import LLM, SamplingParams, export
 from enginewright.optimizer.buckets.histogram import default_histogram
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.shared.contracts import StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 CONTEXT = 4096

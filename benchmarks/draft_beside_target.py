@@ -28,11 +28,11 @@ from peers.machine import commit, machine
 from enginewright import LLM
 from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.scheduler.row_costs import ROWS
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.step_costs import StepSizes
 
 TOKENS, LONGEST = 128, 6
 """Of the text, and of a draft."""

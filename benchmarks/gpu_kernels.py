@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from enginewright.plugins import ops
+from enginewright.passes import ops
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.triton.compile_workers import KernelCompiler

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
 
-from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS
 from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
 from enginewright.runtime.executors.cuda_steps import CudaSteps
 from enginewright.runtime.executors.packed_steps import StepLimits
+from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 if TYPE_CHECKING:
     from gpu_truth import Figure, Machine, Record
@@ -298,7 +298,7 @@ def first_difference(found: Sequence[int], wanted: Sequence[int]) -> int | None:
 
 def compare_engines(machine: Machine, bundle: Path) -> Record:
     """Engines of TensorRT-RTX: their tokens beside the cpu target's. NotMeasuredError where they can't run here."""
-    from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
+    from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
     if importlib.util.find_spec("tensorrt_rtx") is None:
         raise NotMeasuredError("tensorrt_rtx isn't installed here")

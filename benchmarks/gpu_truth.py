@@ -154,9 +154,9 @@ def roofs(machine: Machine) -> Iterator[Figure]:
 
 def kernels(machine: Machine) -> Iterator[Figure]:
     """Every carried kernel, as machine code and as PTX: loaded by the driver, or refused."""
-    from enginewright.plugins.shared.errors import EnginewrightError
     from enginewright.plugins.triton.compile_ahead import read_kernel
     from enginewright.runtime.executors.cuda_driver import load_cuda
+    from enginewright.runtime.shared.errors import EnginewrightError
 
     found: dict[str, list[Path]] = {}
     for path in sorted(machine.packed.rglob("*-sm*.json")):

@@ -38,8 +38,8 @@ from enginewright import LLM, SamplingParams
 from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.optimizer.tune.row_seconds import row_seconds
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.step_costs import StepSizes
 
 SEARCHED, JUDGED, ANSWERED = 320, 768, 128
 """Tokens of text for the search, others of it, and of the model's own answer."""

@@ -35,8 +35,8 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.cpu import _cpu
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "use" / "pruning.md"

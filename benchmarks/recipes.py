@@ -39,10 +39,10 @@ from peers.workload import Report, Workload
 import enginewright
 from enginewright import LLM
 from enginewright.optimizer.recipes.recipe import list_recipes
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.cpu import _cpu
-from enginewright.plugins.shared.errors import EnginewrightError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "use" / "commands" / "recipes.md"

@@ -28,8 +28,8 @@ from peers.marked_table import MarkedTable
 import enginewright as ew
 from enginewright.optimizer.evaluate import evaluate
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.progress import ProgressEvent
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "use" / "commands" / "recover.md"

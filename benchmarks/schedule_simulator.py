@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import EnginewrightError, OverloadError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
+from enginewright.runtime.shared.errors import EnginewrightError, OverloadError
 
 END = 1
 MOST_TOKENS = 256

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, simulate, summary
 
-from enginewright.plugins.shared.errors import EnginewrightError, OverloadError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
@@ -33,6 +32,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.shared.errors import EnginewrightError, OverloadError
 
 TARGETS = {"chat": (1.0, 0.04)}
 RATES = {"usual": 4.0, "too much": 8.0}

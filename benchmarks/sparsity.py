@@ -32,13 +32,14 @@ from enginewright.optimizer.measure.windows import split_prefix
 from enginewright.optimizer.pipeline.pipeline import choose_passes, split_before
 from enginewright.optimizer.search.measure_choices import Check
 from enginewright.optimizer.verify.text import evaluation_text
+from enginewright.passes.formats.weight_format import ACTIVATION_OF, Storage, WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.lowered_program import (
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.lowered_program import (
     Affine,
     Buffer,
     Dtype,
@@ -48,8 +49,7 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.plugins.shared.step_costs import stored_bytes
-from enginewright.plugins.shared.weight_format import ACTIVATION_OF, Storage, WeightFormat
+from enginewright.runtime.shared.step_costs import stored_bytes
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 SIZE = 2048

@@ -59,12 +59,12 @@ from peers.marked_table import line
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.optimizer.tune.row_seconds import CONTEXTS, row_seconds
-from enginewright.plugins.shared.contracts import StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
+from enginewright.runtime.shared.contracts import StepInput
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]

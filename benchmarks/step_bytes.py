@@ -17,8 +17,8 @@ from pathlib import Path
 import pages_read
 
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 
 SHAPES = {
     "1 request, context 128": StepSizes((1,), (128,)),

@@ -30,14 +30,6 @@ from statistics import median
 import numpy as np
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import (
-    CacheGroup,
-    ExecutorCaps,
-    FloatArray,
-    Int32Array,
-    StepInput,
-    StepOutput,
-)
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
@@ -49,6 +41,14 @@ from enginewright.runtime.requests.request_class import NO_TARGETS
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
+from enginewright.runtime.shared.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    FloatArray,
+    Int32Array,
+    StepInput,
+    StepOutput,
+)
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer
 

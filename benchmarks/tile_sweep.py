@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import KernelSpec
@@ -45,6 +44,7 @@ from enginewright.plugins.triton.tiles import (
     tiles_file,
     write_tiles,
 )
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, TargetError
 
 KV_HEADS = 8
 DECODE, PREFILL = (16, 8192), (1, 8192)

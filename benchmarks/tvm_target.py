@@ -22,10 +22,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from enginewright.optimizer.report.document import REPORT_PATH
-from enginewright.plugins.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.tvm_blocks import TvmExecutor
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 
 PAST, PROMPT, BATCHES, BLOCKS = 128, 512, (1, 8, 16), 512
 ROUND = 0.25

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.paged_section import PagedSection
 from enginewright.runtime.bundle.reader import Bundle
@@ -27,10 +26,11 @@ from enginewright.runtime.executors.tensorrt_checks import (
     gpu_problem,
     holds_copies,
 )
+from enginewright.runtime.shared.errors import BundleError, TargetError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .emit.shared.engine_report import BuiltPlan
 from .shared.files import add_file, hash_files, replace_manifest
-from .shared.progress import Progress, ProgressEvent, silent
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
 """``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.doctor import examine
 from enginewright.runtime.executors.machine import look_at_machine
@@ -29,10 +28,11 @@ from enginewright.runtime.executors.open import (
     runs_here,
     target_groups,
 )
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, RequestError
+from enginewright.runtime.shared.progress import Progress, silent
 
 from .capture.find_source import find_source
 from .shared.files import hash_files
-from .shared.progress import Progress, silent
 
 if TYPE_CHECKING:
     from enginewright.optimizer.shared.export_records import VerificationReport

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
-
-from .shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.json_document import parse_json
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 MOST_DETAILS = 20
 """Fields and weights of a file that are named; of others only the number is."""

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError, shown
-
 from .requests.sampling import SamplingParams, plain_text
 from .requests.vllm_names import one_of
+from .shared.errors import RequestError, shown
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from enginewright.plugins.shared.errors import RequestError
-
 from .bundle.reader import Bundle
 from .executors.machine import Machine
 from .executors.open import TARGETS
 from .executors.requirements import Checked
 from .executors.tensorrt_checks import Problem
 from .kv_cache.cache_groups import format_bytes
+from .shared.errors import RequestError
 
 Verdict = Literal["runs", "needs-build", "can't"]
 

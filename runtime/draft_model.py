@@ -20,9 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import NO_TOKEN
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-
 from .bundle.reader import Bundle
 from .bundle.tokenizer_files import TokenizerFiles
 from .executors.base import Executor
@@ -34,6 +31,8 @@ from .scheduler.base import Chunk
 from .scheduler.limits import SchedulerConfig
 from .scheduler.row_costs import ROWS, RowCosts
 from .scheduler.step_inputs import StepInputs
+from .shared.contracts import NO_TOKEN
+from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from .text.tokenizer import Tokenizer
 
 CHUNK = 256

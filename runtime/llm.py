@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
@@ -29,6 +28,7 @@ from .requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from .requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from .run_requests import aanswers, answers, astream, scored, stream, wanted
 from .scheduler.options import Scheduling
+from .shared.contracts import FloatArray, ModelInfo
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

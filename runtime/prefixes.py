@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import RequestError
-
 from .arguments import check_path
 from .executors.base import Executor
 from .executors.static_shapes import StaticShapes
@@ -17,6 +15,7 @@ from .kv_cache.cache_groups import parse_size
 from .kv_cache.cache_manager import CacheManager
 from .kv_cache.disk_tier import BlockMemory, DiskTier
 from .requests.request import Request
+from .shared.errors import RequestError
 
 DEFAULT_SIZE = "8GiB"
 DEFAULT_DAYS = 30.0

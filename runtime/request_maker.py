@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, RequestError, shown
-
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
 from .executors.base import Executor
@@ -23,6 +20,8 @@ from .requests.request_class import NO_TARGETS, RequestClass
 from .requests.sampling import SamplingParams, seed_of
 from .scheduler.continuous import ContinuousScheduler
 from .scheduler.options import check_priority
+from .shared.contracts import ModelInfo
+from .shared.errors import BundleError, RequestError, shown
 from .text.output_text import OutputText
 from .text.tokenizer import Tokenizer
 

@@ -138,7 +138,7 @@ def test_a_page_names_every_option_and_no_other(command: str) -> None:
 
 
 def test_the_exit_codes_are_those_of_the_errors() -> None:
-    from enginewright.plugins.shared import errors
+    from enginewright.runtime.shared import errors
 
     documented = dict(re.findall(r"^\| (\d+) \| `(\w+)`", (REPOSITORY / "docs" / "use" / "cli.md").read_text(), re.M))
     raised = {

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from enginewright.plugins.shared.errors import TargetError
-from enginewright.plugins.shared.extensions import Extensible
+from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.extensions import Extensible
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import limit_seconds
 from enginewright.plugins.cpu.extension import cpu_extension
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 from .result import Limits, Spread
 

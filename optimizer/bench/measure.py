@@ -8,17 +8,17 @@ import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
 from enginewright.optimizer.shared.storage import kind_of
 from enginewright.plugins.cpu.step_profile import StepProfile, StepTotal
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.plugins.shared.lowered_program import Step
-from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.machine import processor_name
 from enginewright.runtime.executors.open import choose_target, context_of
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.lowered_program import Step
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 
 from .limits import LimitMeter, share_of
 from .options import WARM_UP, BenchOptions, BenchPlan, plan

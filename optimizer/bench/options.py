@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 PROMPTS, BATCHES, CONTEXTS = (128, 512, 2048), (1, 4, 8, 16), (128, 1024)
 MOST_TOKENS = 1 << 20

@@ -10,7 +10,7 @@ from enginewright.optimizer.report.charts import LogAxis
 from enginewright.optimizer.report.numbers import duration, rate
 from enginewright.optimizer.report.page import template
 from enginewright.optimizer.shared.files import write_output
-from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError
 
 from .result import BenchResult
 

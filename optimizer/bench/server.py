@@ -10,8 +10,6 @@ import numpy as np
 
 from enginewright.optimizer.report.step_runner import fill_caches
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.shared.contracts import StepInput, StepOutput
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending
@@ -22,6 +20,8 @@ from enginewright.runtime.kv_cache.cache_groups import PoolPlan
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+from enginewright.runtime.shared.errors import CapacityError
 
 from .options import WARM_UP, BenchPlan, new_tokens
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.info import scheduler_config
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .result import Speculation, SpeculationSpeed, Spread

@@ -13,13 +13,13 @@ import torch
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.stored import recipe_of
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.shared.errors import ComparisonError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
+from enginewright.runtime.shared.errors import ComparisonError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .bundle_run import BundleRun

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from enginewright.passes.ops.quantized_cache import quantize_heads
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.ops.quantized_cache import quantize_heads
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 
 from .probes import LINEARS, Call, Piece, Probe, epilogue_of, find_probes, owner_of, pieces_of
 from .program_calls import Scaling

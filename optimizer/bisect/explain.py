@@ -9,9 +9,9 @@ from itertools import combinations, product
 import numpy as np
 import torch
 
-from enginewright.plugins.ops.activation import ACTIVATIONS
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
+from enginewright.passes.ops.activation import ACTIVATIONS
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Step
 
 from .probes import Call
 from .runs import Run, Tensor

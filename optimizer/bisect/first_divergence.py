@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.fast_evaluation import WeightCache
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import ComparisonError
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import ComparisonError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .explain import explain, missing_biases
 from .probes import Call, Probe

@@ -15,7 +15,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.scaled import Scaled
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 from .probes import ADDED_NORMS, LINEARS, NORMS, Call, Epilogue, Piece, epilogue_of, owner_of, pieces_of
 from .values import ValueName

@@ -17,8 +17,8 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.plugins.ops.cache import rounded_heads
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.passes.ops.cache import rounded_heads
+from enginewright.runtime.shared.contracts import FloatArray
 
 from .probes import Call, Probe, find_probes
 from .program_calls import calls_of, op_name, scaling_of, value_key

@@ -15,13 +15,13 @@ from enginewright.optimizer.calibration.calibrate import TEXT_ORIGIN
 from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.shared.errors import ComparisonError, RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
+from enginewright.runtime.shared.errors import ComparisonError, RequestError
+from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .values import layer_number

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 from .probes import Call, Piece, Probe
 from .values import ValueName, Values

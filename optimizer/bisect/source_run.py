@@ -21,8 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from enginewright.optimizer.measure.source_runner import SourceRunner
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .runs import Role, Tensor
 from .values import LOGITS, Recording, ValueName, Values, What, batch_axis, from_rows, to_rows

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.optimizer.emit.cpu.emitter import source_rows, stored_chunks
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.provenance import layer_path
 from enginewright.passes.lowering.lower_program import Lowering
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, SourceRows, stored_dtype, stored_shape, unpack
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .probes import owner_of
 from .report import StoredTensors, TensorDifference

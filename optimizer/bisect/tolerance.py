@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 from .values import ValueName, Values, in_layers
 

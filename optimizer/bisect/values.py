@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from enginewright.passes.ir.provenance import layer_path
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 What = Literal["input", "output", "query", "key", "value", "context", "logits"]
 """``input`` and ``output`` are those of a module without modules in it: a linear, a norm, an activation, an embedding.

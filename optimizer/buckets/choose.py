@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 from .histogram import Histogram, Trace, default_histogram, read_histogram, read_trace, uniform
 from .report import KindReport, SizesReport, share_out

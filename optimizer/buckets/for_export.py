@@ -10,17 +10,17 @@ import numpy as np
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.passes.memory.specialize_program import specialize_program
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo, StepInput
-from enginewright.plugins.shared.errors import CapacityError, RecipeError, VerificationError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
 from enginewright.runtime.executors.static_shapes import pad, padding_blocks
 from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo, StepInput
+from enginewright.runtime.shared.errors import CapacityError, RecipeError, VerificationError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .choose import BucketSource, choose
 from .report import BucketsReport, ProgramReport, SizesReport

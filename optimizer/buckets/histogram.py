@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from enginewright.plugins.shared.errors import RequestError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.json_document import parse_json
 
 LONGEST = 1 << 20
 """Of a length: a step has no more tokens."""

@@ -15,10 +15,10 @@ from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunne
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.shared.export_records import CalibrationReport, Coverage
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Metric
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .coverage import measure_coverage

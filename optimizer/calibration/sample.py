@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner, weight_bytes
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 MOST_READ = 128 << 30
 """Bytes of weights, as float32, that sampling may go through: a step reads them all."""

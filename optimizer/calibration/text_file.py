@@ -12,7 +12,7 @@ import torch
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.measure.windows import split_prefix
 from enginewright.passes.framework.token_sequences import spread
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

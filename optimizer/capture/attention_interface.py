@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
-from enginewright.plugins.shared.errors import UnsupportedModelError
+import enginewright.passes.ops  # noqa: F401  defines torch.ops.ew
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 NAME = "enginewright"
 """The attention implementation to ask transformers for."""

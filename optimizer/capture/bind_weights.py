@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.passes.ir.weights import Cast, Source, WeightExpr
-from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.shared.errors import SourceError
 
 _READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

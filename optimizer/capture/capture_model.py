@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights

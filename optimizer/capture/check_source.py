@@ -10,10 +10,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.json_document import parse_json
 
 from .find_source import find_here
 

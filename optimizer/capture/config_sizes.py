@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.shared.errors import SourceError
 
 _MOST = {
     "num_hidden_layers": 2_000,

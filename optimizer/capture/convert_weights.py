@@ -18,7 +18,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from enginewright.passes.ir.stacked_weights import Stack, SwapAxes
 from enginewright.passes.ir.weights import Apply, Concat, Slice, Transpose, WeightExpr
-from enginewright.plugins.shared.errors import PassError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import PassError, SourceError, UnsupportedModelError
 
 aten = torch.ops.aten
 

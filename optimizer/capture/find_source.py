@@ -18,9 +18,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginewright.optimizer.shared.progress import Progress, silent
-from enginewright.plugins.shared.errors import MissingDependencyError, SourceError
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
+from enginewright.runtime.shared.errors import MissingDependencyError, SourceError
+from enginewright.runtime.shared.progress import Progress, silent
 
 _NAME = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(?:@(?P<revision>[^@:\s]+))?(?::(?P<file>\S+))?", re.ASCII)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 _FIXED = "default"  # a rope_type whose frequencies transformers leaves alone
 _DEFAULT_CONTEXT = 2048  # of models that don't say

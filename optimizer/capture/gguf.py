@@ -25,8 +25,8 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from enginewright.optimizer.shared.resources import release_pages
 from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.regular_file import open_regular
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .config_sizes import check_sizes
 from .gguf_blocks import dequantize, format_of, read_codes, rows_of, shape_of

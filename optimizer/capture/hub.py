@@ -33,9 +33,9 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
-from enginewright.plugins.shared.errors import CapacityError, SourceError, UnsupportedModelError
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.errors import CapacityError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .check_source import CONFIG, INDEX, SINGLE, read_json
 from .find_source import HubId

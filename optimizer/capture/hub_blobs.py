@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 from huggingface_hub import constants, errors, get_session
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # documented
 
-from enginewright.plugins.shared.errors import SourceError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.shared.json_document import parse_json
 
 HTTP_ERROR: type[Exception] = vars(errors)["HTTPError"]
 """Of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
 from .config_sizes import check_sizes

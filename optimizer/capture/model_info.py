@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.shared.contracts import ModelInfo
 
 from .build_model import architecture
 

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 
 def read_module_tensors(model: PreTrainedModel) -> dict[str, WeightExpr]:

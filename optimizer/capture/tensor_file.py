@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.regular_file import open_regular
+from enginewright.runtime.shared.errors import SourceError
 
 
 def tensor_places(path: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, named_symbol
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .packed_and_apart import same_packed_and_apart
 

@@ -9,9 +9,9 @@ from typing import Any
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
+from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.text.tokenizer import what_tokenizers_raises
 
 from .check_source import read_json

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED, Source, WeightExpr
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture

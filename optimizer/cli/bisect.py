@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 from .console import print_json, reported
 from .options import AsJson, check_early
@@ -79,7 +79,7 @@ def command(
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
     sequences = [_ids(one) for one in tokens or ()]
     wanted = None if layers is None else _layers(layers)
-    from enginewright.optimizer.shared.progress import loading
+    from enginewright.runtime.shared.progress import loading
 
     check_early(a, b, recipe=recipe)
     with stage_bars(hidden=quiet) as show:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 from .console import print_json, reported
 from .options import AsJson

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.json_document import parse_json
 
 from .console import print_error, print_json, print_styled, reported
 from .options import (

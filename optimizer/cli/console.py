@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, get_args, g
 import typer
 from typer.models import OptionInfo
 
-from enginewright.plugins.shared.errors import (
+from enginewright.runtime.shared.errors import (
     CapacityError,
     EnginewrightError,
     RecipeError,
     RequestError,
     SourceWarning,
 )
-from enginewright.plugins.shared.json_document import printable
+from enginewright.runtime.shared.json_document import printable
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

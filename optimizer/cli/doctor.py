@@ -39,10 +39,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Says what this machine can run of a bundle, and what is missing for the rest."""
-    from enginewright.plugins.shared.errors import TargetError
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.doctor import examine
     from enginewright.runtime.executors.machine import look_at_machine
+    from enginewright.runtime.shared.errors import TargetError
 
     named = target or []
     opened = Bundle.open(bundle) if bundle is not None else None

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 
 from .console import print_json, reported
 from .options import (

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.json_document import parse_shown
 
 from .console import comparison_lines, print_json, reported
 from .options import AsJson, BundlePath, known_target
 
 if TYPE_CHECKING:
-    from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.bundle.stablehlo_section import StableHloSection
+    from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
 
 NAME = "inspect"
 REPORT_PATH = "report/report.json"

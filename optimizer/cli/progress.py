@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+    from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 SECONDS_BETWEEN_LINES = 5.0
 """Of a log, while something changes."""

@@ -68,7 +68,7 @@ def command(
     Ctrl-C keeps what was trained so far. Needs the extra: pip install 'enginewright\\[export]'.
     """
     import enginewright
-    from enginewright.optimizer.shared.progress import loading
+    from enginewright.runtime.shared.progress import loading
 
     check_early(model, recipe=recipe)
     with stage_bars(hidden=quiet or as_json, remaining=True) as show:

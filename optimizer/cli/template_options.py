@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from enginewright.plugins.shared.errors import RequestError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.json_document import parse_json
 
 from .options import named_value
 

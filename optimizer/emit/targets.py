@@ -11,9 +11,9 @@ from typing import Literal
 
 from enginewright.optimizer.emit.shared.gpus import CUDA_DEFAULT, DEFAULT, KERNELS_FOR, check_kernels, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.plugins.shared.errors import TargetError
-from enginewright.plugins.shared.extensions import Extensible
-from enginewright.plugins.shared.weight_format import Storage
+from enginewright.passes.formats.weight_format import Storage
+from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.extensions import Extensible
 
 from ..recipes.recipe import Recipe
 from ..recipes.target_sections import EnginesSection

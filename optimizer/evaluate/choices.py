@@ -17,7 +17,7 @@ import numpy as np
 from enginewright.optimizer.measure.distances import log_likelihood
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.measure.windows import split_prefix
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .models import ScoredModel, finite_logits

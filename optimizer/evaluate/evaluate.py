@@ -12,8 +12,8 @@ from typing import Any
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
 from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .choices import ChoiceReport, EncodedChoice, Question, answer_questions, encode_choices, read_questions
 from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, open_reference

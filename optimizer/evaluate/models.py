@@ -10,12 +10,12 @@ import numpy as np
 
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.shared.progress import Progress, loading, silent
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.trust import CODE
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
+from enginewright.runtime.shared.progress import Progress, loading, silent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 

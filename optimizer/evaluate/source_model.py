@@ -13,8 +13,8 @@ from enginewright.optimizer.capture.freeze_rope import own_context_length
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
 from enginewright.optimizer.measure.source_runner import SourceRunner
-from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 

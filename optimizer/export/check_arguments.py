@@ -15,9 +15,9 @@ from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.gpus import parse_capabilities
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
 from enginewright.optimizer.shared.resources import parse_size
-from enginewright.plugins.shared.errors import RecipeError, RequestError
 from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.executors.open import TARGETS
+from enginewright.runtime.shared.errors import RecipeError, RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,12 +13,12 @@ from enginewright.optimizer.report.export_report import report_files
 from enginewright.optimizer.search.compose import Searched
 from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
 from enginewright.optimizer.shared.export_records import ExportedOn, PassVerification
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.quantization.report import quantization_report
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.runtime.executors.machine import processor_name
+from enginewright.runtime.shared.progress import ProgressEvent
 
 from .report import ExportReport
 from .request import ExportRequest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.shared.resources import give_back_what_is_freed, parse_size, peak_rss_bytes, rss_bytes
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 from .report import MemoryReport
 

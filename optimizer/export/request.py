@@ -15,9 +15,9 @@ from enginewright.optimizer.recipes.gpus import parse_capabilities
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.recover.finished import FinishedRecovery
-from enginewright.optimizer.shared.progress import Progress
-from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.output_folder import Inputs
+from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.progress import Progress
 
 from .check_arguments import check_target_names, inputs_of
 from .memory_limit import MemoryLimit

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from enginewright.optimizer.report.diffs import DiffRecorder, ProgramDiff
 from enginewright.optimizer.shared.export_records import PassSummary
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.optimizer.verify import PassMeasurements
 from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
 @dataclass

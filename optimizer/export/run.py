@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, loading, silent
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
 from .check_arguments import check_arguments, inputs_of
 from .kept_exports import keep_export, key_of, take_export

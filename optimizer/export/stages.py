@@ -38,7 +38,6 @@ from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.compose import Searched, Searching, search
 from enginewright.optimizer.search.formats import check_bytes
 from enginewright.optimizer.shared.export_records import FusionEffects, VerificationReport
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
 from enginewright.passes.attention.kv_sites import attention_paths
@@ -46,14 +45,15 @@ from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import CapacityError, SourceError, SourceWarning
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.trust import CODE
 from enginewright.runtime.executors.open import Placement, runs_here, variants_of
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
+from enginewright.runtime.shared.progress import ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest

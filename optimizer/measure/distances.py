@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.optimizer.shared.resources import THREADS
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 _BLOCK = 1 << 17
 """Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""

@@ -22,8 +22,8 @@ from enginewright.optimizer.capture import build_from_directory, build_from_gguf
 from enginewright.optimizer.capture.freeze_rope import freeze_rope
 from enginewright.optimizer.shared.export_records import SourceSpeed
 from enginewright.passes.ir.weights import Cast, WeightExpr
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .lazy_weights import bring_weights_lazily, held, load_weights, placeholder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
 
 BUILT_IN = "built-in"
 """Instead of a file: the text, or the questions, that come with the package."""

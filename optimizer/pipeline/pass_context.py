@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
 def pass_context(

@@ -40,8 +40,8 @@ from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads
 from enginewright.passes.sparsity.select_sparsity_mask import SelectSparsityMask
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.extensions import Extensible
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.extensions import Extensible
 
 OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
 """Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""

@@ -22,18 +22,18 @@ import numpy as np
 
 from enginewright.optimizer.report.machine import Machine, measure_machine
 from enginewright.optimizer.report.roofline import limit_seconds
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.lowered_program import CacheGroupModel, Step
-from enginewright.plugins.shared.step_costs import OPS, StepCost, StepSizes
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.lowered_program import CacheGroupModel, Step
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from .step_kinds import CountedSteps, StepKind
 from .step_probe import StepProbe, Timed

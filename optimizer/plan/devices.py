@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 CPU = "cpu"
 """The name of this machine's processor among the devices."""

@@ -11,9 +11,9 @@ through the prompt's tile: one multiprocessor goes over its whole context.
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.lowered_program import Step, WeightUse
-from enginewright.plugins.shared.step_costs import OPS, StepCost, StepSizes
 from enginewright.plugins.triton.tiles import product_tile
+from enginewright.runtime.shared.lowered_program import Step, WeightUse
+from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from .devices import Gpu, Shares
 from .step_kinds import CountedSteps

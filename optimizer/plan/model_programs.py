@@ -14,16 +14,16 @@ from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import EnginewrightError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .programs import GPU_TARGET, PlannedProgram, formats_of, undecided
 from .step_kinds import CountedSteps

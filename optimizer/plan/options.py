@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import RequestError
 
 from .devices import CPU, Shares, default_shares
 

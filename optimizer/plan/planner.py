@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.plugins.triton.specs import attention_scratch
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, silent
+from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 
 from .devices import CPU, Gpu, Shares, find_devices, known_gpus, read_devices
 from .gpu_model import GpuModel

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
-from enginewright.optimizer.shared.progress import Progress, loading, silent
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, loading, silent
 
 CPU_TARGET, GPU_TARGET = "cpu", "cuda"
 """Whose programs are planned with: on this machine, and on GPUs."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.shared.contracts import ModelInfo
 
 from .devices import CPU, Gpu, Shares
 from .options import PlanOptions

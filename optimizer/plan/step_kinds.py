@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand, Step
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from enginewright.optimizer.report.step_runner import fill_caches, random_step
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.plugins.shared.lowered_program import Operand, Step, WeightUse
-from enginewright.plugins.shared.step_costs import OPS, StepSizes, stored_bytes
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.lowered_program import Operand, Step, WeightUse
+from enginewright.runtime.shared.step_costs import OPS, StepSizes, stored_bytes
 
 from .step_kinds import CountedSteps
 

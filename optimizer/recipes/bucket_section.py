@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from enginewright.plugins.shared.section import Section
+from enginewright.passes.formats.section import Section
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, Field, StrictBool, ValidationError, ValidationInfo, field_validator, model_validator
 
+from enginewright.passes.formats.section import Section
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.shared.contracts import CacheDtype
-from enginewright.plugins.shared.errors import RecipeError
-from enginewright.plugins.shared.section import Section
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
+from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.errors import RecipeError
 
 from .bucket_section import BucketsSection
 from .sections import (

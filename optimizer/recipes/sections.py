@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from enginewright.plugins.shared.contracts import CacheDtype
-from enginewright.plugins.shared.section import Section
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.passes.formats.section import Section
+from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.runtime.shared.contracts import CacheDtype
 
 Name = TypeVar("Name", bound=str)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError
 
 from .recipe import Recipe
 

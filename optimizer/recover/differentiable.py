@@ -16,8 +16,8 @@ from enginewright.passes.ir.scaled import Scaled
 from enginewright.passes.ir.stacked_weights import Stack, SwapAxes
 from enginewright.passes.ir.two_of_four import TwoOfFour, best_two, scores_of
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr, Zeros
-from enginewright.plugins.ops.attention import attention
-from enginewright.plugins.shared.errors import PassError
+from enginewright.passes.ops.attention import attention
+from enginewright.runtime.shared.errors import PassError
 
 from .straight_through import straight_through
 

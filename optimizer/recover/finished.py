@@ -16,8 +16,8 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import Recovered, RecoveredWeights, trainable_weights
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import RecipeError, RequestError, SourceError
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import RecipeError, RequestError, SourceError
 
 from .differentiable import recovered_in
 from .folder import WEIGHTS, Description, Fingerprint, RecoveryFolder, WeightEntry, digest_of

@@ -29,10 +29,10 @@ from safetensors.torch import save_file
 
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.shared.errors import CapacityError, RequestError, SourceError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.output_folder import Inputs, files_in, output_place, shortened
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import CapacityError, RequestError, SourceError
+from enginewright.runtime.shared.json_document import parse_json
 
 from .sequences import Sequences
 

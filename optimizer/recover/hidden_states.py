@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 ew = torch.ops.ew
 

@@ -12,11 +12,11 @@ from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import Metric
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .trainable import MovingWeights, TrainableProgram
 

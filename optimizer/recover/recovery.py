@@ -17,10 +17,10 @@ from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
 from enginewright.optimizer.search.compose import Searching, search_shapes
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import peak_rss_bytes
-from enginewright.plugins.shared.errors import RecipeError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.runtime.shared.errors import RecipeError, RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .distillation import Teacher
 from .finished import FinishedRecovery, entries_of, fingerprint

@@ -13,8 +13,8 @@ from enginewright.optimizer.calibration.sample import sample_sequences
 from enginewright.optimizer.calibration.text_file import read_sequences
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.measure.source_runner import SourceRunner
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .options import RecoverOptions

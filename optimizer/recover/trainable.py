@@ -15,11 +15,11 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedValues
 from enginewright.passes.ir.recovered import Recovered, RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.ops.epilogue import finish_linear
-from enginewright.plugins.ops.experts import grouped_linear
-from enginewright.plugins.ops.library import NAMESPACE, REFERENCES
-from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.errors import PassError
+from enginewright.passes.ops.epilogue import finish_linear
+from enginewright.passes.ops.experts import grouped_linear
+from enginewright.passes.ops.library import NAMESPACE, REFERENCES
+from enginewright.passes.ops.quantization import quantize_activation
+from enginewright.runtime.shared.errors import PassError
 
 from .differentiable import attention_of_sequences, recovered_in, rounded_to, set_unkept_to_zero, weight_value
 from .straight_through import RoundedWeight, straight_through

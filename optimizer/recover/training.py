@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
-from enginewright.plugins.shared.errors import SourceError, VerificationError
+from enginewright.runtime.shared.errors import SourceError, VerificationError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .distillation import Teacher, loss_of, measure
 from .folder import Checkpoint

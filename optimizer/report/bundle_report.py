@@ -9,11 +9,11 @@ from typing import Any
 
 from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.files import write_output
-from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
-from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.json_document import parse_shown
+from enginewright.runtime.shared.progress import Progress, silent
 
 from . import numbers
 from .document import PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport, read_report

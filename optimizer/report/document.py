@@ -21,11 +21,11 @@ from enginewright.optimizer.shared.export_records import (
 )
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
 from enginewright.passes.framework.records import QuantizationReport
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.json_document import parse_shown
 
 from .diffs import ProgramDiff
 from .roofline import Roofline

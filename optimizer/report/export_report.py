@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.optimizer.shared.storage import StoredBytes, arena_sizes, stored_weights
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.plugins.shared.step_costs import stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.progress import Progress
+from enginewright.runtime.shared.step_costs import stored_bytes
 
 from .diffs import ProgramDiff
 from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport

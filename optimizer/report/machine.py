@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from enginewright.plugins.cpu.extension import cpu_extension
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 _CHUNK = 1 << 20
 """Bytes that a thread reads at a time: a smaller working set would leave threads without any."""

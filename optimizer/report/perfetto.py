@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.optimizer.shared.files import write_output
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.storage import layer_of
-from enginewright.plugins.shared.errors import RequestError
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand, Step
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 from .step_runner import StepRunner
 

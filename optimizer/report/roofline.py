@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 from .machine import Machine, measure_machine
 from .step_runner import StepRunner

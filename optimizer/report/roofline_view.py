@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from enginewright.optimizer.shared.storage import kind_of
-from enginewright.plugins.shared.step_costs import StepCost
+from enginewright.runtime.shared.step_costs import StepCost
 
 from .charts import WIDE, LogAxis, Size, stacked
 from .machine import Machine

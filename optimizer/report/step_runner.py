@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import Int32Array, StepInput
-from enginewright.plugins.shared.lowered_program import CacheGroupModel, LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import Int32Array, StepInput
+from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram
+from enginewright.runtime.shared.step_costs import StepSizes
 
 _SEED = 20261120
 _FILL = 0x3C

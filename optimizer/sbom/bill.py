@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.shared.files import hash_files, write_output
-from enginewright.optimizer.shared.progress import Progress, silent
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import Progress, silent
 
 from .source_facts import SourceFacts
 

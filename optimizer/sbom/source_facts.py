@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.shared.errors import MissingDependencyError, SourceError
-from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
+from enginewright.runtime.shared.errors import MissingDependencyError, SourceError
+from enginewright.runtime.shared.json_document import parse_json
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 _CHUNK_BYTES = 4 << 20
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)^---\s*$", re.S | re.M)

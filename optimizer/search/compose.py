@@ -17,10 +17,10 @@ import torch
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.optimizer.verify.held_out import held_out
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
+from enginewright.runtime.shared.progress import Progress
 
 from .formats import FormatSearch
 from .kv_heads import KvHeadSearch

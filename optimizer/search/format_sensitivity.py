@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation, Values
 from enginewright.passes.framework.token_sequences import mean_kl
@@ -22,10 +23,9 @@ from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import quantized
 from enginewright.passes.ir.two_of_four import TwoOfFour
+from enginewright.passes.ops.experts import grouped_linear
+from enginewright.passes.ops.quantization import quantize_activation
 from enginewright.passes.quantization.choose_formats import WEIGHT_ARGUMENT
-from enginewright.plugins.ops.experts import grouped_linear
-from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.weight_format import WeightFormat
 
 from .format_units import FormatUnit, weight_node
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where, where_of
 from enginewright.passes.ir.two_of_four import QUAD
+from enginewright.passes.ops.quantization import groups_of
 from enginewright.passes.quantization.choose_formats import (
     FORMAT,
     LINEARS,
@@ -23,10 +25,8 @@ from enginewright.passes.quantization.choose_formats import (
     heads_of,
     why_dense,
 )
-from enginewright.plugins.ops.quantization import groups_of
-from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.weights import Layout, stored_bytes
+from enginewright.runtime.shared.contracts import MULTIPLE_OF_4_BITS
 
 ew = torch.ops.ew
 

@@ -13,11 +13,11 @@ from typing import ClassVar
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection
 from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.token_sequences import beginnings
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.shared.errors import VerificationError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import VerificationError
 
 from .assign import Assignment, Options, fewest_bytes
 from .format_sensitivity import measure_sensitivities, plan_measurements

@@ -25,7 +25,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
 from enginewright.passes.framework.token_sequences import mean_kl
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import head_bytes
+from enginewright.runtime.shared.contracts import head_bytes
 
 from .assign import Assignment, Options, fewest_bytes
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of

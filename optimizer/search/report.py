@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
 
 if TYPE_CHECKING:
     from enginewright.passes.framework.base import PassRecord

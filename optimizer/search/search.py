@@ -18,12 +18,12 @@ import torch
 
 from enginewright.optimizer.pipeline.pipeline import choose_passes, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.framework.base import Pass, PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import RecipeError, VerificationError
+from enginewright.runtime.shared.errors import RecipeError, VerificationError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .assign import Assignment, Options, least_cost, pareto_curve
 from .measure_choices import Check

@@ -6,13 +6,12 @@ import os
 import uuid
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError
 from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER, FileSection, TargetManifest, target_manifest_path
 from enginewright.runtime.bundle.output_folder import bundle_around
 from enginewright.runtime.bundle.reader import Bundle
-
-from .progress import Progress, ProgressEvent
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
 def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:

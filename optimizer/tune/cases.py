@@ -9,9 +9,9 @@ from functools import partial
 from typing import Protocol
 
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.step_costs import StepSizes
 
 _SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128
 _SECONDS = 0.02

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.scheduler.row_costs import ROWS
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.step_costs import StepSizes
 
 CONTEXTS = (64, 1024, 4096)
 _FEWEST, _MOST = 3, 25

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import TuningFile
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .cases import Case, Contender, Timed, cases_of
 from .row_seconds import CONTEXTS, row_seconds

@@ -17,16 +17,16 @@ from typing import Any
 from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
 from enginewright.optimizer.report.step_runner import random_step
 from enginewright.optimizer.shared.files import add_file, replace_manifest
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import LEVELS, Level, LevelName, TunedLibrary
 from enginewright.runtime.executors.open import check_code
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
 from enginewright.runtime.executors.tvm_library import INSTALL, Library
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .cases import cases_of, repeats_of
 from .tune import STAGE, check_seconds, compare, mean, worth

@@ -9,10 +9,10 @@ from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
 from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.export_records import VerificationReport
-from enginewright.optimizer.shared.progress import Progress
-from enginewright.plugins.shared.errors import SourceError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import Placement
+from enginewright.runtime.shared.errors import SourceError, VerificationError
+from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .text import evaluation_text

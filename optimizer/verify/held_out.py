@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .measuring_tokens import MeasuringTokens, measuring_tokens

@@ -18,7 +18,7 @@ from enginewright.optimizer.shared.export_records import Measurement
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 
 from .measuring_tokens import MeasuringTokens
 from .random_tokens import check_logits, comparison, tolerance_of

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .measure import SourceLogits

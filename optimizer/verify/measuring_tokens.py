@@ -9,7 +9,7 @@ import torch
 
 from enginewright.optimizer.measure.windows import split_prefix
 from enginewright.passes.framework.token_sequences import spread
-from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .text import evaluation_text, why_no_text

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import FloatArray, Int32Array, StepInput
 from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.shared.contracts import FloatArray, Int32Array, StepInput
 
 PROMPTS = (40, 26)
 """Tokens before the decode steps. The first prompt, and the second one's decode steps, go on into another KV block."""

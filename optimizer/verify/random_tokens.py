@@ -8,11 +8,11 @@ import torch
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.optimizer.shared.export_records import Comparison
-from enginewright.plugins.shared.contracts import FloatArray, Int32Array, ModelInfo
-from enginewright.plugins.shared.errors import VerificationError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.shared.contracts import FloatArray, Int32Array, ModelInfo
+from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 from .packed_run import plan_steps, run_packed
 

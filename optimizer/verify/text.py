@@ -11,13 +11,13 @@ from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
 from enginewright.optimizer.shared.export_records import TextComparison
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
-from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import FloatArray, ModelInfo
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison

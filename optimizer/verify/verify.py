@@ -14,14 +14,14 @@ from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunne
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.shared.export_records import Comparison, TextComparison, VerificationReport
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.optimizer.shared.resources import peak_rss_bytes
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.open import Placement, context_of, make_executor, target_groups
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps

@@ -19,7 +19,7 @@ from enginewright.passes.framework.fast_evaluation import FastEvaluation, Weight
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.token_sequences import packed_inputs, spread
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.mixed_rows import Mix, MixedRows
 from ..ir.program import Program

@@ -25,8 +25,8 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, CacheGroup
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE

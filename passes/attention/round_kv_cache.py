@@ -9,7 +9,7 @@ import torch
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.shared.contracts import CacheDtype
+from enginewright.runtime.shared.contracts import CacheDtype
 
 from ..ir.program import Program
 

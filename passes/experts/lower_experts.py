@@ -18,10 +18,10 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, free_of
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.ops import ACTIVATIONS
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE
+from ..ops import ACTIVATIONS
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

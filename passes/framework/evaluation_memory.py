@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, named_symbol, tensor_arguments
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 
 _TEMPORARIES = 2
 """What an op takes beside its result, in results or arguments, whichever are the larger: references are plain torch."""

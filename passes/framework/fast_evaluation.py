@@ -18,10 +18,10 @@ from torch.fx.node import Node, Target
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, WeightExpr
-from enginewright.plugins.ops.epilogue import finish_linear
-from enginewright.plugins.ops.experts import grouped_linear
-from enginewright.plugins.ops.quantization import groups_of
 
+from ..ops.epilogue import finish_linear
+from ..ops.experts import grouped_linear
+from ..ops.quantization import groups_of
 from .match import bound_arguments
 
 ew = torch.ops.ew

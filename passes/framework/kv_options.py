@@ -8,8 +8,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from enginewright.plugins.shared.errors import RecipeError
-from enginewright.plugins.shared.section import Section
+from enginewright.runtime.shared.errors import RecipeError
+
+from ..formats.section import Section
 
 KvMethod = Literal["calibrated", "mean"]
 """``mean``: heads are averaged. ``calibrated``: fitted to what attention computes on calibration tokens."""

@@ -10,10 +10,11 @@ from typing import Literal, Self
 from pydantic import Field, StrictBool, model_validator
 
 from enginewright.passes.ir.provenance import layer_path
-from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS
-from enginewright.plugins.shared.errors import RecipeError
-from enginewright.plugins.shared.section import Section
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.contracts import MULTIPLE_OF_4_BITS
+from enginewright.runtime.shared.errors import RecipeError
+
+from ..formats.section import Section
+from ..formats.weight_format import WeightFormat
 
 Kind = Literal["channels", "heads"]
 

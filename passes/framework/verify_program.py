@@ -15,7 +15,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, depends_on
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 
 def verify_program(program: Program, *, after: str = "capture") -> None:

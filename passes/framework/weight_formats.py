@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from enginewright.plugins.shared.section import Section
-from enginewright.plugins.shared.weight_format import WeightFormat
+from ..formats.section import Section
+from ..formats.weight_format import WeightFormat
 
 Method = Literal["nearest", "gptq", "awq"]
 """How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""

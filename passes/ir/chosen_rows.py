@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
 from .provenance import Part
 from .weights import Shape, WeightExpr

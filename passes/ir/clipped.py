@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .prequantized import CodeFormat, Codes, Prequantized
 from .provenance import Part

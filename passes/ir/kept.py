@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 
 def keep(tensors: Sequence[torch.Tensor], file: Path | None) -> tuple[str, Callable[[], list[torch.Tensor]]]:

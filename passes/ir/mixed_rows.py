@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .kept import keep
 from .provenance import Part

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from enginewright.plugins.shared.weight_format import Storage, WeightFormat
-
+from ..formats.weight_format import Storage, WeightFormat
 from .weights import Source, WeightExpr
 
 

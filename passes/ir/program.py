@@ -17,10 +17,10 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument, Node, Target, map_arg
 
-import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.lowered_program import Affine
+import enginewright.passes.ops  # noqa: F401  defines torch.ops.ew
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.lowered_program import Affine
 
 from .inference import Inferences
 from .provenance import WHERE

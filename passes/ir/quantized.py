@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from enginewright.plugins.ops.dequantize import LARGEST_E4M3
-from enginewright.plugins.ops.quantization import LARGEST, groups_of
-from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
-from enginewright.plugins.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
+from enginewright.runtime.shared.errors import PassError, SourceError
 
+from ..ops.dequantize import LARGEST_E4M3
+from ..ops.quantization import LARGEST, groups_of
 from .chosen_rows import Chosen
 from .prequantized import CodeFormat, Codes, Prequantized
 from .provenance import Part

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .weights import COMPUTED, Cast, InPlaceOf, WeightExpr, WeightStore
 

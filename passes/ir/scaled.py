@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .weights import InPlaceOf, WeightExpr
 

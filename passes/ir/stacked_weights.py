@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .provenance import Part
 from .scaled import Scaled

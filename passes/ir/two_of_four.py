@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from .chosen_codes import ChosenCodes
 from .clipped import Clipped

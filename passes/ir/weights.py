@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from enginewright.plugins.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.errors import PassError, SourceError
 
 from .provenance import Part
 

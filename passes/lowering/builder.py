@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import Affine, Buffer, Dtype, Layout, Operand, Step, WeightUse
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, Dtype, Layout, Operand, Step, WeightUse
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where, op_and_where

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.shared.lowered_program import Affine
+from enginewright.runtime.shared.lowered_program import Affine
 
 from .builder import Builder, Value
 from .lower_ew import Handler

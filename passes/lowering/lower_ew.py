@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.shared.lowered_program import Operand
+from enginewright.runtime.shared.lowered_program import Operand
 
 from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
 from .views import View, elements, reshape

@@ -10,8 +10,8 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.lowered_program import Affine, CacheGroupModel, LoweredProgram
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.lowered_program import Affine, CacheGroupModel, LoweredProgram
 
 from ..ir.program import Program
 from ..ir.two_of_four import is_two_of_four

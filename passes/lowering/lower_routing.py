@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.shared.lowered_program import Affine, WeightUse
+from enginewright.runtime.shared.lowered_program import Affine, WeightUse
 
 from ..ir.weights import COMPUTED, Source
 from .builder import Builder, Value

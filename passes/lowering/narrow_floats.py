@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginewright.plugins.shared.lowered_program import Affine, Buffer, Dtype, LoweredProgram, Operand
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, Dtype, LoweredProgram, Operand
 
 _PRODUCTS = frozenset({"linear", "grouped_linear"})
 _MAKE_NARROW = _PRODUCTS | {

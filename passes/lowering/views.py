@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from enginewright.plugins.shared.lowered_program import Affine, Dtype, Operand
+from enginewright.runtime.shared.lowered_program import Affine, Dtype, Operand
 
 Sizes = tuple[Affine, ...]
 ONE = Affine(1)

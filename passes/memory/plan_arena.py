@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.lowered_program import Affine, Buffer, LoweredProgram
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector."""

@@ -8,7 +8,7 @@ The program then runs steps of just these sizes; a larger one is refused, as its
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand, Step
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 
 from .plan_arena import plan_arena
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.clipped import Choices, Clipped
 from ..ir.prequantized import CodeFormat

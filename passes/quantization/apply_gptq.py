@@ -22,9 +22,9 @@ from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs, spread
 from enginewright.passes.framework.weight_formats import GptqOptions
-from enginewright.plugins.shared.errors import CapacityError, PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
+from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program

@@ -17,10 +17,10 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
-from enginewright.plugins.shared.errors import PassError, RecipeError
-from enginewright.plugins.shared.weight_format import Storage, WeightFormat
+from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
+from enginewright.runtime.shared.errors import PassError, RecipeError
 
+from ..formats.weight_format import Storage, WeightFormat
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE

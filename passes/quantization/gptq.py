@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from enginewright.passes.framework.weight_formats import GptqOptions
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS

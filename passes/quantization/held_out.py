@@ -10,10 +10,10 @@ import torch
 
 from enginewright.passes.framework.base import Metric
 from enginewright.passes.framework.fast_evaluation import decoded
-from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.weight_format import WeightFormat
 
+from ..formats.weight_format import WeightFormat
 from ..ir.prequantized import CodeFormat, Codes, decode
+from ..ops.quantization import quantize_activation
 from .gptq import Factor, Hessian
 
 FEWEST_TOKENS = 64

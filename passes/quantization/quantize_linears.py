@@ -10,8 +10,8 @@ import torch
 from torch.fx.node import Node, Target
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
-from enginewright.plugins.shared.weight_format import WeightFormat
 
+from ..formats.weight_format import WeightFormat
 from ..ir.prequantized import BITS, CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE

@@ -7,7 +7,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.dequantized import Dequantized
 from ..ir.prequantized import CodeFormat

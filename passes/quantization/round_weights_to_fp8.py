@@ -6,8 +6,8 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
-from enginewright.plugins.shared.weight_format import WeightFormat
 
+from ..formats.weight_format import WeightFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT

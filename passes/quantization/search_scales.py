@@ -21,7 +21,6 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.token_sequences import packed_inputs
-from enginewright.plugins.ops.quantization import quantize_activation
 
 from ..ir.clipped import SHARES, range_of, rounded, share_of
 from ..ir.prequantized import CodeFormat, Codes, decode
@@ -29,6 +28,7 @@ from ..ir.program import Program
 from ..ir.provenance import join_where, where_of
 from ..ir.quantized import round_to_8_bits
 from ..ir.weights import WeightExpr
+from ..ops.quantization import quantize_activation
 from .choose_formats import FORMAT, WEIGHT_ARGUMENT
 from .scalable_channels import Channels, Producer
 

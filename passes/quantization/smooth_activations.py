@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.prequantized import BITS
 from ..ir.program import Program

@@ -12,7 +12,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import beginnings, packed_inputs, spread
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
 from ..ir.program import Program
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
 from enginewright.passes.framework.pruning import Pruning, matches, unmatched
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
 from .calibrated_walk import some_tokens

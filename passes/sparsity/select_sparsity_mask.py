@@ -19,10 +19,8 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
 from enginewright.passes.framework.fast_evaluation import decoded
-from enginewright.plugins.ops.epilogue import finish_linear
-from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.weight_format import WeightFormat
 
+from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
@@ -30,6 +28,8 @@ from ..ir.provenance import WHERE, join_where
 from ..ir.scaled import Factors
 from ..ir.two_of_four import Sparsified, TwoOfFour, best_two
 from ..ir.weights import WeightExpr
+from ..ops.epilogue import finish_linear
+from ..ops.quantization import quantize_activation
 from ..quantization.choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from ..quantization.gptq import Hessian
 from .calibrated_walk import Look, calibration_tokens, walk

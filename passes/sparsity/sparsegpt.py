@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import torch
 
-from enginewright.plugins.ops.quantization import LARGEST, groups_of
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import LEAST, MOST
 from ..ir.two_of_four import QUAD, best_two
+from ..ops.quantization import LARGEST, groups_of
 from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales
 
 _BLOCK = 64

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand
+from enginewright.runtime.shared.contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 
 from .extension import cpu_extension as _cpu
 from .threads import available_threads

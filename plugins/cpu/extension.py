@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 try:
     from . import _cpu as cpu_extension

@@ -6,7 +6,7 @@
 //   sparse                          the weight is in sparse32
 //   weight_group, activation_group  values along K of a scale, 0: all. x is rounded to int8 where the
 //                                   weight has integers, and to bf16 where it has bf16
-//   activation                      of the sums: "" or a name of plugins/shared/lowered_program.py
+//   activation                      of the sums: "" or a name of runtime/shared/lowered_program.py
 //
 // The kernels reach threads by the name ThreadPool alone (kernels/parallel.h), so each library that has this
 // file brings a pool of its own.

@@ -30,7 +30,7 @@ struct Name {
 constexpr Name<Dtype> kDtypes[] = {{"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16},
                                    {"i32", Dtype::i32}, {"i8", Dtype::i8},     {"i4", Dtype::i4},
                                    {"u4", Dtype::u4},   {"fp8", Dtype::fp8}};
-// How many values along K lie side by side, and what they may be. plugins/shared/panel_layouts.py has the
+// How many values along K lie side by side, and what they may be. runtime/shared/panel_layouts.py has the
 // same depths for what packs weights.
 struct Layout {
   const char* name;

@@ -1,4 +1,4 @@
-// A lowered program as the interpreter holds it. The fields mirror plugins/shared/lowered_program.py;
+// A lowered program as the interpreter holds it. The fields mirror runtime/shared/lowered_program.py;
 // executable.py fills one from the JSON. Everything that doesn't depend on the sizes of a step is verified
 // while it is built, so that a run has only sizes, and the values of the step's inputs, left to check.
 #pragma once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import (
+from enginewright.runtime.shared.contracts import (
     NO_TOKEN,
     SAMPLING_OPTIONS,
     FloatArray,
@@ -12,7 +12,7 @@ from enginewright.plugins.shared.contracts import (
     SamplingBatch,
     StepOutput,
 )
-from enginewright.plugins.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 from .executable import logprobs_wanted
 from .extension import cpu_extension as _cpu

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import StepInput, StepOutput
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Step
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 from .executable import CpuProgram
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 from .compile_ahead import CompiledKernel, compile_kernel
 from .specs import AttentionShape, KernelSpec, attention_spec, combine_spec, write_spec

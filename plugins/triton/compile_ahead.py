@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 
 from .specs import TILE_CONSTANTS, AttentionShape, Constant, KernelSpec, attention_spec, kernel_function
 from .tiles import FEWEST_ROWS, Tile, gpu_of

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from enginewright.plugins.shared import errors
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
+from enginewright.runtime.shared import errors
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
 from .compile_ahead import (
     CompiledKernel,

@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
 

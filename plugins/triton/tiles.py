@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]

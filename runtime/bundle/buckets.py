@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
-from enginewright.plugins.shared.records import Record, read
-
+from ..shared.errors import BundleError
+from ..shared.json_document import parse_shown
+from ..shared.records import Record, read
 from .manifest import check_format_version, target_folder
 
 FORMAT_VERSION = 1

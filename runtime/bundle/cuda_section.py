@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from enginewright.plugins.shared.records import Positive, Record
 from enginewright.plugins.triton.tiles import code_for
 
+from ..shared.records import Positive, Record
 from .tensorrt_section import Capability
 
 

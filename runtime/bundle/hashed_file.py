@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError
-
+from ..shared.errors import BundleError, CapacityError
 from .regular_file import open_regular
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

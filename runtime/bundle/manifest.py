@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, field
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json, parse_shown
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.records import Count, Record, Sha256, read
-
+from ..shared.contracts import ModelInfo
+from ..shared.errors import BundleError
+from ..shared.json_document import parse_json, parse_shown
+from ..shared.lowered_program import LoweredProgram
+from ..shared.records import Count, Record, Sha256, read
 from .cuda_section import CudaSection
 from .linear_io import LinearIo
 from .stablehlo_section import StableHloSection

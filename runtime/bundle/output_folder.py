@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError
-
+from ..shared.errors import BundleError, EnginewrightError
 from .manifest import (
     MANIFEST_PATH,
     REPORT_FOLDER,

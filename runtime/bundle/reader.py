@@ -17,10 +17,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, CapacityError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-
+from ..shared.contracts import ModelInfo
+from ..shared.errors import BundleError, CapacityError
+from ..shared.lowered_program import LoweredProgram
 from .buckets import Bucket, BucketPlan, plan_path
 from .cuda_section import CudaSection
 from .hashed_file import HashedBeside

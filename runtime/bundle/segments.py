@@ -17,10 +17,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
-from enginewright.plugins.shared.records import Count, Record, read
-
+from ..shared.errors import BundleError
+from ..shared.json_document import parse_shown
+from ..shared.records import Count, Record, read
 from .manifest import BundlePath, check_format_version, target_folder
 from .paged_section import PagedCacheGroup
 from .tensorrt_section import Capability, Range, TensorRtSection, check_ranges

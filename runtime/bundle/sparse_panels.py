@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
+from ..shared.panel_layouts import DEPTHS, PANEL
 
 Array = npt.NDArray[Any]
 

@@ -21,8 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.records import Count, Positive, Record
-
+from ..shared.records import Count, Positive, Record
 from .linear_io import LinearCacheGroup
 from .tvm_section import LevelName
 

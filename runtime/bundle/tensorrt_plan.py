@@ -17,7 +17,7 @@ import builtins
 import struct
 from dataclasses import dataclass
 
-from enginewright.plugins.shared.errors import BundleError
+from ..shared.errors import BundleError
 
 HEADER_BYTES = 64
 MAGIC = b"vtrt"

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.records import Count, Record, Sha256
-
+from ..shared.records import Count, Record, Sha256
 from .paged_section import PagedSection
 
 Phase = Literal["decode", "prefill", "both"]

@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from ..shared.errors import BundleError
+from ..shared.json_document import parse_json
 
 TOKENIZER_FOLDER = "tokenizer/"
 TOKENIZER_PATH = "tokenizer/tokenizer.json"

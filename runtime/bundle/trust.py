@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.shared.errors import BundleError, RequestError, TrustError
-
+from ..shared.errors import BundleError, RequestError, TrustError
 from .regular_file import read_regular
 
 if TYPE_CHECKING:

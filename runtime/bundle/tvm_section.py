@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from enginewright.plugins.shared.lowered_program import LoweredProgram, WeightUse
-from enginewright.plugins.shared.records import Record, Sha256
+from ..shared.lowered_program import LoweredProgram, WeightUse
+from ..shared.records import Record, Sha256
 
 STEP = "step"
 """The function of a library that runs a step."""

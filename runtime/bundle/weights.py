@@ -26,11 +26,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
-from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
-from enginewright.plugins.shared.records import Count, Record, read
-
+from ..shared.errors import BundleError
+from ..shared.json_document import parse_shown
+from ..shared.panel_layouts import DEPTHS, PANEL
+from ..shared.records import Count, Record, read
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 

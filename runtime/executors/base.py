@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 
 
 class Pending(Protocol):

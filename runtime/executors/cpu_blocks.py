@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, isas
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.errors import BundleError
 from .base import Deferred
 from .cpu_hidden import hidden_places, run_with_hidden
 from .host_blocks import HostBlocks, cache_identity

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import FloatArray, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand
+
+from ..shared.contracts import FloatArray, StepInput, StepOutput
+from ..shared.errors import BundleError
+from ..shared.lowered_program import Affine, LoweredProgram, Operand
 
 Place = tuple[int, int]
 """A step of the program, and which of its outputs."""

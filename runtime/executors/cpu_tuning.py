@@ -19,11 +19,11 @@ from msgspec import Meta, field
 
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.records import Positive, Record
 
 from ..bundle.reader import Bundle, tuning_path
 from ..bundle.regular_file import read_regular
+from ..shared.errors import BundleError
+from ..shared.records import Positive, Record
 from .machine import processor_name
 
 FORMAT_VERSION: Literal[1] = 1

@@ -9,12 +9,6 @@ from typing import Any
 
 import torch
 
-from enginewright.plugins.shared.contracts import (
-    CacheGroup,
-    ExecutorCaps,
-    StepInput,
-)
-from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, gpu_of
 from enginewright.runtime.bundle.cuda_section import CudaSection
@@ -23,6 +17,12 @@ from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import default_budget, format_bytes
 
+from ..shared.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    StepInput,
+)
+from ..shared.errors import BundleError, CapacityError, TargetError
 from .base import Pending
 from .cuda_driver import Gpu, load_cuda
 from .cuda_kernels import CarriedLauncher

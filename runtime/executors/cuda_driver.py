@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
+from ..shared.errors import CapacityError, EnginewrightError, TargetError
 
 LIBRARY = "libcuda.so.1"
 

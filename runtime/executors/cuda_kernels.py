@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.choose_tiles import Compile, choose_tile
 from enginewright.plugins.triton.compile_ahead import compile_kernel
@@ -19,6 +17,8 @@ from enginewright.plugins.triton.tiles import Tile, gpu_of
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
+from ..shared.errors import BundleError
+from ..shared.lowered_program import LoweredProgram
 from .carried_kernels import CarriedKernels
 from .cuda_driver import Device
 from .cuda_ops import Choices

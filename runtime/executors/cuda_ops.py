@@ -13,9 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Step
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.specs import AttentionShape, splits_of
 from enginewright.plugins.triton.step_calls import (
@@ -32,6 +29,10 @@ from enginewright.plugins.triton.step_calls import (
     split_product_calls,
 )
 from enginewright.plugins.triton.tiles import Gpu, Tile
+
+from ..shared.contracts import CacheGroup
+from ..shared.errors import BundleError
+from ..shared.lowered_program import Step
 
 Work = Callable[[], object]
 

@@ -11,9 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.plugins.shared.contracts import SCALED_CACHES, CacheGroup
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
 from enginewright.plugins.triton.call import Call, DeviceArray
 from enginewright.plugins.triton.sampling_calls import SamplingMemory
 from enginewright.plugins.triton.specs import AttentionShape, attention_scratch, splits_of
@@ -27,6 +24,9 @@ from enginewright.plugins.triton.step_calls import (
 from enginewright.plugins.triton.tiles import Gpu, Tile
 
 from ..bundle.paged_section import Q_START
+from ..shared.contracts import SCALED_CACHES, CacheGroup
+from ..shared.errors import BundleError
+from ..shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
 from .cuda_ops import HANDLERS, Cache, Choices, Launcher, Work
 from .packed_steps import StepLimits, StepShape
 

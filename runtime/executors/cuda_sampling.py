@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS, Int32Array, SamplingBatch
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.plugins.triton.call import Call, DeviceArray, Operand
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.specs import SamplingKernel
+
+from ..shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS, Int32Array, SamplingBatch
+from ..shared.errors import RequestError
 
 ALIGNED_WORDS = 4
 """Kernels are compiled for addresses at multiples of 16 bytes."""

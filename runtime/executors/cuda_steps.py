@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
-from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 
+from ..shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
+from ..shared.errors import EnginewrightError, RequestError
 from .cuda_ops import Launcher, Work
 from .cuda_program import CudaProgram
 from .cuda_sampling import (

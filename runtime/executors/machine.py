@@ -16,10 +16,10 @@ from pathlib import Path
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.onnxruntime.library import find_operators
-from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from enginewright.plugins.xla.library import find_handlers
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 
+from ..shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from .cuda_driver import Gpu, load_cuda
 from .onnx_session import load_onnxruntime
 from .pjrt_library import plugins

@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 from enginewright.plugins.onnxruntime.library import MOST_THREADS
-from enginewright.plugins.shared.errors import (
+
+from ..bundle.linear_io import AccuracyLevel
+from ..shared.errors import (
     BundleError,
     CapacityError,
     EnginewrightError,
     MissingDependencyError,
     RequestError,
 )
-
-from ..bundle.linear_io import AccuracyLevel
 
 OLDEST = "1.25.0"
 """The first release whose CPU provider runs opset 24 as bundles need it: 1.24 has no kernel for TensorScatter."""

@@ -9,12 +9,12 @@ from contextlib import closing
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.onnxruntime.library import find_operators, operators_library
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
 
 from ..kv_cache.cache_groups import default_budget
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from ..shared.errors import BundleError, CapacityError
 from .base import Deferred
 from .cuda_driver import Cuda, load_cuda
 from .onnx_session import PROVIDERS, find_provider, load_onnxruntime, open_session

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
-from enginewright.plugins.shared.extensions import Extensible
-
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..bundle.trust import require_trust
 from ..kv_cache.cache_groups import default_budget, enough_for_windows, plan_pools
 from ..scheduler.limits import SchedulerConfig
+from ..shared.contracts import CacheGroup
+from ..shared.errors import BundleError, CapacityError, RequestError
+from ..shared.extensions import Extensible
 from .base import Executor
 from .requirements import (
     Check,

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
+
+from ..shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput
+from ..shared.errors import RequestError
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.plugins.xla.library import handlers_library
 
+from ..shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from .host_arrays import Array, capsule_of
 
 TESTED = "0.10"

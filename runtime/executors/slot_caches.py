@@ -13,10 +13,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import FloatArray, Int32Array
-from enginewright.plugins.shared.errors import BundleError, CapacityError
-
 from ..bundle.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX, LinearIo, cache_names
+from ..shared.contracts import FloatArray, Int32Array
+from ..shared.errors import BundleError, CapacityError
 from .onnx_session import run_options, run_session
 from .slots import SlotRun, mask
 

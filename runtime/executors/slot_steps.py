@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import (
+
+from ..shared.contracts import (
     CacheGroup,
     FloatArray,
     Int32Array,
@@ -16,8 +17,7 @@ from enginewright.plugins.shared.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.shared.errors import RequestError
-
+from ..shared.errors import RequestError
 from .packed_steps import owners_of_bad_rows
 from .slots import SlotRun, plan_runs, slots_of
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput
-from enginewright.plugins.shared.errors import CapacityError, RequestError
+from ..shared.contracts import CacheGroup, Int32Array, StepInput
+from ..shared.errors import CapacityError, RequestError
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
 from enginewright.runtime.bundle.trust import read_code
 
+from ..shared.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput
+from ..shared.errors import BundleError, CapacityError
 from .base import Deferred
 from .host_arrays import Array, aligned, in_place
 from .iree_library import PROVIDER as IREE

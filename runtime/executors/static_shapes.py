@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import (
+from ..bundle.buckets import Bucket, BucketPlan
+from ..shared.contracts import (
     NO_TOKEN,
     SAMPLING_LISTS,
     SAMPLING_OPTIONS,
@@ -20,9 +21,7 @@ from enginewright.plugins.shared.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.shared.errors import RequestError
-
-from ..bundle.buckets import Bucket, BucketPlan
+from ..shared.errors import RequestError
 from .base import Executor, Pending
 
 Number = TypeVar("Number", bound=np.generic)

@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.contracts import StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError
 
 from ..bundle.reader import Bundle
 from ..bundle.tensorrt_section import TensorRtSection
+from ..shared.contracts import StepInput, StepOutput
+from ..shared.errors import BundleError
 from .cuda_driver import Device
 from .tensorrt_library import open_library
 

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import (
+from enginewright.runtime.bundle.paged_section import cache_tensors
+
+from ..shared.contracts import (
     BYTES_PER_ELEMENT,
     CacheGroup,
     FloatArray,
@@ -25,9 +27,7 @@ from enginewright.plugins.shared.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
-from enginewright.runtime.bundle.paged_section import cache_tensors
-
+from ..shared.errors import CapacityError, EnginewrightError, RequestError
 from .cuda_driver import Device, Graph
 from .cuda_sampling import chosen_rows
 from .gpu_sampling import GpuSampler, OpenedSampler

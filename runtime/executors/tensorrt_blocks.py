@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import SegmentSchedule
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.errors import BundleError, CapacityError
 from .cuda_driver import Device
 from .gpu_sampling import open_sampler
 from .packed_steps import StepLimits

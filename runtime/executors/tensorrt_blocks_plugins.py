@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import ExecutorCaps
-from enginewright.plugins.shared.errors import BundleError, RequestError, TargetError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
     KV_LEN,
@@ -27,6 +25,8 @@ from enginewright.runtime.bundle.paged_section import (
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
+from ..shared.contracts import ExecutorCaps
+from ..shared.errors import BundleError, RequestError, TargetError
 from .packed_steps import StepLimits, StepShape, bucketed, rounded
 from .tensorrt_block_runs import StepMemory, StepWork
 from .tensorrt_checks import holds_copies

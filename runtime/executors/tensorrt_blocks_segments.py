@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
+from ..shared.contracts import BYTES_PER_ELEMENT
+from ..shared.errors import BundleError, RequestError
 from .packed_steps import StepLimits, StepShape, bucketed, rounded
 from .tensorrt_block_runs import StepMemory, StepWork
 from .tensorrt_kernels import AttentionLaunches

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
-from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
-
 from ..bundle.paged_section import PagedProfile
 from ..bundle.tensorrt_plan import CAPABILITY_BITS
+from ..shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from ..shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from .cuda_driver import Gpu
 from .onnx_session import is_older
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, splits_of
@@ -19,6 +18,7 @@ from enginewright.plugins.triton.tiles import SCALED_FORMATS, FloatType
 
 from ..bundle.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
 from ..bundle.segments import AttentionKernels, AttentionStep
+from ..shared.contracts import CacheGroup
 from .carried_kernels import load_carried, read_by_stem
 from .cuda_driver import Argument, Device
 from .packed_steps import StepShape

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
 
+from ..shared.errors import BundleError
 from .packed_steps import bucketed
 from .slots import SlotRun
 

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array, SamplingBatch
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.linear_io import (
     INPUT_IDS,
     LOGITS,
@@ -27,6 +25,8 @@ from enginewright.runtime.bundle.linear_io import (
     cache_names,
 )
 
+from ..shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array, SamplingBatch
+from ..shared.errors import BundleError, CapacityError
 from .cuda_driver import Device, Graph
 from .cuda_sampling import chosen_rows
 from .gpu_sampling import OpenedSampler

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.linear_io import LOGITS, LinearIo
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.errors import BundleError, CapacityError
 from .cuda_driver import Device
 from .gpu_sampling import open_sampler
 from .slot_steps import SlotSteps

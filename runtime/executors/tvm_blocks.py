@@ -13,9 +13,6 @@ import numpy.typing as npt
 from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError, TargetError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
 from enginewright.runtime.bundle.trust import read_code
@@ -29,6 +26,9 @@ from enginewright.runtime.bundle.tvm_section import (
 )
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.errors import BundleError, TargetError
+from ..shared.lowered_program import LoweredProgram
 from .base import Deferred
 from .host_arrays import ALIGNMENT, Array, aligned
 from .host_blocks import HostBlocks, cache_identity

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
-from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError
 from enginewright.runtime.bundle.tvm_section import RUN_STEP
+
+from ..shared.errors import BundleError, CapacityError, MissingDependencyError
 
 INSTALL = "Install it with: pip install 'enginewright[tvm]'"
 _MISSING = object()

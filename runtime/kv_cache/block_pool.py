@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from enginewright.plugins.shared.errors import CapacityError
+from ..shared.errors import CapacityError
 
 TENANTS_SHARE = 2
 """Other tenants leave a tenant at least so much of the pool in kept blocks: one in this many, over the tenants."""

@@ -37,9 +37,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.errors import shown
-
 from ..bundle.regular_file import read_regular
+from ..shared.errors import shown
 
 Payload = npt.NDArray[np.uint8]
 """A block's memory in all layers of a group."""

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import CapacityError, RequestError, shown
+from ..shared.contracts import CacheGroup
+from ..shared.errors import CapacityError, RequestError, shown
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.requests.request import Request
 
+from ..shared.contracts import CacheGroup
 from .block_pool import BlockPool
 from .cache_groups import window_tokens
 from .disk_tier import DiskTier

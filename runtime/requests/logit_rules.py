@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch
-
+from ..shared.contracts import NO_TOKEN, Int32Array, SamplingBatch
 from .sampling import SamplingParams
 
 Row = tuple[SamplingParams, int, int]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginewright.plugins.shared.errors import EnginewrightError
+from ..shared.errors import EnginewrightError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.text.output_text import OutputText
 
+from ..shared.contracts import FloatArray
+from ..shared.errors import EnginewrightError, RequestError
 from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .request_class import NO_TARGETS, RequestClass

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError, shown
-
+from ..shared.errors import RequestError, shown
 from .vllm_names import OF_SAMPLING, check_nothing, takes_vllm_names
 
 MOST_LOGPROBS = 100

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from enginewright.plugins.shared.errors import RequestError, shown
+from ..shared.errors import RequestError, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")

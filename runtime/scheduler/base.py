@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
 from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
 from enginewright.runtime.requests.request import Request
+
+from ..shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
 
 
 @dataclass(slots=True, eq=False)

@@ -14,14 +14,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.shared.errors import EnginewrightError, shown
 from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.request import FailedRequestError, Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
+from ..shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
+from ..shared.errors import EnginewrightError, shown
 from .base import Batch, Chunk, step_input
 from .branching import branch, places, places_taken, together
 from .drafts import Drafts, Guesser

@@ -16,8 +16,6 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.requests.lookup import (
     FORCED,
     MODEL,
@@ -30,6 +28,8 @@ from enginewright.runtime.requests.lookup import (
 )
 from enginewright.runtime.requests.request import Request
 
+from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
+from ..shared.errors import RequestError
 from .base import Batch, Chunk
 from .row_costs import ROWS, RowCosts
 from .step_outputs import logprobs_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps
-from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.requests.logit_rules import PLAIN
 from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.cache_groups import bytes_for, format_bytes
+from ..shared.contracts import CacheGroup, ExecutorCaps
+from ..shared.errors import CapacityError, RequestError
 from .options import Scheduling
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import RequestError, shown
 from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
 from enginewright.runtime.requests.sampling import plain_text
+
+from ..shared.errors import RequestError, shown
 
 DEFAULT_CLASS = "default"
 """The class of requests that name none, if there is one of this name."""

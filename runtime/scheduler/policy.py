@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import EnginewrightError, OverloadError, RequestError
 from enginewright.runtime.requests.request import Request
 
+from ..shared.errors import EnginewrightError, OverloadError, RequestError
 from .base import Chunk
 from .options import Scheduling, parse_seconds
 from .step_costs import StepCosts, StepSize

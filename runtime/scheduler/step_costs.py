@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError, shown
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
+from ..shared.errors import RequestError, shown
 from .base import Chunk
 
 _MEMORY = 16.0

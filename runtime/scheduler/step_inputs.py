@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
 from enginewright.runtime.requests.logit_rules import RowLists
 from enginewright.runtime.requests.request import Request
 
+from ..shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
 from .base import Chunk, step_input
 
 

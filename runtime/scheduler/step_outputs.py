@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.contracts import StepOutput
-from enginewright.plugins.shared.errors import EnginewrightError
 from enginewright.runtime.requests.outputs import TokenLogprobs
 from enginewright.runtime.requests.request import Request
+
+from ..shared.contracts import StepOutput
+from ..shared.errors import EnginewrightError
 
 
 def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightError:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import BundleError, RequestError, shown
 from enginewright.runtime.bundle.tokenizer_files import CHAT_TEMPLATE_PATH
 
+from ..shared.errors import BundleError, RequestError, shown
 from .template_process import StoppedError, template_process
 from .tool_schema import tool_schema
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import EnginewrightError
+from ..shared.errors import EnginewrightError
 
 SECONDS = 10  # of a request, on a machine that others keep busy
 MOST_BYTES = 32 << 20  # of a rendered text

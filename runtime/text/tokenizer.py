@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError, shown
 from enginewright.runtime.bundle.tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
@@ -18,6 +17,8 @@ from enginewright.runtime.bundle.tokenizer_files import (
     TokenizerFiles,
     check_token_ids,
 )
+
+from ..shared.errors import BundleError, EnginewrightError, RequestError, shown
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message

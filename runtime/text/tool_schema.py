@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from enginewright.plugins.shared.errors import RequestError
+from ..shared.errors import RequestError
 
 _SCALARS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object"}

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .optimizer.export import export
     from .optimizer.recover import RecoverOptions, recover
-    from .plugins.shared.errors import (
+    from .runtime.llm import LLM
+    from .runtime.requests.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        RequestMetrics,
+        RequestOutput,
+        StreamPiece,
+        TokenLogprobs,
+    )
+    from .runtime.requests.sampling import BeamSearchParams, SamplingParams
+    from .runtime.scheduler.options import Scheduling
+    from .runtime.shared.errors import (
         BundleError,
         CapacityError,
         ComparisonError,
@@ -28,18 +40,6 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         VerificationError,
     )
-    from .runtime.llm import LLM
-    from .runtime.requests.outputs import (
-        BeamSearchOutput,
-        BeamSearchSequence,
-        CompletionOutput,
-        RequestMetrics,
-        RequestOutput,
-        StreamPiece,
-        TokenLogprobs,
-    )
-    from .runtime.requests.sampling import BeamSearchParams, SamplingParams
-    from .runtime.scheduler.options import Scheduling
 
     __version__: str
 
@@ -98,10 +98,10 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("importlib.metadata").version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .plugins.shared.errors import MissingDependencyError
+    from .runtime.shared.errors import MissingDependencyError
 
     with MissingDependencyError.of_export(f"{__name__}.{name}"):
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.shared.errors')}")
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'runtime.shared.errors')}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value

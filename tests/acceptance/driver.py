@@ -8,8 +8,8 @@ from types import TracebackType
 import numpy as np
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import CacheDtype, FloatArray, StepInput
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import CacheDtype, FloatArray, StepInput
 
 
 class Driver:

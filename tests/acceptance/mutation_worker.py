@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 from tests.acceptance.mutations import mutate_bytes, mutate_json, mutate_meaning
 
 EXTENSION = "EW_SANITIZED_EXTENSION"

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .driver import Driver
 

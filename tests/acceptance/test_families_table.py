@@ -19,7 +19,7 @@ from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.plugins.shared.errors import UnsupportedModelError, VerificationError
+from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
 
 from .test_families import compare
 from .tiny_configs import NoTinyModelError, tiny_family

@@ -15,9 +15,9 @@ import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection, builtin_files
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.reader import Bundle
 
 from .driver import Driver

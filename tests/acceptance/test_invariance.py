@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.contracts import CacheDtype, FloatArray
+from enginewright.runtime.shared.contracts import CacheDtype, FloatArray
 
 from .driver import Driver
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.contracts import CacheDtype
-from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.errors import VerificationError
 
 from .test_formats import RECIPES
 from .test_invariance import run

@@ -12,7 +12,6 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import OnnxSection
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.onnx_session import PROVIDERS, load_onnxruntime, open_session
@@ -22,6 +21,7 @@ from enginewright.runtime.executors.slot_caches import LENGTH_STEP, SlotCaches
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.errors import BundleError
 
 from .test_onnx_families import LENGTHS, NEW_TOKENS, TOLERANCE
 from .tiny_configs import tiny_family

@@ -13,15 +13,15 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.optimizer.recipes.target_sections import OnnxSection
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.onnxruntime import library
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import onnx_slots as executors
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError
 
 from .test_onnx_contrib import check_tokens, opened
 from .test_onnx_families import TOLERANCE

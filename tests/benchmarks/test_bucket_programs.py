@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bucket_programs.py"
 

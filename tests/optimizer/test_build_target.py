@@ -11,13 +11,13 @@ import pytest
 from enginewright.optimizer.build_target import MakeEngines, build_target
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
-from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine
+from enginewright.runtime.shared.errors import BundleError, TargetError
 
 BARE = Machine(
     system="Linux x86_64",

@@ -14,17 +14,17 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.check_bundle import check_bundle
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import (
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, TargetManifest, target_manifest_path
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.errors import (
     BundleError,
     EnginewrightError,
     MissingDependencyError,
     SourceError,
     VerificationError,
 )
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, TargetManifest, target_manifest_path
-from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.runtime.bundle.code_targets import with_target
 from tests.runtime.executors import tiny_onnx
 

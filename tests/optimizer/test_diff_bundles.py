@@ -10,9 +10,9 @@ import pytest
 
 from enginewright.optimizer import diff_bundles as module
 from enginewright.optimizer.diff_bundles import FileDifference, diff_bundles
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 BLOB = "weights/weights-00000.bin"
 

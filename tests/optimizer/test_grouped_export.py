@@ -15,13 +15,13 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.report.lines import kv_heads_lines
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
-from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import RecipeError, VerificationError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 
 BEFORE = 2 * 4 * (16 + 16) * 4

@@ -17,12 +17,12 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.token_sequences import packed_inputs
-from enginewright.plugins.shared.errors import PassError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.errors import PassError, VerificationError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.optimizer.bisect.planting import Planting, scale_rows
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-import enginewright.plugins.ops  # noqa: F401  (registers torch.ops.ew)
+import enginewright.passes.ops  # noqa: F401  (registers torch.ops.ew)
 from enginewright.optimizer.capture.functional_graph import make_functional
 from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program, from_exported

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
-from enginewright.plugins.shared.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import SourceRows, pack
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
+from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 VOCAB = 260  # 256 bytes and the special tokens below

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import get_json_schema
 
 from enginewright.optimizer.capture.tokenizer import tokenizer_files
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.tokenizer import Tokenizer
 from enginewright.runtime.text.tool_schema import tool_schema

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
@@ -20,6 +19,7 @@ from enginewright.runtime.doctor import Examination, Finding, examine
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine
 from enginewright.runtime.executors.requirements import check_cuda
+from enginewright.runtime.shared.errors import RequestError
 
 ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
 HOPPER = Gpu(0, "NVIDIA H200", "9.0", 139 << 30)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.engine_loop import EngineLoop
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
 from tests.waiting import HANG, wait_until
 
 

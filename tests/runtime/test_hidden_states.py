@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_hidden import hidden_places
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import HiddenStates, Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, RequestError
 
 PROMPT = np.random.default_rng(3).integers(3, 256, 75).tolist()
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import enginewright as ew
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 
 CASES = 40
 CALLS = 250

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from tests.waiting import wait_until
 
 MakeLLM = Callable[..., LLM]

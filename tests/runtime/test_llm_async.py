@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 from tests.waiting import HANG, Held
 
 MakeLLM = Callable[..., LLM]

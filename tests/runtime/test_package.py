@@ -67,7 +67,7 @@ def test_a_name_that_is_not_there() -> None:
 
 
 def test_every_error_is_exported_and_loads_nothing_heavy() -> None:
-    from enginewright.plugins.shared import errors
+    from enginewright.runtime.shared import errors
 
     names = [
         name

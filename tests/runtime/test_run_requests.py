@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, MissingDependencyError
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, MissingDependencyError
 from tests.waiting import wait_until
 
 MakeLLM = Callable[..., LLM]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.contracts import ExecutorCaps
-from enginewright.plugins.shared.errors import OverloadError, RequestError
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import ExecutorCaps
+from enginewright.runtime.shared.errors import OverloadError, RequestError
 
 MakeLLM = Callable[..., LLM]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)

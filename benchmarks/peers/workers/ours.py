@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright import LLM, SamplingParams, __version__
-from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import CacheGroup
 from peers.agent import Conversation
 from peers.ahead import Answer, Texts
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve

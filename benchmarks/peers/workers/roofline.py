@@ -8,8 +8,8 @@ from enginewright import __version__
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.plugins.cpu import _cpu
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.shared.step_costs import StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.step_costs import StepSizes, step_costs
 from peers.workload import Report, Workload, serve
 
 RUNS = 3

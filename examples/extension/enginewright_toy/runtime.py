@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.open import Asked, Opening, RuntimeTarget
 from enginewright.runtime.executors.requirements import check_cpu
+from enginewright.runtime.shared.contracts import CacheGroup
 
 
 def groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:

@@ -8,7 +8,6 @@ import torch
 
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
@@ -21,12 +20,13 @@ from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import Dtype, WeightUse
-from enginewright.plugins.shared.panel_layouts import PANEL
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, SourceRows, TensorEntry, pack
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import Dtype, WeightUse
+from enginewright.runtime.shared.panel_layouts import PANEL
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 _TYPES: dict[Dtype, torch.dtype] = {
     "f32": torch.float32,

@@ -9,7 +9,6 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import CUDA_DEFAULT, check_kernels
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
@@ -20,8 +19,6 @@ from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.contracts import SCALED_CACHES
-from enginewright.plugins.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
 from enginewright.plugins.triton.compile_ahead import check_triton, files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import KernelSpec
@@ -30,6 +27,9 @@ from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
+from enginewright.runtime.shared.contracts import SCALED_CACHES
+from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 _REQUESTS, _CHUNK = 256, 2048
 

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper
 from torch.fx.node import Node
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.runtime.bundle.linear_io import (
@@ -33,6 +32,7 @@ from enginewright.runtime.bundle.linear_io import (
     NarrowFloats,
     VariantFile,
 )
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from . import ops_attention, ops_dequantize, ops_elementwise, ops_ew, ops_experts, ops_quantized, ops_routing, ops_views
 from .contrib import ContribBuilder, accuracy_level

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.onnxruntime.library import operators_library
-from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.progress import Progress
 
 
 class OnnxEmitter:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.ops.quantization import groups_of
+from enginewright.passes.ops.quantization import groups_of
 
 from .graph import GraphBuilder, Handler, Value
 from .ops_ew import finish

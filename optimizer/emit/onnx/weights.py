@@ -10,13 +10,13 @@ from onnx import StringStringEntryProto, TensorProto, helper
 
 from enginewright.optimizer.emit.cpu.emitter import add_weight, part_rows
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter, blob_path
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.passes.lowering.builder import Packing
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import WeightUse
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, Layout, TensorEntry, WeightDtype, pack_nibbles
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 Form = Literal["rows", "columns"]
 """As the program has a weight, [.., N, K], or with its last two axes exchanged, as a product takes it: [.., K, N]."""

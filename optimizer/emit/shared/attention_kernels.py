@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.tensorrt.kernels import plugin_kernels
 from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.choose_tiles import compile_layer
@@ -24,6 +22,8 @@ from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape
 from enginewright.plugins.triton.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of
 from enginewright.runtime.executors.cuda_sampling import each_sampling_call
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .bundle_writer import BundleWriter
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.progress import Progress
 
 from .bundle_writer import BundleWriter
 from .engine_report import EngineReport

@@ -20,7 +20,6 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
 from enginewright.runtime.bundle.manifest import (
     MANIFEST_PATH,
@@ -45,6 +44,7 @@ from enginewright.runtime.bundle.weights import (
     stored_bytes,
     stored_dtype,
 )
+from enginewright.runtime.shared.errors import BundleError
 
 Data = npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]]
 

@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.target_sections import StableHloOptions
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.linear_io import LOGITS, LinearCacheGroup
 from enginewright.runtime.bundle.manifest import target_folder
@@ -23,6 +22,7 @@ from enginewright.runtime.bundle.stablehlo_section import (
     StableHloSection,
 )
 from enginewright.runtime.executors.pjrt_library import load_stablehlo
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ..onnx.emit_model import graph_model, summed_products
 from ..onnx.graph import GraphBuilder

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX
 from enginewright.runtime.bundle.stablehlo_section import ModuleSection
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .module_text import Array, ModuleText, Tensor
 

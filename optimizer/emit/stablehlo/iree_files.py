@@ -6,9 +6,9 @@ import subprocess
 from importlib import metadata, util
 from pathlib import Path
 
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
 from enginewright.runtime.bundle.tvm_section import LEVELS, LevelName
 from enginewright.runtime.executors.iree_library import INSTALL
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
 _HOST = "x86_64-unknown-linux-gnu"
 _SAYS = 300

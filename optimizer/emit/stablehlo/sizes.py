@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.stablehlo_section import ModuleSection
+from enginewright.runtime.shared.errors import RecipeError
 
 REQUESTS, CHUNKS = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512)
 """Requests of a decode step, and tokens of a prompt's, by default."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import tensorrt as trt
 
-from enginewright.plugins.shared.errors import TargetError
 from enginewright.runtime.bundle.paged_section import PagedProfile
+from enginewright.runtime.shared.errors import TargetError
 
 from . import layers_elementwise, layers_products, layers_views
 from .layers_elementwise import Handler

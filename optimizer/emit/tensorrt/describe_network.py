@@ -13,8 +13,6 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.plugins.shared.contracts import CacheDtype
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
     KV_LEN,
@@ -27,6 +25,8 @@ from enginewright.runtime.bundle.paged_section import (
     slots_name,
     table_name,
 )
+from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from ..onnx.emit_model import emit_call, model_of
 from ..onnx.graph import GraphBuilder, Value

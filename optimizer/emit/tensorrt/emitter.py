@@ -10,14 +10,11 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.recipes.target_sections import MOST_BLOCKS, EnginesSection
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
-from enginewright.plugins.shared.errors import MissingDependencyError, RecipeError
 from enginewright.plugins.triton.tiles import SPLIT_KEYS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import (
@@ -28,6 +25,9 @@ from enginewright.runtime.bundle.paged_section import (
     PagedSection,
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
+from enginewright.runtime.shared.errors import MissingDependencyError, RecipeError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 LIBRARY = "11.4"
 """The smallest version of TensorRT: that of the bindings which the plugins were checked with."""

@@ -21,8 +21,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_shown
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.json_document import parse_shown
 
 FORMAT_VERSION = 1
 OPSET = 24

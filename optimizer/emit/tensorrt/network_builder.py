@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 from .network import Call, Constant, Dtype, Network
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import CapacityError, MissingDependencyError, TargetError
+from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
 
 Sizes = Mapping[str, tuple[int, int, int]]
 """Least, best and most of each free dimension of the graph's inputs, by its name there: an optimization profile."""

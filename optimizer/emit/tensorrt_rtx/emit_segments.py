@@ -18,7 +18,6 @@ from enginewright.optimizer.emit.shared.attention_kernels import (
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, PagedCacheGroup
@@ -30,6 +29,7 @@ from enginewright.runtime.bundle.segments import (
     segments_path,
 )
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...recipes.target_sections import EnginesSection
 from ..onnx.float_types import FloatType

@@ -8,15 +8,15 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import DEFAULT, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.shared.contracts import SCALED_CACHES
-from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.contracts import SCALED_CACHES
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.progress import Progress
 
 
 class TensorRtRtxEmitter:

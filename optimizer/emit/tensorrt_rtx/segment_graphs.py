@@ -18,7 +18,6 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.segments import (
     LOGITS,
     STEP_INPUTS,
@@ -29,6 +28,7 @@ from enginewright.runtime.bundle.segments import (
     Step,
     TensorDtype,
 )
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from ..onnx.emit_model import emit_call, model_of, summed_products
 from ..onnx.float_types import ELEMENTS, FloatType

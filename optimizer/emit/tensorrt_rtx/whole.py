@@ -13,13 +13,13 @@ from enginewright.optimizer.emit.shared.attention_kernels import emit_sampling_k
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.linear_io import MODEL_FILE
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ..onnx.emit_model import emit_model
 from .build_engine import EngineRequest, build_engine

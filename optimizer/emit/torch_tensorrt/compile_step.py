@@ -15,7 +15,7 @@ import torch_tensorrt
 from torch.export.passes import move_to_device_pass
 
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import VerificationError
+from enginewright.runtime.shared.errors import VerificationError
 
 from .exported_step import LEAST, MOST, ExportedStep, exported_step, step_example
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.doctor import examine
 from enginewright.runtime.executors.machine import look_at_machine
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 NAME = "torch-tensorrt"
 STEP_FILE = "step.pt2"

@@ -9,8 +9,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.support import cc
 
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
 from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
 _LOOPS = "enginewright"
 HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}

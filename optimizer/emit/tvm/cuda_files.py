@@ -15,9 +15,9 @@ from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 from tvm.tirx.op import register_intrin_lowering
 
-from enginewright.plugins.shared.errors import TargetError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 from .compile_library import HOST, build, linked
 from .cuda_kernels import HANDLERS

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.plugins.shared.panel_layouts import PANEL
+from enginewright.runtime.shared.panel_layouts import PANEL
 
 from . import ops_elementwise, ops_rows
 from .kernel import Expr, Handler, Kernel, Local, f32, int64, load, on_stack

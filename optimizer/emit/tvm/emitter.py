@@ -9,7 +9,6 @@ from dataclasses import replace
 from enginewright.optimizer.emit.cpu.emitter import add_weight
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
@@ -17,12 +16,13 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Form
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.shared.errors import MissingDependencyError
-from enginewright.plugins.shared.lowered_program import Operand
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.bundle.tvm_section import LEVELS, OURS, TvmSection, library_name
 from enginewright.runtime.executors.tvm_library import INSTALL, tvm_version
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
 class TvmEmitter:

@@ -16,9 +16,10 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import (
+from enginewright.runtime.bundle.tvm_section import Level, stored_type
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import (
     Affine,
     CacheGroupModel,
     Dtype,
@@ -27,7 +28,6 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.runtime.bundle.tvm_section import Level, stored_type
 
 from .schedules import OWN, Schedules, product_of
 

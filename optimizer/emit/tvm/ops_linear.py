@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.plugins.shared.lowered_program import WeightUse
-from enginewright.plugins.shared.panel_layouts import PANEL
+from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.panel_layouts import PANEL
 
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
 from .vector_math import ACTIVATIONS, first_of_pair, fp8_to_float, half_to_float, second_of_pair

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.plugins.shared.lowered_program import WeightUse
-from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
+from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.panel_layouts import DEPTHS, PANEL
 
 from .integer_dots import Dots
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector

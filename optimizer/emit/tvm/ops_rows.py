@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.plugins.shared.panel_layouts import PANEL
+from enginewright.runtime.shared.panel_layouts import PANEL
 
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, lanes_of, load, row_index, rows_of, vector
 from .vector_math import ACTIVATIONS

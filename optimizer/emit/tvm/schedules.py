@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Step, WeightUse
-from enginewright.plugins.shared.records import Record
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
+from enginewright.runtime.shared.records import Record
 
 TUNED = ("linear", "quantized_linear")
 """Ops that have records. Those of experts have none: how many rows each gets is what a step's tokens make it."""

@@ -9,9 +9,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.tvm_section import RUN_STEP, STEP, Level, StepArguments, arguments_of, stored_type
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
 from .kernel import Argument, Handler, Kernel

@@ -14,7 +14,7 @@
 // parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
 // with AVX-512 flags could be picked by the linker for everybody.
 //
-// Shape letters as in plugins/shared/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV
+// Shape letters as in runtime/shared/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV
 // pool, Nq query heads, Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block
 // has 32 slots. Sizes and strides count elements. Unless an argument is a View, the innermost stride is 1. No
 // alignment is needed.
@@ -238,7 +238,7 @@ std::vector<std::string> available_isas();
 // The table of an instruction set; null if this build or this processor doesn't have it.
 const KernelTable* kernels_for(const char* isa);
 
-// By the names of plugins/shared/lowered_program.py. False, and no change, for an unknown name.
+// By the names of runtime/shared/lowered_program.py. False, and no change, for an unknown name.
 bool parse_activation(const char* name, Activation* out);
 bool parse_linear_activation(const char* name, LinearActivation* out);
 bool parse_reduce(const char* name, ReduceKind* out);

@@ -1,6 +1,6 @@
 // The ops of the CPU target: one entry an op, in the table of its family's file. A new op is an entry there;
 // a new family is a file here, a line below and one in table.cpp. What an op costs (bytes moved,
-// multiply-adds) is counted from its operands by plugins/shared/step_costs.py, whose OPS lists the same ops.
+// multiply-adds) is counted from its operands by runtime/shared/step_costs.py, whose OPS lists the same ops.
 #pragma once
 
 #include <functional>

@@ -13,12 +13,12 @@ from enginewright.optimizer.bench.options import WARM_UP, BenchOptions, BenchPla
 from enginewright.optimizer.bench.plot import panels, svg
 from enginewright.optimizer.bench.result import BenchResult
 from enginewright.optimizer.bench.server import Server
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput, StepOutput
-from enginewright.plugins.shared.errors import CapacityError, RequestError
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 SMALL = BenchOptions(prompts=(5, 33), batches=(1, 3), contexts=(4, 40), steps=3, rounds=2, threads=1, profile=True)
 

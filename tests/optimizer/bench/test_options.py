@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.bench.options import BATCHES, CONTEXTS, PROMPTS, BenchOptions, new_tokens, plan
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 
 def test_the_defaults_where_all_fit() -> None:

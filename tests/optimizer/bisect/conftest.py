@@ -13,7 +13,7 @@ from enginewright.optimizer.bisect import bisection
 from enginewright.optimizer.bisect.replay import Stage, replay
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.shared.progress import silent
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.bisect.planting import Bundles, write_bundle
 from tests.passes.captured import tiny
 

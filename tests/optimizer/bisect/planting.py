@@ -18,11 +18,11 @@ from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, Manifest, ModelSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES, pack, unpack
+from enginewright.runtime.shared.progress import silent
 
 Array = npt.NDArray[Any]
 Bundles = Callable[[str, str], Path]

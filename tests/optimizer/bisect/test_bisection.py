@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from enginewright.optimizer.bisect import Given, Options, bisect
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.errors import BundleError, ComparisonError, RequestError
+from enginewright.runtime.shared.errors import BundleError, ComparisonError, RequestError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 from tests.optimizer.bisect.planting import Bundles, Planting, emit_bundle, scale_rows
 from tests.passes.captured import tiny

@@ -7,8 +7,8 @@ import torch
 from enginewright.optimizer.bisect.explain import how_tensors_differ, value_reasons
 from enginewright.optimizer.bisect.runs import Tensor
 from enginewright.optimizer.bisect.values import ValueName
-from enginewright.plugins.ops.activation import ACTIVATIONS
-from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.passes.ops.activation import ACTIVATIONS
+from enginewright.runtime.shared.contracts import FloatArray
 
 QUERY, GATE, UP, DOWN = (
     ValueName("l.0.attn", "query"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from enginewright.optimizer.bisect.request import check_same_cache, check_same_model
-from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.shared.errors import ComparisonError
+from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
+from enginewright.runtime.shared.errors import ComparisonError
 
 INFO = ModelInfo("one", "LlamaForCausalLM", 32_000, 2048)
 FULL, WINDOW = CacheGroup("full", (0, 2), 2, 16, 16), CacheGroup("window8", (1, 3), 2, 16, 16, window=8)

@@ -15,10 +15,10 @@ from enginewright.optimizer.bisect import BisectReport, Given, Options, TensorDi
 from enginewright.optimizer.bisect.stored_tensors import compare_bundles, compare_with_export, other_versions
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.bisect.conftest import Made
 from tests.optimizer.bisect.planting import Array, Bundles, Planting, drop_bias, emit_bundle, scale_rows, write_bundle
 from tests.passes.captured import tiny

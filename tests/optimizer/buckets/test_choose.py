@@ -12,7 +12,7 @@ from enginewright.optimizer.buckets.choose import BucketSource, choose
 from enginewright.optimizer.buckets.histogram import Histogram, uniform
 from enginewright.optimizer.buckets.report import SizesReport, recipe_lines, share_out, text_lines
 from enginewright.optimizer.buckets.solve import padding, solve
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}
 

@@ -23,10 +23,10 @@ from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.report.bundle_report import bucket_lines, open_report
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.errors import BundleError, RecipeError, RequestError, VerificationError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.errors import BundleError, RecipeError, RequestError, VerificationError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}
 

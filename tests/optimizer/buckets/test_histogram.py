@@ -16,7 +16,7 @@ from enginewright.optimizer.buckets.histogram import (
     read_trace,
     uniform,
 )
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 EXPECTED = ((3, 5), (10, 2), (400, 1))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from enginewright.optimizer.buckets.histogram import DEFAULTS, Histogram, default_histogram, uniform
 from enginewright.optimizer.buckets.solve import Sizes, geometric, padding, powers_of_two, round_up, solve
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 HISTOGRAMS = st.dictionaries(st.integers(1, 40), st.integers(1, 1000), min_size=1, max_size=9)
 

@@ -10,7 +10,7 @@ from enginewright.optimizer.calibration import sample
 from enginewright.optimizer.calibration.sample import SHORTEST, sample_sequences
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.measure.source_runner import SourceRunner
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 
 def sampled(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from enginewright.optimizer.calibration.text_file import LEAST_TOKENS, read_sequences
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 VOCABULARY = 259

@@ -22,8 +22,8 @@ from enginewright.optimizer.capture.attention_interface import (
     causal_window,
     mask_function,
 )
-from enginewright.plugins.ops import attention
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.passes.ops import attention
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 
 class Attention(torch.nn.Module):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from enginewright.optimizer.capture.build_model import build_model
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 
 def resident_bytes() -> int:

@@ -10,7 +10,7 @@ import transformers
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.config_sizes import check_sizes
-from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.shared.errors import SourceError
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import core_model_loading as loading
 from enginewright.optimizer.capture import build_from_directory, convert_weights
 from enginewright.optimizer.capture.convert_weights import by_model_names
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 TinyModel = Callable[..., PreTrainedModel]
 

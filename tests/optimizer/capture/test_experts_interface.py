@@ -11,7 +11,7 @@ from transformers.integrations.moe import batched_mm_experts_forward, use_expert
 
 from enginewright.optimizer.capture import experts_interface
 from enginewright.optimizer.capture.experts_interface import Activation, experts_function, find_activation
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 EXPERTS, HIDDEN, WIDTH, TOKENS = 5, 12, 8, 9
 

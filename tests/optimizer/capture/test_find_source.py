@@ -12,8 +12,8 @@ from enginewright.optimizer.capture.find_source import (
     parse_hub_id,
 )
 from enginewright.optimizer.cli.export import default_output
-from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
+from enginewright.runtime.shared.errors import SourceError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

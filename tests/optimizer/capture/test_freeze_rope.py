@@ -12,8 +12,8 @@ from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.freeze_rope import freeze_rope, own_context_length
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
 

@@ -16,7 +16,7 @@ from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.gguf import open_gguf, read_config, read_tensors
 from enginewright.optimizer.capture.tokenizer import load_tokenizer
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
 

@@ -22,8 +22,8 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes, decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.report import quantization_report
-from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.shared.errors import RecipeError
 from tests.optimizer.emit.cpu.test_emitter import emit
 
 from .test_gguf import Q, permuted, write

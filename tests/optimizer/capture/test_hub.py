@@ -26,9 +26,9 @@ from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
 from enginewright.optimizer.plan.programs import planned_model
 from enginewright.optimizer.sbom import source_facts
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.test_gguf import write
 from tests.optimizer.hub_server import MODEL, Hub, Repository, _git_hash

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.optimizer.hub_server import MODEL, Hub, Repository
 
 

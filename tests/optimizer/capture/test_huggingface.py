@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from enginewright.optimizer.capture import capture
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
 

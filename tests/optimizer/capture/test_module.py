@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.capture import capture
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
 

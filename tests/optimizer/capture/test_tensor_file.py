@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from enginewright.optimizer.capture.tensor_file import read_tensor, tensor_places
-from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.shared.errors import SourceError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])

@@ -10,7 +10,7 @@ from enginewright.optimizer.capture.functional_graph import make_functional
 from enginewright.optimizer.capture.token_independence import check_token_independence
 from enginewright.passes.ir.program import from_exported
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 aten = torch.ops.aten
 

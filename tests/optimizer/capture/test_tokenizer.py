@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture import tokenizer as capture_tokenizer
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, quick_to_read, tokenizer_files
-from enginewright.plugins.shared.errors import BundleError, SourceError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.errors import BundleError, SourceError
 from enginewright.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 

@@ -10,7 +10,7 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.trace import trace
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 # Sums of at most 128 products in f32 in another order, through two layers, into logits of up to 30.
 # Both sides are f32 over 2 layers with sums in another order, which differs with the number of threads too; logits

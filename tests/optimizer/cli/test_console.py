@@ -21,7 +21,7 @@ from enginewright.optimizer.cli.console import (
     print_json,
     reported,
 )
-from enginewright.plugins.shared.errors import (
+from enginewright.runtime.shared.errors import (
     BundleError,
     CapacityError,
     RequestError,
@@ -175,7 +175,7 @@ def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
 def test_colours_are_for_terminals_without_no_color(no_color: str, coloured: bool) -> None:
     code = (
         "import sys\nfrom enginewright.optimizer.cli.console import print_error\n"
-        "from enginewright.plugins.shared.errors import BundleError\n"
+        "from enginewright.runtime.shared.errors import BundleError\n"
         "print_error(BundleError('a', hint='b'))"
     )
     terminal, child = pty.openpty()

@@ -13,7 +13,7 @@ import pytest
 
 from enginewright.optimizer.cli import progress
 from enginewright.optimizer.cli.progress import stage_bars
-from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.waiting import wait_until
 
 FOLDER = "model[1]/[bold]"

@@ -11,10 +11,10 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
 from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.errors import RecipeError, TargetError
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.executors import open as runtime_half
+from enginewright.runtime.shared.errors import RecipeError, TargetError
 
 FP8, F32 = WeightFormat(storage="fp8"), WeightFormat()
 AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))

@@ -16,7 +16,7 @@ from enginewright.optimizer.evaluate.choices import (
     read_questions,
 )
 from enginewright.optimizer.evaluate.models import BundleModel
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 from .conftest import Pair
 

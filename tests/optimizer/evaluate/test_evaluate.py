@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 from enginewright.optimizer.evaluate import EvaluationReport, evaluate
 from enginewright.optimizer.export import export
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 from .conftest import TEXT, Pair, save_with_tokenizer
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.evaluate.models import open_reference
 from enginewright.optimizer.evaluate.source_model import SourceModel
-from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 from .conftest import Pair
 

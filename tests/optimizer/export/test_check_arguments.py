@@ -13,7 +13,7 @@ import pytest
 
 from enginewright.optimizer.export.check_arguments import check_arguments
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
 
 CHILD = """
 import json, sys

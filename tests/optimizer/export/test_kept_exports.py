@@ -17,7 +17,7 @@ from enginewright.optimizer.export import export, kept_exports
 from enginewright.optimizer.export.kept_exports import KeptExports, describe, key_of
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError
 
 HASH = "0123456789abcdef" * 4
 

@@ -5,7 +5,7 @@ import pytest
 from enginewright.optimizer.export.memory_limit import MemoryLimit
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.shared.resources import rss_bytes
-from enginewright.plugins.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 
 def test_without_a_limit_all_is_as_it_was() -> None:

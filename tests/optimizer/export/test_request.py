@@ -10,8 +10,8 @@ import pytest
 from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.export.request import ExportRequest
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.shared.progress import silent
-from enginewright.plugins.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
+from enginewright.runtime.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
+from enginewright.runtime.shared.progress import silent
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("recipe", "targets", "context_length", "calibration", "recovered", "max_memory", "tokenizer")

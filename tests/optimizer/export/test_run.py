@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
-from enginewright.plugins.shared.errors import BundleError, CapacityError, SourceError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, unpack
+from enginewright.runtime.shared.errors import BundleError, CapacityError, SourceError, VerificationError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -15,7 +15,7 @@ import torch
 from enginewright.optimizer.export import stages as export_stages
 from enginewright.optimizer.export.stages import Clock, warn_of_few_bits
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.shared.errors import CapacityError, SourceWarning
+from enginewright.runtime.shared.errors import CapacityError, SourceWarning
 from tests.passes.small_programs import decoder
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.measure import source_runner
 from enginewright.optimizer.measure.source_runner import SourceRunner, weight_bytes
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 
 IDS = torch.arange(5, 45).view(2, 20)
 

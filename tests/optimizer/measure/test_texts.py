@@ -8,7 +8,7 @@ import pytest
 
 from enginewright.optimizer.evaluate.choices import read_questions
 from enginewright.optimizer.measure.texts import BUILT_IN, read_text
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:

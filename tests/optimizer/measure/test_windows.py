@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.plan.step_kinds import CountedSteps
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 
 @pytest.fixture(scope="session")

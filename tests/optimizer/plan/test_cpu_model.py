@@ -9,7 +9,7 @@ from enginewright.optimizer.plan.cpu_model import Grid, Line, RowTimes, decode, 
 from enginewright.optimizer.plan.step_kinds import CountedSteps, StepKind
 from enginewright.optimizer.plan.step_probe import Timed
 from enginewright.optimizer.report.machine import Machine
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes
 
 Law = Callable[[StepKind, StepCost, StepSizes], float]
 

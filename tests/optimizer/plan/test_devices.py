@@ -6,7 +6,7 @@ import pytest
 
 from enginewright.optimizer.plan.devices import default_shares, find_devices, known_gpus, read_devices
 from enginewright.optimizer.recipes.gpus import KNOWN
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 
 def test_the_table_is_whole() -> None:

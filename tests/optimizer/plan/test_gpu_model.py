@@ -7,8 +7,8 @@ import pytest
 from enginewright.optimizer.plan.devices import Gpu, Shares
 from enginewright.optimizer.plan.gpu_model import GpuModel
 from enginewright.optimizer.plan.step_kinds import CountedSteps
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes, step_costs
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepSizes, step_costs
 
 SHARES = Shares(bandwidth=0.5, compute=0.25, memory=0.9, kernel=0.0, between_steps=0.0)
 GPU = Gpu("G", "9.0", 1e10, 1e9, {"bf16": 8e9, "f32": 2e9}, "")

@@ -4,8 +4,8 @@ import pytest
 
 from enginewright.optimizer.plan.devices import default_shares
 from enginewright.optimizer.plan.options import PlanOptions, parse_seconds, shares_of, within
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import RequestError
 
 SHORT = ModelInfo("m", "M", 256, 600)
 LONG = ModelInfo("m", "M", 256, 100_000)

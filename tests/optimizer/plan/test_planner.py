@@ -15,11 +15,11 @@ from enginewright.optimizer.plan.programs import PlannedModel, PlannedProgram
 from enginewright.optimizer.plan.result import DevicePlan, Omitted, PlanResult
 from enginewright.optimizer.plan.step_kinds import CountedSteps
 from enginewright.optimizer.plan.text import notes
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, TargetError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.scheduler.step_costs import planned_steps
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 
 CONTEXT, PROMPT = 300, 200
 

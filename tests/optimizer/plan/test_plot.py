@@ -9,7 +9,7 @@ from enginewright.optimizer.plan.options import PlanOptions
 from enginewright.optimizer.plan.planner import plan
 from enginewright.optimizer.plan.plot import panels, svg, write_svg
 from enginewright.optimizer.plan.result import PlanResult
-from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.plan.step_kinds import CountedSteps
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 
 def test_every_step_is_of_one_kind(tiny_program: LoweredProgram, tiny_steps: CountedSteps) -> None:

@@ -8,9 +8,9 @@ import pytest
 from enginewright.optimizer.plan import step_probe
 from enginewright.optimizer.plan.step_kinds import CountedSteps
 from enginewright.optimizer.plan.step_probe import StepProbe, _first_of_each
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepSizes
 
 DECODE, PROMPT = StepSizes((1,) * 3, (70,) * 3), StepSizes((20,), (50,))
 

@@ -8,7 +8,7 @@ import pytest
 
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.stored import to_toml
-from enginewright.plugins.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError
 
 AUTO = """
 [auto]

@@ -7,7 +7,7 @@ import pytest
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.stored import to_toml
-from enginewright.plugins.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError
 
 
 def load(folder: Path, text: str) -> Recipe:

@@ -6,7 +6,7 @@ import pytest
 
 from enginewright.optimizer.recipes import gpus
 from enginewright.optimizer.recipes.gpus import check_formats, parse_capabilities, parse_capability
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 
 @pytest.mark.parametrize("text", ["8.9", "89", "sm89", "SM89", "sm_89", " 8.9 "])

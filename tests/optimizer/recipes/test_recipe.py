@@ -8,9 +8,9 @@ import pytest
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text, with_cache
 from enginewright.optimizer.recipes.sections import DEFAULT_CACHE, CacheSection
 from enginewright.optimizer.recipes.stored import to_toml
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
-from enginewright.plugins.shared.errors import RecipeError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import RecipeError
 
 
 def write(folder: Path, text: str) -> Path:

@@ -8,9 +8,9 @@ import pytest
 
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.stored import to_toml
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.pruning import PruneOverride, Pruning
-from enginewright.plugins.shared.errors import RecipeError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import RecipeError
 
 WHOLE = """
 name = "mine"

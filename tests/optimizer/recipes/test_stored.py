@@ -8,8 +8,8 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import RENAMED_PASSES, Recipe, list_recipes, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.optimizer.recipes.stored import to_toml
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.weight_format import WeightFormat
 
 INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
 

@@ -12,7 +12,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recover.distillation import Teacher, divergence, loss_of, measure
 from enginewright.optimizer.recover.hidden_states import HiddenStates
 from enginewright.optimizer.recover.prepare import Prepared, prepare
-from enginewright.optimizer.shared.progress import silent
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 
 

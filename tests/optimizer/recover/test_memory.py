@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.recover.memory import TrainingMemory, check_memory
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 from tests.passes.captured import normalized
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.recover.options import RecoverOptions
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 WRONG: list[tuple[str, Any]] = [
     ("steps", 0),

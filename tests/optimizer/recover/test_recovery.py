@@ -23,10 +23,12 @@ from enginewright.optimizer.recover.differentiable import recovered_in
 from enginewright.optimizer.recover.distillation import Teacher
 from enginewright.optimizer.recover.folder import RecoveryFolder
 from enginewright.optimizer.recover.prepare import Prepared
-from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.shared.errors import (
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.errors import (
     CapacityError,
     EnginewrightError,
     RecipeError,
@@ -34,9 +36,7 @@ from enginewright.plugins.shared.errors import (
     SourceError,
     VerificationError,
 )
-from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.weights import unpack
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.progress import ProgressEvent, silent
 from tests.conftest import make_tiny_model
 
 SYMMETRIC = {"storage": "int4", "group_size": 32, "activation": "int8", "activation_group_size": 32}

@@ -9,7 +9,7 @@ import torch
 
 from enginewright.optimizer.recover.options import RecoverOptions
 from enginewright.optimizer.recover.sequences import Sequences, split
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 OPTIONS = RecoverOptions(batch_tokens=16, sequence_length=8)
 

@@ -13,10 +13,10 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recover.differentiable import recovered_in
 from enginewright.optimizer.recover.prepare import Prepared, prepare
 from enginewright.optimizer.recover.straight_through import RoundedWeight, straight_through
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 from enginewright.passes.ir.quantized import QuantizedValues
+from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
 

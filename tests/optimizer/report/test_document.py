@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.report.document import DIFFS_PATH, REPORT_PATH, read_report
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from enginewright.optimizer.report import export_report
 from enginewright.optimizer.report.export_report import report_files, storage_and_speed
 from enginewright.optimizer.report.roofline import Roofline, predict
-from enginewright.optimizer.shared.progress import ProgressEvent, silent
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.progress import ProgressEvent, silent
 
 
 def test_a_bundle_is_measured(tiny_bundle: Path) -> None:

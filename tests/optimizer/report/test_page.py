@@ -19,8 +19,8 @@ from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.page import fit, layers, losses, pieces, render_page, roofline_view, tiles, verdicts
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime, measure
 from enginewright.optimizer.shared.export_records import Measurement, PassSummary
-from enginewright.plugins.shared.step_costs import StepCost
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.step_costs import StepCost
 from tests.waiting import HANG
 
 from .conftest import HOSTILE

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.report.perfetto import trace
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import BundleError, RequestError
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "dur": (int, float), "args": dict},

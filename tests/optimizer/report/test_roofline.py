@@ -7,9 +7,9 @@ import pytest
 from enginewright.optimizer.report import roofline
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import limit_seconds, measure, multiply_seconds, predict
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.step_costs import StepCost, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.step_costs import StepCost, step_costs
 
 MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})
 

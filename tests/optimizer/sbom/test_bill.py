@@ -14,9 +14,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from enginewright.optimizer.sbom import SourceFacts, bill_of_materials, moment, source_facts, write_bill
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError, RequestError
 
 FILE = FileSection(bytes=3, sha256="ab" * 32)
 

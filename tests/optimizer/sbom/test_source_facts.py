@@ -9,9 +9,9 @@ import pytest
 
 from enginewright.optimizer.sbom import source_facts
 from enginewright.optimizer.sbom.source_facts import _licence_of_directory, _licence_of_gguf
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 
 def test_every_file_is_hashed(tiny_bundle: Path, tiny_folder: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 INT4_64 = WeightFormat(storage="int4", group_size=64, activation="int8", activation_group_size=64)

@@ -26,11 +26,11 @@ from enginewright.optimizer.search.compose import (
 from enginewright.optimizer.search.kv_heads import KvHeadSearch
 from enginewright.optimizer.search.report import RECIPE_FILE, KvSearchReport
 from enginewright.optimizer.search.search import Found, NothingToChooseError, Task
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
-from enginewright.plugins.shared.errors import RequestError, VerificationError
+from enginewright.runtime.shared.errors import RequestError, VerificationError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.optimizer.search.formats_prepared import random_tokens
 from tests.optimizer.search.test_pruning import model_with_less

@@ -9,12 +9,12 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.search.format_sensitivity import measure_sensitivities, plan_measurements
 from enginewright.optimizer.search.format_units import FormatUnit, find_units
 from enginewright.optimizer.search.measure_choices import FEWEST_TOKENS, WORK
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import (
     BF16,
     F32,

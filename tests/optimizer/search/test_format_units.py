@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.search.format_units import bytes_of, bytes_of_others, find_units
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.passes.formats.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import (
     BF16,
     F32,

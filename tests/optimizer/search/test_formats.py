@@ -14,13 +14,13 @@ from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.search.measure_choices import Check
 from enginewright.optimizer.search.report import AutoReport
 from enginewright.optimizer.search.search import ROUNDS, Found, Task
-from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import Method, WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import RecipeError, VerificationError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import RecipeError, VerificationError
+from enginewright.runtime.shared.progress import ProgressEvent, silent
 from tests.optimizer.search.formats_prepared import before_formats, random_tokens
 from tests.passes.captured import captured
 

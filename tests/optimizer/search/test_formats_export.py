@@ -18,12 +18,12 @@ from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search.compose import search_captured
 from enginewright.optimizer.search.formats import FormatSearch, check_bytes
 from enginewright.optimizer.search.report import RECIPE_FILE
-from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.shared.errors import RequestError, VerificationError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import RequestError, VerificationError
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.search.formats_prepared import random_tokens
 
 MakeModel = Callable[..., PreTrainedModel]

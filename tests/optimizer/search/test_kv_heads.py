@@ -19,7 +19,6 @@ from enginewright.optimizer.search.search import (
     Task,
     Tried,
 )
-from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.kv_sites import Site, find_site
@@ -27,6 +26,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvMethod, KvOptions
 from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.progress import ProgressEvent, silent
 from tests.optimizer.search.formats_prepared import random_tokens
 from tests.optimizer.search.kv_heads_prepared import before_grouping, captured_program, model_with_pairs
 from tests.passes.captured import captured

@@ -18,7 +18,7 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.recover import FinishedRecovery, RecoverOptions, recover
 from enginewright.optimizer.search.compose import Searching, search
-from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassRecord
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.manager import PassManager
@@ -26,10 +26,10 @@ from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import PassError, RecipeError
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.optimizer.bisect.planting import Planting, scale_rows
 from tests.optimizer.search.formats_prepared import random_tokens

@@ -16,8 +16,8 @@ from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search.pruning_sensitivity import measure_layers
 from enginewright.optimizer.search.report import RECIPE_FILE
 from enginewright.passes.framework.pruning import Pruning
-from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RecipeError, VerificationError
 from tests.conftest import make_tiny_model
 from tests.optimizer.search.formats_prepared import random_tokens
 from tests.passes.captured import normalized

@@ -6,7 +6,7 @@ import pytest
 
 from enginewright.optimizer.search.report import heads_report
 from enginewright.passes.framework.base import Metric, PassRecord
-from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
 
 
 def record(heads: dict[str, tuple[int, int]], error: float | None) -> PassRecord:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.shared.files import hash_files, write_output
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 
 def test_it_is_written_and_replaced(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.tune import tune as module
 from enginewright.optimizer.tune.cases import Case, Contender, cases_of
 from enginewright.optimizer.tune.row_seconds import row_seconds
 from enginewright.optimizer.tune.tune import CANDIDATES, compare, fewer_threads, mean, tune, worth
 from enginewright.plugins.cpu.executable import TUNABLES
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import load_tuning
 from enginewright.runtime.scheduler.row_costs import ROWS
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.progress import ProgressEvent
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.verify.held_out import held_out
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 
 
 @pytest.mark.parametrize("count", [2, 5])

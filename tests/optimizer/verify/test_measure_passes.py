@@ -14,14 +14,14 @@ from enginewright.optimizer.verify import measure_passes
 from enginewright.optimizer.verify.measure import SourceLogits, evaluate
 from enginewright.optimizer.verify.measure_passes import Advice, PassMeasurements
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply
-from enginewright.plugins.shared.errors import VerificationError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import VerificationError
 from tests.passes.captured import captured
 
 aten, ew = torch.ops.aten, torch.ops.ew

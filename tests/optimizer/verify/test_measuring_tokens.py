@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from enginewright.optimizer.verify.measuring_tokens import MOST_LOGITS, measuring_tokens
-from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from enginewright.optimizer.verify.text import MOST_WINDOWS, why_no_text, windows_to_compare
-from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 

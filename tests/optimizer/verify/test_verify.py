@@ -8,12 +8,12 @@ import pytest
 
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.shared.export_records import Comparison, TextComparison
-from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.verify.packed_run import plan_steps
 from enginewright.optimizer.verify.random_tokens import check_logits, relative_tolerance
 from enginewright.optimizer.verify.verify import SEEDS, _exact, lossy_hint, verify
-from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.progress import silent
 
 
 def comparison(error: float) -> Comparison:

@@ -9,13 +9,13 @@ import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.verify.worst_layers import LayerError, layer_errors
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 aten = torch.ops.aten

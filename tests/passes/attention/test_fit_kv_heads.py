@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import enginewright.plugins.ops  # noqa: F401  (registers torch.ops.ew)
+import enginewright.passes.ops  # noqa: F401  (registers torch.ops.ew)
 from enginewright.passes.attention.fit_kv_heads import (
     RopeLayout,
     balanced_groups,

@@ -21,7 +21,7 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.conftest import make_tiny_model
 from tests.passes.captured import normalized, normalizing_passes, op_counts, packed
 

@@ -8,7 +8,7 @@ import torch
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.small_programs import (
     PagedEvaluation,
     Shape,

@@ -15,7 +15,7 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.small_programs import program_from
 
 aten, ew = torch.ops.aten, torch.ops.ew

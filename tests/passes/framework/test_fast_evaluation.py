@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework import fast_evaluation
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
@@ -19,7 +20,6 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 ew = torch.ops.ew

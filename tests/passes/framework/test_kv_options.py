@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
-from enginewright.plugins.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError
 
 LAYERS = {"layers.0.attention": 12, "layers.1.attention": 12, "layers.10.attention": 4}
 

@@ -8,7 +8,7 @@ from enginewright.passes.cleanup.remove_noops import RemoveNoops
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.small_programs import program_from
 
 

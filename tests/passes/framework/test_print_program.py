@@ -6,7 +6,7 @@ from torch import nn
 
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
 from tests.passes.small_programs import program_from
 
 ew = torch.ops.ew

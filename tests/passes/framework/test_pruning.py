@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.passes.framework.pruning import PruneOverride, Pruning, matches
-from enginewright.plugins.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError
 
 PATHS = [f"model.layers.{i}.mlp.down_proj" for i in range(12)]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.weight_format import WeightFormat
 
 BF16 = WeightFormat(storage="bf16", activation="bf16")
 

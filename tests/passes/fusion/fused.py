@@ -16,8 +16,8 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.captured import captured
 from tests.passes.lowering.reference_interpreter import stored
 from tests.passes.small_programs import random_sequences

@@ -5,7 +5,7 @@ import torch
 
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.small_programs import (
     Linear,
     Shape,

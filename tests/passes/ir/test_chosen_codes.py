@@ -9,7 +9,7 @@ from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 from enginewright.passes.ir.quantized import quantized
 from enginewright.passes.ir.weights import Concat, Slice, Source
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 
 def codes(rows: int, size: int, offsets: bool, seed: int = 0) -> Codes:

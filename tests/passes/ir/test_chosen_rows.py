@@ -10,7 +10,7 @@ import torch
 from enginewright.passes.ir.chosen_rows import Chosen, Mix, MixedColumns
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.weights import Concat, Slice, Source, Transpose, WeightExpr
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
 
 def source(name: str, *shape: int) -> WeightExpr:

@@ -11,7 +11,7 @@ from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.quantized import QuantizationCounts, quantized
 from enginewright.passes.ir.stacked_weights import Stack
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 
 def source(value: torch.Tensor, name: str = "w") -> Source:

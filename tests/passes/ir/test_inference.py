@@ -10,7 +10,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.small_programs import program_from
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.kept import keep
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.shared.errors import CapacityError
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])

@@ -10,7 +10,7 @@ import torch
 from enginewright.passes.ir.mixed_rows import Mix, MixedRows
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.weights import Concat, Slice, Source
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
 
 def source(name: str, *shape: int) -> Source:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
-from enginewright.plugins.shared.weight_format import WeightFormat
 
 
 @pytest.mark.parametrize(("rows", "size", "group"), [(2, 6, 3), (5, 64, 32), (3, 40, 32), (4, 10, 0)])

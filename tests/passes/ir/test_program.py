@@ -8,8 +8,8 @@ from torch import nn
 from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program, affine_of, from_exported, named_symbol, tensor_arguments
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.lowered_program import Affine
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.captured import captured, packed, tiny
 from tests.passes.small_programs import program_from
 

@@ -17,7 +17,7 @@ from enginewright.passes.ir.quantized import QuantizationCounts, formats_of_rows
 from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.ir.stacked_weights import Stack
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source, Transpose, WeightExpr
-from enginewright.plugins.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.errors import PassError, SourceError
 
 INT4, SHIFTED = CodeFormat(4, 32), CodeFormat(4, 32, offsets=True)
 

@@ -7,7 +7,7 @@ import torch
 
 from enginewright.passes.ir.recovered import Recovered, trainable_weights
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.captured import normalized
 
 

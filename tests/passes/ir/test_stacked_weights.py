@@ -8,7 +8,7 @@ import torch
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.stacked_weights import Stack, SwapAxes, pieces
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 
 def source(name, shape, reads=None):

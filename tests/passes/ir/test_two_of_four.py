@@ -13,7 +13,7 @@ from enginewright.passes.ir.quantized import quantized
 from enginewright.passes.ir.scaled import Factors, Scaled
 from enginewright.passes.ir.two_of_four import Sparsified, TwoOfFour, best_two, is_two_of_four
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source, Transpose
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 
 
 def source(value: torch.Tensor, name: str = "w") -> Source:

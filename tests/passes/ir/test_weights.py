@@ -5,7 +5,7 @@ import torch
 
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Source, Transpose, WeightStore
-from enginewright.plugins.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.errors import PassError, SourceError
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import evaluate, random_sequences, whole_inputs
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginewright.plugins.ops import (
+from enginewright.passes.ops import (
     REFERENCES,
     add_layer_norm,
     add_rms_norm,
@@ -35,9 +35,9 @@ from enginewright.plugins.ops import (
     route_experts,
     take_rows,
 )
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.shared.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.weights import pack, unpack
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 
 ELEMENTWISE = {
     "silu": torch.nn.functional.silu,

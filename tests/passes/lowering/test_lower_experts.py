@@ -8,7 +8,7 @@ import torch
 from enginewright.passes.experts.lower_experts import LowerExperts
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.passes.lowering.lowered import check, features, ops
 from tests.passes.small_programs import program_from
 

@@ -13,7 +13,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import Steps, evaluate, random_sequences, whole_inputs
 

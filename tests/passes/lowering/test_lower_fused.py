@@ -10,7 +10,7 @@ import torch
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Step
 from tests.passes.fusion.fused import fuse, prepared
 from tests.passes.lowering.lowered import check, features, lower, ops
 from tests.passes.small_programs import Shape, decoder, program_from

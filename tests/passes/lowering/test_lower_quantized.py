@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
@@ -13,7 +14,6 @@ from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
 from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Linear, PagedEvaluation, Shape, Steps, decoder, program_from, random_sequences

@@ -7,7 +7,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.lowering.builder import Form
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.lowering.narrow_floats import narrow_floats
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.small_programs import Shape, decoder
 
 

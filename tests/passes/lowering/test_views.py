@@ -19,7 +19,7 @@ from enginewright.passes.lowering.views import (
     select,
     slice_view,
 )
-from enginewright.plugins.shared.lowered_program import Affine
+from enginewright.runtime.shared.lowered_program import Affine
 
 T = Affine(0, t=1)
 SIZES = ((3, 1, 1), (5, 2, 4), (1, 1, 1))

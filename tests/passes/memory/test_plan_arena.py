@@ -11,8 +11,8 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import lifetimes, live_bytes, plan_arena
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
+from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
 from tests.passes.captured import captured
 from tests.passes.small_programs import Shape, decoder
 

@@ -11,7 +11,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import lifetimes, plan_arena
 from enginewright.passes.memory.specialize_program import specialize_program
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.small_programs import Shape, decoder
 
 SIZES = [(1, 1, 1), (8, 8, 8), (40, 9, 8), (512, 65, 64)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.token_sequences import packed_inputs
@@ -17,8 +18,7 @@ from enginewright.passes.ir.clipped import Clipped, round_groups
 from enginewright.passes.ir.prequantized import decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.apply_awq import ApplyAwq
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.captured import captured, op_counts
 
 INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)

@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.token_sequences import packed_inputs
@@ -20,6 +21,7 @@ from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.round_to_4_bits import round_symmetric
+from enginewright.passes.ops.quantization import quantize_activation
 from enginewright.passes.quantization import held_out
 from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, ApplyGptq
 from enginewright.passes.quantization.held_out import (
@@ -29,9 +31,7 @@ from enginewright.passes.quantization.held_out import (
     HELD_OUT_NEAREST,
     NEAREST_ERROR,
 )
-from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.errors import CapacityError, PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import CapacityError, PassError
 from tests.passes.captured import captured
 from tests.passes.ir.test_quantized import Known
 from tests.passes.small_programs import random_sequences

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
@@ -15,8 +16,7 @@ from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
-from enginewright.plugins.shared.errors import PassError, RecipeError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.passes.lowering.lowered import features
 from tests.passes.small_programs import Linear, Shape, decoder, program_from
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import F32, INT4_64, INT8
 from tests.passes.quantization.test_quantize_embeddings import run
 from tests.passes.rewriting import op_counts

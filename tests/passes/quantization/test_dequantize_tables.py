@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.dequantized import Dequantized
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import F32, INT4_64, INT8
 from tests.passes.quantization.test_quantize_embeddings import run
 from tests.passes.rewriting import op_counts

@@ -14,7 +14,7 @@ from enginewright.passes.quantization.gptq import (
     gptq,
     refit_scales,
 )
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 
 SIZES = [
     (64, 32, 32, 128),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 from enginewright.passes.quantization.gptq import factorize
 from enginewright.passes.quantization.held_out import (
@@ -15,7 +16,6 @@ from enginewright.passes.quantization.held_out import (
     held_out_tokens,
     runs_of,
 )
-from enginewright.plugins.shared.weight_format import WeightFormat
 
 
 @pytest.mark.parametrize(("tokens", "run"), [(96, 3), (8192, 256)])

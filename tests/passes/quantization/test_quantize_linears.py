@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
@@ -11,8 +12,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedOffsets, QuantizedScales, QuantizedValues
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.quantization.test_choose_formats import F32, INT4, INT4_64, INT8, PER_CHANNEL, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs

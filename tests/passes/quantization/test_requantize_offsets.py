@@ -5,11 +5,11 @@ from typing import Literal
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.quantization.test_choose_formats import INT4_64, INT8
 from tests.passes.quantization.test_quantize_embeddings import run
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, WeightExpr
 from enginewright.passes.quantization.choose_formats import FORMAT, LINEARS
 from enginewright.passes.quantization.scalable_channels import Channels, channels_read_by, keeps_integers
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.small_programs import Linear, Norm, program_from
 

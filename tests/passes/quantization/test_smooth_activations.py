@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.token_sequences import packed_inputs
@@ -20,8 +21,7 @@ from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddi
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.scalable_channels import Scaling, channels_read_by, put_weights, scaled_weights
 from enginewright.passes.quantization.smooth_activations import SmoothActivations
-from enginewright.plugins.shared.errors import PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.captured import captured
 
 INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)

@@ -11,7 +11,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import Recovered, RecoveredWeights, trainable_weights
 from enginewright.passes.ir.weights import COMPUTED, WeightExpr
 from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.plugins.shared.errors import PassError
+from enginewright.runtime.shared.errors import PassError
 from tests.passes.captured import normalized, packed
 
 

@@ -15,7 +15,7 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, some_tokens, walk
-from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.runtime.shared.errors import CapacityError, PassError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import tokens
 

@@ -11,7 +11,7 @@ from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.sparsity.drop_layers import KL, SIMILARITY, DropLayers
 from enginewright.passes.sparsity.layers import find_layers
-from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, logits, normal, prune
 

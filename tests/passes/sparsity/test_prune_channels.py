@@ -11,7 +11,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.sparsity.feed_forwards import feed_forwards
 from enginewright.passes.sparsity.prune_channels import ERROR, KEPT, PLAIN_ERROR, PruneChannels
-from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, logits, normal, prune
 

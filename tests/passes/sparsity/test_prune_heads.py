@@ -11,7 +11,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.sparsity.fit_removed import ERROR
 from enginewright.passes.sparsity.prune_heads import GROUPS_KEPT, PruneHeads
-from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, normal, prune
 
 D = 16

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
@@ -18,8 +19,7 @@ from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToB
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.sparsity.select_sparsity_mask import ERROR, MAGNITUDE_ERROR, SelectSparsityMask
-from enginewright.plugins.shared.errors import CapacityError, PassError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.runtime.shared.errors import CapacityError, PassError
 from tests.passes.quantization.test_apply_gptq import INT4, INT8, SEQUENCES, formatted, logits, metrics
 
 ew = torch.ops.ew

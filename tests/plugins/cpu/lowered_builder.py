@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
-from enginewright.plugins.shared.lowered_program import (
+from enginewright.runtime.bundle.weights import Layout, WeightDtype, pack
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
+from enginewright.runtime.shared.lowered_program import (
     Affine,
     Buffer,
     CacheGroupModel,
@@ -20,7 +21,6 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.runtime.bundle.weights import Layout, WeightDtype, pack
 
 Array = npt.NDArray[np.generic]
 Size = Affine | int

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.shared.contracts import StepInput
+from enginewright.runtime.shared.contracts import StepInput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 
 Float = npt.NDArray[np.float32]

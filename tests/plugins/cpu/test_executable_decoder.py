@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.shared.contracts import StepOutput
+from enginewright.runtime.shared.contracts import StepOutput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sampling_batch, step_input, view
 
 H, I, HEADS, KV, D, V, LAYERS = 24, 40, 3, 1, 8, 53, 2

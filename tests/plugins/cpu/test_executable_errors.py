@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-from enginewright.plugins.shared.lowered_program import Affine, Buffer, Operand
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, Operand
 from tests.plugins.cpu.lowered_builder import (
     B,
     LoweredBuilder,

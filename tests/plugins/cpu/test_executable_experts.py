@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from enginewright.passes.ops import experts, quantization, routing
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.ops import experts, quantization, routing
-from enginewright.plugins.shared.lowered_program import Operand
+from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 from tests.plugins.cpu.test_executable_quantized import quantized
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, RequestError
-from enginewright.plugins.shared.lowered_program import Operand
+from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 
 RNG = np.random.default_rng(5)

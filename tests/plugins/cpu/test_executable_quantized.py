@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from enginewright.passes.ops import quantization
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.ops import quantization
 from tests.plugins.cpu.lowered_builder import BFLOAT16, LoweredBuilder, T, step_input
 
 Float = npt.NDArray[np.float32]

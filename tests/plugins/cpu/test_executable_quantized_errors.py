@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, RequestError
-from enginewright.plugins.shared.lowered_program import FORMAT_VERSION, Buffer, LoweredProgram, Operand
+from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, Buffer, LoweredProgram, Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sound_program, step_input, view
 
 Array = npt.NDArray[np.generic]

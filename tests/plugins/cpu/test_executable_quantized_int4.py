@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from enginewright.passes.ops import quantization
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.ops import quantization
-from enginewright.plugins.shared.lowered_program import Operand
+from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sound_program, step_input
 
 Integers = npt.NDArray[np.int8]

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
 from enginewright.runtime.bundle.weights import Layout, WeightDtype
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sound_program, step_input, view
 
 Array = npt.NDArray[np.generic]

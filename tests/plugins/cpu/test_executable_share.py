@@ -9,7 +9,7 @@ import pytest
 
 from enginewright.passes.memory.specialize_program import specialize_program
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError
 from tests.plugins.cpu.test_executable_decoder import GROUPS, Decoder, V, logits, step_input
 
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Operand
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T
 from tests.runtime.bundle.test_sparse_panels import sparse_weight
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.errors import RequestError
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sampling_batch, sound_program, step_input
 
 ONES = np.ones((6, 8), np.float32)

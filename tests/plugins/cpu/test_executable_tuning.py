@@ -11,10 +11,10 @@ import pytest
 import enginewright
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.plugins.cpu.executable import TUNABLES
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import EnginewrightError
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.step_costs import StepSizes
 
 SIZES = (StepSizes((70,), (70,)), StepSizes((1, 33, 1), (400, 40, 1)), StepSizes((1,), (512,)))
 

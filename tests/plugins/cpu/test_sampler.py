@@ -10,7 +10,7 @@ import pytest
 
 from enginewright.plugins.cpu.extension import cpu_extension as cpu
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch
+from enginewright.runtime.shared.contracts import NO_TOKEN, SamplingBatch
 from tests.plugins.cpu.lowered_builder import sampling_batch
 
 Float = npt.NDArray[np.float32]

@@ -21,7 +21,7 @@ from transformers.generation.logits_process import (
 )
 
 from enginewright.plugins.cpu.extension import cpu_extension as cpu
-from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch
+from enginewright.runtime.shared.contracts import NO_TOKEN, SamplingBatch
 from tests.plugins.cpu.lowered_builder import sampling_batch
 
 ROWS, VOCAB = 10_000, 120

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch, StepInput
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
+from enginewright.runtime.shared.contracts import NO_TOKEN, SamplingBatch, StepInput
+from enginewright.runtime.shared.errors import RequestError
 
 ROWS = 12
 

@@ -8,9 +8,9 @@ import pytest
 
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.plugins.cpu.step_profile import StepProfile, sizes_of
-from enginewright.plugins.shared.errors import RequestError
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 PROMPT, DECODE = StepSizes((5, 3), (5, 3), 2), StepSizes((1, 1), (6, 40), 2)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM, CpuProgram
-from enginewright.plugins.shared.contracts import StepInput
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.errors import RequestError
 from tests.plugins.cpu.test_executable_decoder import GROUPS, Decoder, step_input
 
 

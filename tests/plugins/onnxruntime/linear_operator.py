@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.onnxruntime.library import operators_library
-from enginewright.plugins.shared.lowered_program import Operand
 from enginewright.runtime.bundle.weights import Layout, WeightDtype, stored_dtype
+from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, packed
 from tests.runtime.bundle.test_sparse_panels import sparse_weight
 

@@ -8,7 +8,7 @@ import pytest
 
 from enginewright.plugins import onnxruntime as package
 from enginewright.plugins.onnxruntime.library import NAME, find_operators, operators_library
-from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 
 def test_it_is_built() -> None:

@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
+from enginewright.passes.ops.epilogue import LINEAR_ACTIVATIONS
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.ops.epilogue import LINEAR_ACTIVATIONS
 from tests.plugins.onnxruntime.linear_operator import (
     FORMATS,
     Float,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.ordered_write import writing_to_inputs
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, write_spec
+from enginewright.runtime.shared.errors import TargetError
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
 

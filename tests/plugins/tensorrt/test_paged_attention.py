@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 from tests.plugins.tensorrt import symbolic
 
 ATTENTION = {"scale": 0.125, "window": 0, "softcap": 0.0, "has_sinks": False, "has_slopes": False}

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from enginewright.plugins.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
-from enginewright.plugins.ops.quantized_cache import LARGEST_CODE, quantize_heads
+from enginewright.passes.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
+from enginewright.passes.ops.quantized_cache import LARGEST_CODE, quantize_heads
 from enginewright.plugins.triton import launch
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.specs import AttentionShape, attention_scratch

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.plugins import ops
+from enginewright.passes import ops
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.sampling_calls import SamplingMemory, sampling_calls
@@ -31,6 +30,7 @@ from enginewright.runtime.executors.cuda_sampling import (
     write_options,
 )
 from enginewright.runtime.executors.cuda_steps import option_views
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 GPU = GPUS[80]

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from enginewright.plugins.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 from enginewright.plugins.triton import step_calls as calls
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.specs import KernelSpec
 from enginewright.plugins.triton.step_calls import LayerCaches, Stored
 from enginewright.plugins.triton.tiles import Gpu, gpu_of
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
 ROWS = 32

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 from tests.plugins.triton import cases
 from tests.plugins.triton.cases import Case
 

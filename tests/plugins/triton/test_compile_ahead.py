@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.plugins.triton.choose_tiles import choose_tile, compile_attention, compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
 from enginewright.plugins.triton.specs import AttentionShape, attention_spec, combine_spec, write_spec
 from enginewright.plugins.triton.tiles import GPUS, Tile
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 
 SMOLLM2 = AttentionShape(9, 3, 64, 64, 32, "f16", "f16", 0.125)
 EM_CUDA = 190  # of an ELF header

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.shared.errors import CapacityError, MissingDependencyError, TargetError
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, work_spec, write_spec
+from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
 
 SHAPE = AttentionShape(4, 2, 32, 32, 32, "f16", "f16", 0.125)
 SPECS = [work_spec(90, 0, 8), combine_spec(SHAPE, 80), write_spec(SHAPE, 90)]

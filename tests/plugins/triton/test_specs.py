@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.specs import (
     AttentionShape,
     attention_spec,
@@ -19,6 +18,7 @@ from enginewright.plugins.triton.specs import (
     write_spec,
 )
 from enginewright.plugins.triton.tiles import GPUS, Tile
+from enginewright.runtime.shared.errors import TargetError
 
 SHAPE = AttentionShape(9, 3, 64, 64, 32, "f16", "int8", 0.125)
 TILE = Tile(1, 16, 64, 4, 3)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton import tiles as tiles_module
 from enginewright.plugins.triton.tiles import (
     GPUS,
@@ -24,6 +23,7 @@ from enginewright.plugins.triton.tiles import (
     width_of,
     write_tiles,
 )
+from enginewright.runtime.shared.errors import TargetError
 
 
 def test_powers_of_2():

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
+from enginewright.runtime.shared.errors import BundleError
 
 PLAN = BucketPlan.of((96, 7, 40), (6, 1, 2), 64)
 

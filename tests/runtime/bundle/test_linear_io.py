@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo, cache_names, mask_name
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import BundleError
 
 GROUPS = (CacheGroup("full", (0, 2), 2, 16, 24), CacheGroup("window8", (1,), 4, 16, 16, window=8))
 

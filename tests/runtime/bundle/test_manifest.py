@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import FORMAT_VERSION, FileSection, Manifest, TargetManifest, check_path
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import BundleError
 
 MODEL = {"name": "x", "architecture": "X", "vocab_size": 5, "context_length": 9}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import FileSection, Manifest
 from enginewright.runtime.bundle.output_folder import output_place, unlisted_files, why_not_a_bundle
+from enginewright.runtime.shared.errors import BundleError, RequestError
 
 Make = Callable[..., Path]
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle import reader
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 Make = Callable[..., Path]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import AttentionStep, SegmentSchedule, SegmentStep, segments_path
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
+from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import plan
 
 TARGET = "tensorrt-rtx"

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.sparse_panels import block_bytes, is_sparse, pack_sparse, unpack_sparse
 from enginewright.runtime.bundle.weights import Blob, TensorEntry, WeightsIndex, stored_bytes
+from enginewright.runtime.shared.errors import BundleError
 
 TYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.int8, "i4": np.int8}
 

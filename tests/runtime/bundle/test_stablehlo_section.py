@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.stablehlo_section import ModuleSection, StableHloSection
+from enginewright.runtime.shared.errors import BundleError
 
 GROUP = LinearCacheGroup(name="full", layers=(0,), kv_heads=1, key_head_size=8, value_head_size=8, mask="mask")
 ONE = ModuleSection(requests=1, tokens=1, places=16, rows=1)

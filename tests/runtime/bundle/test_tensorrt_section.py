@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import ProfileSection
+from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import PLAN_PATH, linear_io, plan, section, write_engines
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tokenizer_files import SPECIAL_TOKENS_PATH, TokenizerFiles
+from enginewright.runtime.shared.errors import BundleError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.weights import (
     NUMPY_DTYPES,
     Blob,
@@ -24,6 +23,7 @@ from enginewright.runtime.bundle.weights import (
     stored_shape,
     unpack,
 )
+from enginewright.runtime.shared.errors import BundleError
 
 
 def index(**fields: Any) -> str:

@@ -20,14 +20,14 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
-from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, FloatType
 from enginewright.runtime.executors.cuda_ops import Choices, Launcher
 from enginewright.runtime.executors.cuda_program import CudaProgram, weight_tensor
 from enginewright.runtime.executors.cuda_steps import Capture, CudaSteps
 from enginewright.runtime.executors.packed_steps import StepLimits
+from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.acceptance.test_families import MORE_FAMILIES
 from tests.acceptance.test_families_experts import EXPERT_FAMILIES, make
 from tests.conftest import make_tiny_model

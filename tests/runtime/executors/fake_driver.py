@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.executors.cuda_driver import Argument, Gpu
+from enginewright.runtime.shared.errors import CapacityError
 
 ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 1 << 30)
 STREAM = 77

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import SamplingBatch
-from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, files_of
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS, KernelSpec, kernel_function
@@ -27,6 +25,8 @@ from enginewright.runtime.executors.cuda_sampling import each_sampling_call
 from enginewright.runtime.executors.gpu_sampling import GpuSampler
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import SamplingBatch
+from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 
 from . import packed_bundles, test_tensorrt_slots, tiny_paged
 from . import tiny_onnx as tiny

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
 from enginewright.plugins.triton.call import Call, DeviceArray
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.triton.tiles import GPUS
 from enginewright.runtime.executors.carried_kernels import CarriedKernels, assembler_of, resident_programs
 from enginewright.runtime.executors.cuda_driver import Gpu
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
 from .fake_driver import ADA, FakeDevice
 

@@ -14,9 +14,6 @@ import pytest
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.shared.contracts import CacheDtype, FloatArray
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -24,6 +21,9 @@ from enginewright.runtime.bundle.weights import pack
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import CacheDtype, FloatArray
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.runtime.executors import tiny_onnx
 
 V, H = 260, 8

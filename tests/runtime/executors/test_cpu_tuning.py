@@ -12,10 +12,10 @@ import pytest
 
 from enginewright.plugins.cpu import executable
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.cpu_tuning import TuningFile, load_tuning
+from enginewright.runtime.shared.errors import BundleError
 
 ISA = isas()[0]
 

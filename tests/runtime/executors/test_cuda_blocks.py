@@ -19,8 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import NO_TOKEN, StepOutput
-from enginewright.plugins.shared.errors import RequestError, TargetError
 from enginewright.plugins.triton import step_calls
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
@@ -32,6 +30,8 @@ from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgra
 from enginewright.runtime.executors.cuda_steps import add_logprobs, float32_sums
 from enginewright.runtime.executors.packed_steps import StepLimits, StepShape, input_shapes
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
+from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
+from enginewright.runtime.shared.errors import RequestError, TargetError
 from tests.passes.small_programs import Steps, random_sequences
 from tests.triton_interpreter import interpreter as interpreter
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 from tests.acceptance.test_families import MORE_FAMILIES
 from tests.acceptance.test_families_experts import EXPERT_FAMILIES
 from tests.conftest import TINY_FAMILIES

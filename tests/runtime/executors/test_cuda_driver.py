@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.executors.cuda_driver import Gpu, load_cuda
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
 SOURCE = r"""
 #include <stdint.h>

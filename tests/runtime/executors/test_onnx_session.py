@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from enginewright.plugins.onnxruntime.library import operators_library
-from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, RequestError
 from enginewright.runtime.executors import onnx_session
 from enginewright.runtime.executors.onnx_session import (
     PROVIDERS,
@@ -19,6 +18,7 @@ from enginewright.runtime.executors.onnx_session import (
     open_session,
     run_session,
 )
+from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, RequestError
 
 
 @pytest.fixture

@@ -10,15 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup, StepInput
-from enginewright.plugins.shared.errors import (
-    BundleError,
-    CapacityError,
-    EnginewrightError,
-    MissingDependencyError,
-    RequestError,
-    TargetError,
-)
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
 from enginewright.runtime.executors import onnx_slots
@@ -26,6 +17,15 @@ from enginewright.runtime.executors.onnx_slots import OnnxExecutor, linear_io, s
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.shared.errors import (
+    BundleError,
+    CapacityError,
+    EnginewrightError,
+    MissingDependencyError,
+    RequestError,
+    TargetError,
+)
 
 from . import tiny_onnx as tiny
 from .fake_driver import FakeCuda, Gpu

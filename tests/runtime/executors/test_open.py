@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import (
@@ -18,6 +17,7 @@ from enginewright.runtime.executors.open import (
     target_groups,
 )
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError
 
 from . import tiny_onnx as tiny
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup, StepInput
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.executors.packed_steps import StepShape, bucketed, of_requests, padded, parts, rounded
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.shared.errors import RequestError
 
 GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=4)
 

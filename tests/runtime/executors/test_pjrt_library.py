@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.executors import pjrt_library
 from enginewright.runtime.executors.host_arrays import aligned, in_place
 from enginewright.runtime.executors.pjrt_library import Pjrt, is_tested, load_jaxlib, plugins
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")
 

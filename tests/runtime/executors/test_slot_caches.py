@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import slot_caches
 from enginewright.runtime.executors.onnx_session import PROVIDERS, load_onnxruntime, open_session
@@ -18,6 +17,7 @@ from enginewright.runtime.executors.slot_caches import SlotCaches
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from . import tiny_onnx as tiny
 

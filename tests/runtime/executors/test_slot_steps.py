@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, SamplingBatch, StepInput
-from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.executors.slot_steps import SlotSteps
 from enginewright.runtime.executors.slots import SlotRun
+from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, SamplingBatch, StepInput
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 C, V = 9, 6
 GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=C)

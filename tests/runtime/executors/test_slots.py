@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup, StepInput
-from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.executors.slots import MOST_HOLES, SlotRun, mask, plan_runs, slots_of
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 C, SLOTS = 32, 24
 GROUPS = (CacheGroup("a", (0,), 1, 4, 4, block_size=C), CacheGroup("b", (1,), 1, 4, 4, window=3, block_size=C))

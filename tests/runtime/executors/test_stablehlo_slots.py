@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import Placement, make_executor
 from enginewright.runtime.executors.pjrt_library import Pjrt
@@ -21,6 +20,7 @@ from enginewright.runtime.executors.stablehlo_slots import (
 )
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from tests.optimizer.emit.onnx.linear_session import lowered_family
 from tests.optimizer.emit.stablehlo import module_session
 

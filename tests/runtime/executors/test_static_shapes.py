@@ -15,9 +15,6 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
-from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
-from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
@@ -25,6 +22,9 @@ from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padd
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
 
 PLAN = BucketPlan.of((7, 40, 96), (1, 2, 6), 64)
 GROUPS = (CacheGroup("full", (0,), 1, 8, 8), CacheGroup("window", (1,), 1, 8, 8, window=8, block_size=16))

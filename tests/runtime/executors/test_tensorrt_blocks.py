@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.executors.tensorrt_slots import FREE_SHARE
@@ -20,6 +19,7 @@ from enginewright.runtime.kv_cache import cache_manager
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 
 from . import fake_tensorrt as fakes
 from . import tiny_onnx as tiny

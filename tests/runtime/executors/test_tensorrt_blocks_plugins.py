@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.executors.packed_steps import StepLimits
 from enginewright.runtime.executors.tensorrt_blocks_plugins import PagedEngines, caps_of, limits_of, profile_of_each
+from enginewright.runtime.shared.errors import BundleError, RequestError
 
 from .packed_bundles import DECODE, PREFILL
 

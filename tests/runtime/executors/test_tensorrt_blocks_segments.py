@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.executors.packed_steps import StepLimits
 from enginewright.runtime.executors.tensorrt_blocks_segments import SegmentProgram, segment_limits
+from enginewright.runtime.shared.errors import RequestError
 
 from .packed_bundles import schedule
 

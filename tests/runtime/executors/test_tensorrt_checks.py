@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.tensorrt_checks import (
     FLAVOURS,
@@ -11,6 +10,7 @@ from enginewright.runtime.executors.tensorrt_checks import (
     gpu_problem,
     library_problem,
 )
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
 ADA, HOPPER = Gpu(0, "RTX 4090", "8.9", 24 << 30), Gpu(1, "H200", "9.0", 139 << 30)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.triton.compile_ahead import write_kernels
 from enginewright.runtime.executors.tensorrt_kernels import read_by_stem
+from enginewright.runtime.shared.errors import BundleError
 
 from . import tiny_paged as paged
 

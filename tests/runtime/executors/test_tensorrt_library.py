@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, MissingDependencyError
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.executors.tensorrt_api import ContextApi, EngineApi
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
@@ -18,6 +17,7 @@ from enginewright.runtime.executors.tensorrt_library import (
     check_tensors,
     open_library,
 )
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError
 
 from . import tiny_onnx as tiny
 from .fake_driver import ADA, FakeCuda

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.tensorrt_slot_profiles import (
@@ -16,6 +15,7 @@ from enginewright.runtime.executors.tensorrt_slot_profiles import (
     lengthen,
     widen,
 )
+from enginewright.runtime.shared.errors import BundleError
 
 C = 33
 

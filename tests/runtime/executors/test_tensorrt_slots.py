@@ -15,13 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.errors import (
-    BundleError,
-    CapacityError,
-    MissingDependencyError,
-    RequestError,
-    TargetError,
-)
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection, TensorRtSection
@@ -29,6 +22,13 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import (
+    BundleError,
+    CapacityError,
+    MissingDependencyError,
+    RequestError,
+    TargetError,
+)
 
 from . import tiny_onnx as tiny
 from .fake_driver import ADA, FakeCuda, Gpu

@@ -10,10 +10,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo, cache_names
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
 
 V, H, NQ, NKV, D, DV, WINDOW, CONTEXT = 50, 24, 4, 2, 8, 6, 5, 40
 WINDOWS = (0, WINDOW)  # of the two layers

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.kv_cache.block_pool import BlockPool
+from enginewright.runtime.shared.errors import CapacityError
 
 
 @pytest.mark.parametrize("blocks", [1, 7])

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import (
     PoolPlan,
     bytes_for,
@@ -18,6 +16,8 @@ from enginewright.runtime.kv_cache.cache_groups import (
     parse_size,
     plan_pools,
 )
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 FULL = CacheGroup("full", (0, 2), kv_heads=2, key_head_size=8, value_head_size=8)  # 8192 bytes a block
 WINDOW = CacheGroup("window", (1,), kv_heads=1, key_head_size=8, value_head_size=8, window=64, block_size=64)

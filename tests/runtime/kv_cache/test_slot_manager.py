@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import ExecutorCaps
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import ExecutorCaps
 
 CAPS = ExecutorCaps(ragged=False, max_requests=8, kept_slots=True)
 

@@ -11,8 +11,6 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.kv_cache.cache_groups import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.llm import LLM
@@ -21,6 +19,8 @@ from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.branching import places_taken
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import CapacityError
 
 
 def test_windows_take_what_is_enough_for_them() -> None:

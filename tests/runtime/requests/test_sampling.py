@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams, sample_seed, seed_of
+from enginewright.runtime.shared.errors import RequestError
 
 
 def test_greedy_unless_told_otherwise() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import enginewright as ew
-from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, OF_SAMPLING, Idle, Only, Renamed
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer
 

@@ -7,10 +7,10 @@ from array import array
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk, step_input
+from enginewright.runtime.shared.contracts import CacheGroup
 
 GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4)}
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
+from enginewright.runtime.shared.errors import CapacityError
 
 
 def request(prompt: int, new: int = 4, **fields: Any) -> Request:

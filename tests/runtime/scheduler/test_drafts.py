@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import enginewright as ew
-from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Lookup
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.base import Batch, Chunk
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts
 from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
+from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
 
 LOOPING = [70, 71, 72, 73] * 8
 PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
 from enginewright.runtime.scheduler.options import Scheduling, parse_seconds, scheduling_of
+from enginewright.runtime.shared.errors import RequestError
 
 
 def test_names_and_options() -> None:

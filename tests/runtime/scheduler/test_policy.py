@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import OverloadError, RequestError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
@@ -19,6 +17,8 @@ from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
 from enginewright.runtime.scheduler.waiting import LEAST_TENANTS, Shares
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
+from enginewright.runtime.shared.errors import OverloadError, RequestError
 
 GROUP = CacheGroup("g0", (0,), 1, 1, 1, block_size=4)
 CLASSES = {"chat": {"ttft": 1.0, "tpot": "20ms"}, "slow": {"ttft": 10}, "batch": {"priority": 3}}

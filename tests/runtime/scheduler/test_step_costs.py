@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk
 from enginewright.runtime.scheduler.step_costs import StepCosts, StepSize, planned_steps
+from enginewright.runtime.shared.errors import RequestError
 
 
 def true_seconds(size: StepSize) -> float:

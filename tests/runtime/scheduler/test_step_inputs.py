@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
@@ -17,6 +16,7 @@ from enginewright.runtime.scheduler.base import Chunk, step_input
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_inputs import StepInputs
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 
 GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4), "h": CacheGroup("h", (1,), 1, 1, 1, block_size=8)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.text.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": '<b>é & "x"</b>'}]

@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2.filters
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError
 from enginewright.runtime.text import chat_template, template_process
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.template_process import TemplateProcess
@@ -140,7 +140,7 @@ def test_threads(process: TemplateProcess) -> None:
 def test_a_forked_child_has_one_of_its_own(process: TemplateProcess) -> None:
     code = """
 import os, sys, threading, time
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text import chat_template
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.template_process import TemplateProcess

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError
 from enginewright.runtime.text import chat_template
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.template_process import TemplateProcess
@@ -66,7 +66,7 @@ def test_it_is_stopped_in_time(source: str) -> None:
 
 PEAK = """
 import re, resource, sys
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 from MODULE import ChatTemplate
 try:
     ChatTemplate(sys.stdin.read(), {}).render([{"role": "user", "content": "x"}])

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import decoders, models
 
 from enginewright.optimizer.capture.tokenizer import quick_to_read
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 BOS, EOS, START, END = 256, 257, 258, 259

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.tool_schema import tool_schema
 
 

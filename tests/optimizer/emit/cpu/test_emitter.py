@@ -9,17 +9,17 @@ import torch
 
 from enginewright.optimizer.emit.cpu.emitter import CpuEmitter, _chunks, source_rows
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source, Transpose
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.acceptance.driver import Driver
 from tests.passes.lowering.lowered import features
 from tests.passes.lowering.test_lower_quantized import FORMATS, with_formats

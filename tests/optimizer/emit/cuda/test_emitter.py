@@ -22,7 +22,6 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.framework.manager import PassManager
-from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.plugins.triton.choose_tiles import Compile
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.triton.compile_workers import KernelCompiler
@@ -35,6 +34,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cuda_driver import Argument, Gpu
 from enginewright.runtime.executors.cuda_kernels import CarriedLauncher, SpecCollector, specs_of
 from enginewright.runtime.executors.cuda_sampling import lacks_of, missing_kernels
+from enginewright.runtime.shared.errors import BundleError, TargetError
 from tests.passes.small_programs import Steps
 from tests.runtime.executors import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter

@@ -20,13 +20,13 @@ from enginewright.optimizer.emit.onnx.emit_model import emit_model
 from enginewright.optimizer.emit.onnx.float_types import FloatType
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.onnxruntime.library import operators_library
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
+from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 
 Logits = npt.NDArray[np.float32]

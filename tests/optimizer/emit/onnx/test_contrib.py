@@ -12,11 +12,11 @@ from torch.fx.node import Node
 from enginewright.optimizer.emit.onnx import contrib
 from enginewright.optimizer.emit.onnx.contrib_attention import GroupQuery, group_queries
 from enginewright.optimizer.verify.random_tokens import tolerance_of
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import (
     SEQUENCES,

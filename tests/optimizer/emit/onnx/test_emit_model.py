@@ -11,7 +11,7 @@ import torch
 
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.ir.weights import Source
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
 from tests.optimizer.emit.onnx.linear_session import (

@@ -13,13 +13,13 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import OnnxSection
-from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.verify.verify import DEFAULT_MAX_KL
 from enginewright.plugins.onnxruntime import library
-from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.onnx_slots import variant_io
 from enginewright.runtime.executors.open import Placement, target_groups
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 

@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto
 
 from enginewright.optimizer.emit.onnx.float_types import FloatType, narrowed
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import LinearSession, emit, lowered, reference_logits, run_plan
 

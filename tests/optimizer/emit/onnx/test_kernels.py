@@ -14,11 +14,11 @@ import torch
 
 from enginewright.optimizer.emit.onnx.emit_model import OPSET
 from enginewright.optimizer.verify.random_tokens import tolerance_of
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, Variant
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import (

@@ -12,16 +12,16 @@ from enginewright.optimizer.emit.onnx.emit_model import emit_model
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import segment_model
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.segments import SegmentStep
 from enginewright.runtime.bundle.weights import WeightsIndex
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import emit
 from tests.passes.small_programs import Shape, decoder
 

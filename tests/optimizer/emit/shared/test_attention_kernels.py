@@ -16,15 +16,15 @@ from enginewright.optimizer.emit.shared.attention_kernels import (
     emit_sampling_kernels,
 )
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.plugins.tensorrt.kernels import SHARED_MEMORY, plugin_kernels
 from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS, AttentionShape
 from enginewright.runtime.executors.gpu_sampling import open_sampler
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.runtime.shared.progress import silent
 from tests.passes.small_programs import Shape, decoder
 from tests.runtime.executors.fake_driver import FakeDevice, Gpu
 from tests.runtime.executors.tiny_paged import compile_kernel

@@ -15,10 +15,10 @@ import pytest
 
 from enginewright.optimizer.emit.shared import bundle_writer as writer_module
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle import hashed_file
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 Make = Callable[..., Path]
 

@@ -13,9 +13,7 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.stablehlo.emitter import StableHloEmitter
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
@@ -23,6 +21,8 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, open_client, stablehlo_section
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.progress import silent
 
 CONTEXT = 31
 SIZES = BucketPlan.of((4, 12), (1, 4), 4)

@@ -15,11 +15,11 @@ from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import CacheSection
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
-from enginewright.plugins.shared.errors import MissingDependencyError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import pjrt_library
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import MissingDependencyError, UnsupportedModelError
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import lowered_family
 from tests.optimizer.emit.stablehlo.module_session import write_bundle

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.stablehlo_section import KERNELS
 from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
+from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
 from tests.optimizer.emit.onnx.linear_session import lowered_family, reference_logits, run_plan

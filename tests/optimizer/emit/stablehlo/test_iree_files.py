@@ -23,7 +23,6 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.stablehlo_section import IreeSection
 from enginewright.runtime.doctor import examine
@@ -34,6 +33,7 @@ from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 from tests.conftest import make_tiny_model
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")

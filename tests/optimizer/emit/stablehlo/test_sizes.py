@@ -4,8 +4,8 @@ import pytest
 
 from enginewright.optimizer.emit.stablehlo.sizes import modules_of, slot_lengths
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.shared.errors import RecipeError
 
 
 def test_slots_double_up_to_the_context() -> None:

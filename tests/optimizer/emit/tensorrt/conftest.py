@@ -16,11 +16,11 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt import emitter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.tensorrt import cut_network
 
 MakeBundle = Callable[..., Path]

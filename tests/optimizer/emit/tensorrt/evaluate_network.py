@@ -1,4 +1,4 @@
-"""What a network description means, op by op: ONNX's reference evaluator, and ``plugins/ops`` for our own two."""
+"""What a network description means, op by op: ONNX's reference evaluator, and ``passes/ops`` for our own two."""
 
 from __future__ import annotations
 

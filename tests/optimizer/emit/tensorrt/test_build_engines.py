@@ -17,11 +17,11 @@ import pytest
 
 from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import TargetError
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.tensorrt import built_bundle
 from tests.plugins.tensorrt.bindings_process import bindings_process

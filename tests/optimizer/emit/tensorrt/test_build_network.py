@@ -7,9 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.tensorrt_plan import PlanHeader
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model

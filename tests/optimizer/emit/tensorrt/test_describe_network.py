@@ -9,8 +9,8 @@ import torch
 
 from enginewright.optimizer.emit.tensorrt.network import Network
 from enginewright.optimizer.verify.random_tokens import tolerance_of
-from enginewright.plugins.shared.errors import BundleError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError, UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import PLAN, SEQUENCES, lowered, reference_logits, tokens_of

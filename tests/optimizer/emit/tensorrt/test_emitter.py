@@ -6,10 +6,10 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter, profiles_of
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import RecipeError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import RecipeError, TargetError
+from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import lowered
 from tests.optimizer.emit.tensorrt.conftest import MakeBundle

@@ -6,7 +6,7 @@ from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.emit.targets import check_storages
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 
 def test_gpus_with_kernels() -> None:

@@ -1,4 +1,4 @@
-"""Runs a schedule on a CPU as its executor does on a GPU: onnxruntime for segments, plugins/ops for what is between."""
+"""Runs a schedule on a CPU as its executor does on a GPU: onnxruntime for segments, passes/ops for what is between."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from enginewright.optimizer.emit.onnx.float_types import FloatType
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentedModel, SegmentGraph, segment_model
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.ops.attention import paged_attention
-from enginewright.plugins.ops.cache import kv_write
-from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.passes.ops.attention import paged_attention
+from enginewright.passes.ops.cache import kv_write
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, STEP_INPUTS, AttentionStep, SegmentStep
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import PLAN, SEQUENCES, Logits, tokens_of
 from tests.passes.small_programs import Steps
 

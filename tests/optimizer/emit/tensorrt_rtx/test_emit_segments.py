@@ -12,12 +12,12 @@ from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments as module
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import emit_segments, profiles_of
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
-from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import SegmentStep
+from enginewright.runtime.shared.errors import BundleError, TargetError
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import lowered
 from tests.optimizer.emit.tensorrt_rtx.segment_session import MANIFEST

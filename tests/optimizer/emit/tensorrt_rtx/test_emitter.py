@@ -12,10 +12,10 @@ import pytest
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.plugins.shared.errors import BundleError, RecipeError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_plan import HEADER_BYTES, PlanHeader
+from enginewright.runtime.shared.errors import BundleError, RecipeError, TargetError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 
 pytest.importorskip("tensorrt_rtx")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.emit.shared.gpus import DEFAULT, check_suited
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.shared.errors import TargetError
 
 
 def test_unsuited_gpus() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from enginewright.optimizer.emit.tensorrt_rtx.profiles import describe, profiles_of, slot_capacity
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.shared.errors import RecipeError
 
 
 def test_defaults() -> None:

@@ -12,10 +12,10 @@ import torch
 
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.segments import AttentionStep, SegmentStep
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import LinearSession, emit, lowered, reference_logits

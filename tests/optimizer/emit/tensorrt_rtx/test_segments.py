@@ -10,7 +10,7 @@ from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import lowered
 from tests.passes.small_programs import Shape, decoder

@@ -14,14 +14,14 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx.emitter import TensorRtRtxEmitter
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import lowered
 

@@ -16,8 +16,8 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.shared.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest, build_engine
-from enginewright.optimizer.shared.progress import silent
-from enginewright.plugins.shared.errors import TargetError, UnsupportedModelError
+from enginewright.runtime.shared.errors import TargetError, UnsupportedModelError
+from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import lowered_family
 from tests.optimizer.emit.tensorrt_rtx.family_table import FamilyTable, families
 

@@ -16,8 +16,8 @@ from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.emit.torch_tensorrt import emitter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.export import stages as export_stages
-from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import VerificationError
 from tests.conftest import make_tiny_model
 from tests.runtime.test_doctor import WITH_GPU
 

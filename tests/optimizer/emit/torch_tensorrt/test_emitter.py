@@ -9,8 +9,8 @@ import pytest
 
 from enginewright.optimizer.emit.torch_tensorrt import emitter
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from enginewright.runtime.executors.machine import Machine
+from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from tests.runtime.test_doctor import PLAIN, WITH_GPU
 
 CPU_TORCH = replace(PLAIN, packages={"torch": "2.13.0+cpu", "torch_tensorrt": "2.13.0"})

@@ -12,7 +12,7 @@ from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.ops import REFERENCES
+from enginewright.passes.ops import REFERENCES
 from tests.passes.captured import captured
 
 

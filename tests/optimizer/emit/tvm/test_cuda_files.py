@@ -17,16 +17,16 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.report.step_runner import random_step
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import Level
 from enginewright.runtime.executors.machine import look_at_machine
 from enginewright.runtime.executors.requirements import check_tvm
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep
 from enginewright.runtime.executors.tvm_library import Library
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_costs import StepSizes
 from tests.conftest import TINY_FAMILIES, make_tiny_model
 
 ON_A_CPU = Level("loops", "x86-64-v3", (), 1, 1, lanes=1)

@@ -19,14 +19,6 @@ from enginewright.optimizer.emit.tvm.emitter import TvmEmitter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
-from enginewright.optimizer.shared.progress import silent
-from enginewright.plugins.shared.errors import (
-    BundleError,
-    EnginewrightError,
-    MissingDependencyError,
-    TargetError,
-    UnsupportedModelError,
-)
 from enginewright.runtime.bundle.manifest import FileSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import FEATURES, OURS, KernelsName, LevelName
@@ -34,6 +26,14 @@ from enginewright.runtime.executors import tvm_blocks
 from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.shared.errors import (
+    BundleError,
+    EnginewrightError,
+    MissingDependencyError,
+    TargetError,
+    UnsupportedModelError,
+)
+from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 

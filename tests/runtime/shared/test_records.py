@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.lowered_program import Affine
-from enginewright.plugins.shared.records import Count, Positive, Record, Sha256, read
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import Affine
+from enginewright.runtime.shared.records import Count, Positive, Record, Sha256, read
 
 
 class Inner(Record, frozen=True, kw_only=True):

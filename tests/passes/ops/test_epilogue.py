@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.plugins.ops.epilogue import LINEAR_ACTIVATIONS, finish_linear
+from enginewright.passes.ops.epilogue import LINEAR_ACTIVATIONS, finish_linear
 
 ew = torch.ops.ew
 

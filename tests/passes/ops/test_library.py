@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.plugins import ops
-from enginewright.plugins.ops.library import accumulate_dtype
+from enginewright.passes import ops
+from enginewright.passes.ops.library import accumulate_dtype
 
 
 @pytest.mark.parametrize("name", sorted(ops.REFERENCES))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.plugins.ops import attention, kv_write, paged_attention
+from enginewright.passes.ops import attention, kv_write, paged_attention
 
 # (lengths of the packed requests, Nq, Nkv, D, Dv)
 SIZES = [((1, 5, 3), 4, 2, 8, 8), ((17, 1, 40), 6, 2, 16, 12)]

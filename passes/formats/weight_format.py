@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, StrictBool, ValidationInfo, model_validator
 
-from .contracts import GROUP_SIZES_OF_4_BITS
+from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS
+
 from .section import Section
 
 Storage = Literal["f32", "bf16", "int8", "int4", "fp8"]

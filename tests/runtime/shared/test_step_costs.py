@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from enginewright.plugins.shared.lowered_program import (
+from enginewright.runtime.bundle import weights as stored
+from enginewright.runtime.shared.lowered_program import (
     Affine,
     CacheGroupModel,
     Layout,
@@ -14,8 +15,7 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
-from enginewright.runtime.bundle import weights as stored
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 
 T, B, R = Affine(t=1), Affine(b=1), Affine(r=1)
 GROUP = CacheGroupModel(name="full", layers=(0,), kv_heads=2, key_head_size=16, value_head_size=24)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.plugins.ops import dequantize
+from enginewright.passes.ops import dequantize
 
 ew = torch.ops.ew
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
+from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 
 from .epilogue import check_epilogue, finish_linear
 from .library import register

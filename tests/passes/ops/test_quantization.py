@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from enginewright.plugins.ops import (
+from enginewright.passes.ops import (
     embedding,
     grouped_linear,
     linear,
@@ -18,7 +18,7 @@ from enginewright.plugins.ops import (
     quantized_grouped_linear,
     quantized_linear,
 )
-from enginewright.plugins.ops.quantization import groups_of
+from enginewright.passes.ops.quantization import groups_of
 
 ew = torch.ops.ew
 GROUPS = [(0, 0), (32, 32), (32, 0), (0, 32)]

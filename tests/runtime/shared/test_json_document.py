@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from enginewright.plugins.shared.json_document import parse_json, parse_shown
+from enginewright.runtime.shared.json_document import parse_json, parse_shown
 
 
 def test_documents() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.passes.formats.weight_format import WeightFormat
 
 INT4 = WeightFormat(storage="int4", activation="int8")
 

@@ -1,0 +1,1 @@
+"""What recipes say of stored weights: a section's rules, and one format."""
