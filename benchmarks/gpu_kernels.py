@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from enginewright.passes import ops
+from enginewright.plugins.cuda.section import CudaSection, number_of
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
 from enginewright.plugins.triton.compile_workers import KernelCompiler
@@ -38,7 +39,6 @@ from enginewright.plugins.triton.step_calls import (
     work_size,
 )
 from enginewright.plugins.triton.tiles import Gpu, Tile, gpu_of
-from enginewright.runtime.bundle.cuda_section import CudaSection, number_of
 from enginewright.runtime.executors import cuda_blocks
 from enginewright.runtime.executors.carried_kernels import read_by_stem
 from enginewright.runtime.executors.cuda_driver import Device

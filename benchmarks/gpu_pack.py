@@ -32,10 +32,10 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.cuda.section import number_of
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.tiles import TileCase, gpu_of
-from enginewright.runtime.bundle.cuda_section import number_of
 from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.steps.paged_section import PagedSection
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
-from enginewright.runtime.bundle.paged_section import PagedSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tensorrt_section import EngineSection
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine, look_at_machine
 from enginewright.runtime.executors.open import check_code
@@ -103,7 +103,7 @@ def build_target(
             f"{path}: no target {target!r}; it has {', '.join(sorted(bundle.targets)) or 'none'}",
             hint=f"Export again with --target {target}.",
         )
-    section = manifest.tensorrt
+    section = manifest.section(TensorRtSection)
     if section is None or section.paged is None:
         raise BundleError(
             f"{path}: target {target!r} is {manifest.state}: nothing of it is built on another machine",
@@ -130,8 +130,8 @@ def build_target(
             "compute_capabilities": (gpu.capability,),
         }
     )
-    finished = manifest.model_copy(
-        update={"state": "ready", "needs": None, "tensorrt": ready, "files": dict(sorted(files.items()))}
+    finished = manifest.with_section(ready).model_copy(
+        update={"state": "ready", "needs": None, "files": dict(sorted(files.items()))}
     )
     replace_manifest(bundle.path, target, finished)
     for name in old - new:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.doctor import examine
 from enginewright.runtime.executors.machine import look_at_machine
@@ -26,10 +27,12 @@ from enginewright.runtime.executors.open import (
     context_of,
     make_executor,
     runs_here,
+    takes,
     target_groups,
 )
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, RequestError
 from enginewright.runtime.shared.progress import Progress, silent
+from enginewright.runtime.shared.targets import part
 
 from .capture.find_source import find_source
 from .shared.files import hash_files
@@ -114,7 +117,7 @@ def check_bundle(
         if name in bundle.targets:
             check_code(bundle, name)
         if (reason := _why_not(bundle, name)) is not None:
-            io = bundle.target(name).io  # raises if it isn't there, or must be built first
+            io = bundle.target(name).section(LinearIo)  # raises if it isn't there, or must be built first
             if io is not None:
                 load_onnxruntime(io.onnxruntime)  # raises what says how to install it
             raise BundleError(f"{path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
@@ -139,19 +142,15 @@ def check_bundle(
 
 
 def _has_providers(bundle: Bundle, name: str) -> bool:
-    """Whether onnxruntime or PJRT runs the target."""
-    target = bundle.targets.get(name)
-    if target is None:
-        return False
-    return target.stablehlo is not None or (target.io is not None and target.tensorrt is None)
+    """Whether what runs the target has providers to choose from."""
+    return name in bundle.targets and takes(name, "provider")
 
 
 def engine_problem(bundle: Bundle, name: str) -> str | None:
     """Why a target's engines can't run on this machine, or nothing of ours runs it; None if that isn't so."""
-    target = bundle.targets[name]
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
-    if not (target.tensorrt or target.cuda or target.stablehlo):
+    if carried_code(name) is None:
         return None
     (finding,) = examine(look_at_machine(), bundle, [name]).findings
     return None if finding.verdict == "runs" else "; ".join(finding.reasons)
@@ -168,11 +167,11 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         return f"this Enginewright runs {', '.join(ORDER)}"
     if (code := carried_code(name)) is not None and bundle.trust is None:
         return f"it carries {code}, which run only for who trusts them"
-    if target.tensorrt or target.cuda or target.stablehlo:
+    if carried_code(name) is not None:
         return engine_problem(bundle, name)
-    if target.io is not None:
+    if (io := target.section(LinearIo)) is not None:
         try:
-            load_onnxruntime(target.io.onnxruntime)
+            load_onnxruntime(io.onnxruntime)
         except MissingDependencyError as e:
             return e.message
     return None
@@ -183,8 +182,8 @@ def _check_program(bundle: Bundle, name: str) -> None:
 
     Raises BundleError where it doesn't hold together.
     """
-    if name not in bundle.programs or bundle.targets[name].cuda is not None:
-        return  # of cuda's form: ``Bundle.open`` has looked at its memory
+    if name not in bundle.programs or hasattr(part(name, "section"), "check_opened"):
+        return  # a program of the target's own form: opening the bundle has looked at it
     program = bundle.programs[name]
     weights = {use.name: bundle.weight(use.name) for use in program.weights}
     blocks = {group.name: 1 for group in program.cache_groups}

@@ -62,7 +62,7 @@ class LLM:
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: True checks the hashes of all files first (reads the whole bundle). None hashes the weights beside the
             first steps, on a thread of the lowest priority: where a file was altered, requests end with BundleError
-            as soon as that is known. False looks at no hash.
+            as soon as that is known, which may be after the first; ``check_weights`` waits. False looks at no hash.
         trust: what may run of the code that bundles carry for some targets (tvm, stablehlo, cuda, tensorrt-rtx,
             tensorrt), which can do whatever a program can. None: nothing, so that those targets aren't opened. "code":
             all of it. "sha256:...": of the bundle of that hash alone, as `optimize inspect` shows it.
@@ -93,6 +93,8 @@ class LLM:
         CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
         MissingDependencyError: what the target runs on is not installed, or too old.
     """
+
+    _bundle: Bundle | None = None  # of from_executor's, none
 
     @takes_vllm_names(OF_LLM, of_params=_OF_PARAMS)
     def __init__(
@@ -151,9 +153,17 @@ class LLM:
         del files
         return_freed_memory()
         self._start(Engine(executor, config, draft), info, tokenizer, seed)
-        self._name = bundle.path.name
+        self._name, self._bundle = bundle.path.name, bundle
         if prefix_folder is not None:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
+
+    def check_weights(self, timeout: float | None = None) -> bool:
+        """Waits until the weights are hashed, or for so many seconds; False if they aren't yet, or nothing hashes them.
+
+        Raises:
+            BundleError: a file of weights isn't what was exported: answers that were made with it may be wrong.
+        """
+        return self._bundle is not None and self._bundle.weights_hashed(timeout)
 
     @classmethod
     def from_executor(

@@ -107,6 +107,7 @@ def command(
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
     served = llm_options(target, provider, context, threads, memory, prefix_folder, scheduling, speculate, trust)
+    opened = time.perf_counter()
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
@@ -121,11 +122,13 @@ def command(
                 print(printer.speed(), file=sys.stderr)
             if stats:
                 _print_stats(llm.info())
+            llm.check_weights(time.perf_counter() - opened)
             return
         start = time.perf_counter()
         results = llm.chat(conversations, params, **options) if chat else llm.generate(texts, params)
         seconds = time.perf_counter() - start
         info = llm.info()
+        llm.check_weights(time.perf_counter() - opened)
     tokens = sum(len(answer.token_ids) for result in results for answer in result.outputs)
     pairs = zip(texts, results, strict=True)
     if as_json:

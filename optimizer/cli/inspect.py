@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +10,13 @@ import typer
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
+from enginewright.runtime.shared.targets import part
 
 from .console import comparison_lines, print_json, reported
 from .options import AsJson, BundlePath, known_target
 
 if TYPE_CHECKING:
     from enginewright.runtime.bundle.reader import Bundle
-    from enginewright.runtime.bundle.stablehlo_section import StableHloSection
     from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
 
 NAME = "inspect"
@@ -144,9 +143,9 @@ def _print_summary(bundle: Bundle) -> None:
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
         if (code := carried_code(name)) is not None:
             _row("", f"carries {code}: they run only with --trust")
-        if target.stablehlo is not None:
-            for line in _module_lines(bundle, name, target.stablehlo):
-                _row("", line)
+        described = getattr(part(name, "section"), "described", None)
+        for line in () if described is None else described(bundle, name):
+            _row("", line)
     for name, program in bundle.programs.items():
         counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
         _row(name, f"{len(program.steps)} steps: {counts}")
@@ -169,23 +168,6 @@ def _print_summary(bundle: Bundle) -> None:
     _row("hash", bundle.hash)
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
-
-
-def _module_lines(bundle: Bundle, name: str, section: StableHloSection) -> Iterator[str]:
-    """The modules, and what IREE's compiler made of them, with its size."""
-    from enginewright.runtime.bundle.manifest import target_folder
-    from enginewright.runtime.bundle.stablehlo_section import IREE_FOLDER
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
-
-    places = ", ".join(str(length) for length in section.lengths)
-    ours = ", calling our kernels" if section.kernels else ""
-    yield f"{len(section.modules)} modules of StableHLO {section.version}, slots of {places} places{ours}"
-    if (iree := section.iree) is not None:
-        devices = [*(f"x86-64-{level}" for level in iree.levels), *(f"CUDA {number}" for number in iree.cuda)]
-        folder = f"{target_folder(name)}/{IREE_FOLDER}/"
-        files = [file.bytes for path, file in bundle.files.items() if path.startswith(folder)]
-        size = format_bytes(sum(files))
-        yield f"compiled by IREE {iree.version} for {', '.join(devices)}: {len(files)} files, {size}"
 
 
 def _row(label: str, text: str) -> None:

@@ -123,6 +123,7 @@ def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
 
 def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
     """LLM's ``scheduling`` of what was said: a name, or what is in a file. Raises BadParameter for any other."""
+    from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
     from enginewright.runtime.scheduler.options import NAMES
 
     if text is None or text in NAMES:
@@ -131,7 +132,7 @@ def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
     if file.suffix != ".toml":
         raise typer.BadParameter(f"--scheduling: {text!r} is neither {', '.join(NAMES)} nor a .toml file")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
     except (OSError, ValueError) as e:
         raise typer.BadParameter(f"--scheduling: {file}: {getattr(e, 'strerror', None) or e}") from e
 

@@ -54,6 +54,7 @@ from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
 from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.targets import part
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
@@ -271,7 +272,7 @@ def write_bundle(
         for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
-    sized = [n for n, t in emitted.items() if runs_here(n) and not (t.io or t.tensorrt or t.tvm or t.stablehlo)]
+    sized = [name for name in emitted if runs_here(name) and not getattr(part(name, "section"), "ANY_SIZE", False)]
     specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
     _write_scales(rewritten.programs[asked.targets[0]], writer)
     shutil.rmtree(scratch)

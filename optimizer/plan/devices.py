@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import TargetError
 
 CPU = "cpu"
@@ -71,7 +72,7 @@ def _key(name: str) -> str:
 def read_devices(path: Path) -> dict[str, Gpu]:
     """GPUs of a file that is written as devices.toml is, by their keys. Raises TargetError for one that isn't."""
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("gpu", [])
+        entries = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES, piped=True).decode()).get("gpu", [])
         found = [_own_gpu({"source": str(path), **entry}) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise TargetError(f"devices: {path} can't be read: {e}", hint=_OWN) from e

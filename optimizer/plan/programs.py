@@ -8,6 +8,7 @@ from pathlib import Path
 
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
+from enginewright.plugins.cuda.section import CudaSection
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import ModelInfo
@@ -100,7 +101,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
     recipe = str(bundle.manifest.recipe.get("name") or "")
     planned = []
     for name in names:
-        program, cuda = bundle.programs[name], bundle.target(name).cuda
+        program, cuda = bundle.programs[name], bundle.target(name).section(CudaSection)
         mixed = cuda is not None and cuda.mixed_decodes
         planned.append(PlannedProgram((recipe,), program, formats_of(program, name), target=name, mixed_decodes=mixed))
     return PlannedModel(bundle.model, tuple(planned))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from enginewright.passes.formats.section import Section
-from enginewright.runtime.bundle.tvm_section import FEATURES, KernelsName, LevelName
+from enginewright.plugins.tvm.section import FEATURES, KernelsName, LevelName
 from enginewright.runtime.shared.errors import TargetError
 
 from .gpus import parse_capabilities

@@ -23,6 +23,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, silent
+from enginewright.runtime.shared.targets import part
 
 from .source_facts import SourceFacts
 
@@ -156,16 +157,9 @@ def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
     yield "state", target.state
     if target.needs is not None:
         yield "needs", target.needs
-    if target.io is not None:
-        yield "onnxruntime", target.io.onnxruntime
-    if target.stablehlo is not None:
-        yield "stablehlo", target.stablehlo.version
-        yield "jaxlib", target.stablehlo.jaxlib
-        if target.stablehlo.iree is not None:
-            yield "iree", target.stablehlo.iree.version
-    if target.tensorrt is not None:
-        yield "tensorrt", target.tensorrt.version
-        yield "compute_capabilities", ", ".join(target.tensorrt.compute_capabilities)
+    made_with = getattr(part(name, "section"), "made_with", None)
+    if made_with is not None:
+        yield from made_with(target)
 
 
 def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:

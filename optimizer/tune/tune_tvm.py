@@ -18,9 +18,9 @@ from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, Schedules, 
 from enginewright.optimizer.report.step_runner import random_step
 from enginewright.optimizer.shared.files import add_file, replace_manifest
 from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.tvm.section import LEVELS, Level, LevelName, TunedLibrary, TvmSection
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import LEVELS, Level, LevelName, TunedLibrary
 from enginewright.runtime.executors.open import check_code
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
 from enginewright.runtime.executors.tvm_library import INSTALL, Library
@@ -288,7 +288,7 @@ def _read(path: Path) -> bytes:
 def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules) -> Path:
     """Both into the target's folder; then its manifest says so, and what was tuned before goes."""
     folder, manifest = bundle.path / target_folder(TARGET), bundle.target(TARGET)
-    section = manifest.tvm
+    section = manifest.section(TvmSection)
     assert section is not None, "it was asked for"
     before = section.tuned.get(level)
     old = {before.library, before.records} if before is not None else set()
@@ -300,11 +300,9 @@ def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules)
         new[of_records] = new_file
         tuned = section.tuned | {level: TunedLibrary(library=of_library, records=of_records)}
         kept = {name: file for name, file in manifest.files.items() if name not in old}
-        update = {
-            "tvm": section.model_copy(update={"tuned": dict(sorted(tuned.items()))}),
-            "files": dict(sorted((kept | new).items())),
-        }
-        replace_manifest(bundle.path, TARGET, manifest.model_copy(update=update))
+        finished = manifest.with_section(section.model_copy(update={"tuned": dict(sorted(tuned.items()))}))
+        files = dict(sorted((kept | new).items()))
+        replace_manifest(bundle.path, TARGET, finished.model_copy(update={"files": files}))
     except BaseException:
         for name in new.keys() - manifest.files.keys():
             (folder / name).unlink(missing_ok=True)

@@ -38,8 +38,9 @@ def relative_tolerance(program: LoweredProgram) -> float:
 
 def tolerance_of_target(bundle: Bundle, target: str) -> float:
     """``relative_tolerance`` of a target of any form."""
-    section = bundle.target(target).io or bundle.target(target).stablehlo
-    return relative_tolerance(bundle.program(target)) if section is None else tolerance_of(section.summed_products)
+    sections = bundle.target(target).sections.values()
+    terms = next((section.summed_products for section in sections if hasattr(section, "summed_products")), None)
+    return relative_tolerance(bundle.program(target)) if terms is None else tolerance_of(terms)
 
 
 def tolerance_of(terms: int) -> float:

@@ -117,9 +117,10 @@ class HashedBeside:
         """It ends with the piece that it is at."""
         self._stopped.set()
 
-    def wait(self) -> None:
-        """Until all files are compared."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until all files are compared, or for so long; whether they are."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):  # another system

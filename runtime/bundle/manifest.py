@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, field
@@ -19,17 +19,14 @@ from ..shared.errors import BundleError
 from ..shared.json_document import parse_json, parse_shown
 from ..shared.lowered_program import LoweredProgram
 from ..shared.records import Count, Record, Sha256, read
-from .cuda_section import CudaSection
-from .linear_io import LinearIo
-from .stablehlo_section import StableHloSection
-from .tensorrt_section import TensorRtSection
-from .tvm_section import TvmSection
 
 FORMAT_VERSION = 2
 """2: a manifest without its own hash is refused, and so are end tokens outside of the vocabulary."""
 MANIFEST_PATH = "manifest.json"
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
+
+R = TypeVar("R", bound=Record)
 
 _OWN_HASH = "sha256"
 """The field of a manifest with the hash of its own text, written without that field."""
@@ -139,30 +136,51 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     """targets/NAME/manifest.json: a target's state, and the files of its folder, by their paths in that folder.
 
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
-    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``io`` says
-    what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are, ``cuda`` what
-    kernels, ``tvm`` what libraries, ``stablehlo`` what modules.
+    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``sections``
+    are the fields that this target alone has: records of its own package (``runtime/shared/targets.py``), or plain JSON
+    where nobody here knows the target.
     """
 
     format_version: int = FORMAT_VERSION
     state: Literal["ready", "needs-build"] = "ready"
     needs: str | None = None
-    io: LinearIo | None = None
-    tensorrt: TensorRtSection | None = None
-    cuda: CudaSection | None = None
-    tvm: TvmSection | None = None
-    stablehlo: StableHloSection | None = None
     files: dict[BundlePath, FileSection] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    def section(self, kind: type[R]) -> R | None:
+        """The section that is such a record; None if there is none."""
+        return next((found for found in self.sections.values() if isinstance(found, kind)), None)
+
+    def with_section(self, section: Record) -> TargetManifest:
+        """The same with another section in the place of the one that is such a record."""
+        changed = {k: section if isinstance(v, type(section)) else v for k, v in self.sections.items()}
+        return self.model_copy(update={"sections": changed})
 
     def to_json(self) -> str:
-        """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
-        sections = ("io", "tensorrt", "cuda", "tvm", "stablehlo")
-        return _stable_json(self, exclude={name for name in sections if getattr(self, name) is None})
+        """Stable, readable text: the same manifest gives the same bytes."""
+        fields = self.model_dump(mode="json")
+        return _sealed(fields.pop("sections") | fields)
 
     @classmethod
-    def from_json(cls, text: str | bytes, *, source: str) -> TargetManifest:
-        """Raises BundleError as ``Manifest.from_json`` does."""
-        return _read_manifest(cls, text, source)
+    def from_json(
+        cls, text: str | bytes, *, source: str, sections: Mapping[str, type[Record]] | None = None
+    ) -> TargetManifest:
+        """Raises BundleError as ``Manifest.from_json`` does.
+
+        ``sections``: what its own fields are, by key; no others may be there. None: they are left as they are.
+        """
+        data = _manifest_data(text, source)
+        own = {key: data.pop(key) for key in data.keys() - _SHARED_FIELDS}
+        manifest = read(cls, data, source)
+        if sections is not None:
+            for key in own:
+                if key not in sections:
+                    raise BundleError(f"{source}: {key}: there is no such field", hint="Export the bundle again.")
+            own = {key: read(sections[key], value, source, key) for key, value in own.items()}
+        return manifest.model_copy(update={"sections": own})
+
+
+_SHARED_FIELDS = frozenset(TargetManifest.__struct_fields__) - {"sections"}
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -201,7 +219,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:
         """Raises BundleError naming ``source`` and the field if the text isn't a manifest that this version reads."""
-        return _read_manifest(cls, text, source)
+        return read(cls, _manifest_data(text, source), source)
 
 
 def target_folder(name: str) -> str:
@@ -226,9 +244,6 @@ def check_format_version(data: object, newest: int, source: str) -> None:
         )
 
 
-M = TypeVar("M", bound=Record)
-
-
 def check_own_hash(text: bytes, source: str) -> None:
     """Raises BundleError if a manifest isn't what was written: its ``sha256`` is that of its text without this field.
 
@@ -247,10 +262,6 @@ def check_own_hash(text: bytes, source: str) -> None:
             )
 
 
-def _stable_json(manifest: Record, exclude: Collection[str] = ()) -> str:
-    return _sealed(manifest.model_dump(mode="json", exclude=exclude))
-
-
 def _sealed(fields: dict[str, Any]) -> str:
     """The text of a manifest, with its hash."""
     digest = hashlib.sha256(_dumped(fields).encode()).hexdigest()
@@ -261,12 +272,13 @@ def _dumped(fields: dict[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True, indent=1) + "\n"
 
 
-def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
+def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
+    """What a manifest says, without its hash. Raises BundleError."""
     try:
-        data = parse_shown(text)
+        data: dict[str, Any] = parse_shown(text)
     except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
     if data.pop(_OWN_HASH, None) is None and data["format_version"] > 1:  # what it is: see check_own_hash
         raise BundleError(f"{source}: {_OWN_HASH} is missing", hint="Copy the bundle again, or export it again.")
-    return read(model, data, source)
+    return data

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, CapacityError
 from ..shared.lowered_program import LoweredProgram
+from ..shared.targets import part, sections_of
 from .buckets import Bucket, BucketPlan, plan_path
-from .cuda_section import CudaSection
 from .hashed_file import HashedBeside
 from .manifest import (
     MANIFEST_PATH,
@@ -34,9 +34,6 @@ from .manifest import (
 )
 from .output_folder import shortened, unlisted_files
 from .regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, open_regular, read_regular
-from .segments import SegmentSchedule, segments_path
-from .tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
-from .tensorrt_section import TensorRtSection
 from .tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
@@ -73,7 +70,7 @@ class Bundle:
         index: weights/index.json.
         programs: target name -> its lowered program, for targets that have one and are ready.
         buckets: target name -> the fixed sizes of its steps, for targets that have some.
-        segments: target name -> the schedule of its segments, for targets that have some and are ready.
+        opened: target name -> what its ``check_opened`` gave, for targets that have one and are ready.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class Bundle:
         self.index = WeightsIndex()
         self.programs: dict[str, LoweredProgram] = {}
         self.buckets: dict[str, BucketPlan] = {}
-        self.segments: dict[str, SegmentSchedule] = {}
+        self.opened: dict[str, object] = {}
         self._beside: HashedBeside | None = None
         self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
         self._mapped: dict[int, tuple[int, tuple[int, int]]] = {}  # blob -> a descriptor of its file, and its state
@@ -106,7 +103,7 @@ class Bundle:
 
         Checks the manifest and its version, that every listed file is there with its size and lies in the folder, that
         every tensor lies in its blob, that the programs are valid and find every weight in the layout they need, and
-        that the engines' headers are what their target's manifest says.
+        what a target's own ``check_opened`` looks at.
         Hashes are checked by ``verify_hashes`` only, or where ``trust`` is one.
 
         Args:
@@ -127,7 +124,8 @@ class Bundle:
         for name in manifest.targets:
             path_of = target_manifest_path(name)
             texts[path_of] = _read(root, path_of)
-            targets[name] = TargetManifest.from_json(texts[path_of], source=str(root / path_of))
+            source = str(root / path_of)
+            targets[name] = TargetManifest.from_json(texts[path_of], source=source, sections=sections_of(name))
         found = bundle_hash(texts)
         bundle = cls(root, manifest, targets, found, check_trust(trust, found, root))
         for name in bundle.files:
@@ -137,14 +135,11 @@ class Bundle:
             program_path = f"{target_folder(name)}/{PROGRAM_FILE}"
             if target.state == "ready" and program_path in bundle.files:
                 bundle.programs[name] = bundle._read_program(program_path)
-                if target.cuda is not None:  # nothing else checks it before a GPU runs it
-                    bundle._check_memory(program_path, bundle.programs[name], target.cuda)
             if plan_path(name) in bundle.files:
                 bundle.buckets[name] = bundle._read_plan(name)
-            if target.tensorrt is not None and target.state == "ready":
-                bundle._check_engines(name, target.tensorrt)
-                if target.tensorrt.form == "segments":
-                    bundle.segments[name] = bundle._read_segments(name, target.tensorrt)
+            check = getattr(part(name, "section"), "check_opened", None)
+            if target.state == "ready" and check is not None:
+                bundle.opened[name] = check(bundle, name)
         return bundle
 
     @property
@@ -189,6 +184,11 @@ class Bundle:
         if self.trust not in (None, CODE) and hashlib.sha256(content).hexdigest() != self.files[name].sha256:
             raise self._altered(name)
         return content
+
+    def read_head(self, name: str, size: int) -> bytes:
+        """The first bytes of a listed file, or all of a shorter one."""
+        with _open(self.path, name) as file:
+            return file.read(size)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
@@ -236,6 +236,15 @@ class Bundle:
         wanted = {blob.file: self.files[blob.file].sha256 for blob in self.index.blobs}
         self._beside = HashedBeside(self.path, wanted)
         weakref.finalize(self, self._beside.stop)
+
+    def weights_hashed(self, seconds: float | None) -> bool:
+        """Waits so long for ``hash_weights_beside``, without a limit for None; whether all weights are compared by now.
+
+        Raises BundleError as ``check_unchanged`` does.
+        """
+        done = self._beside is not None and self._beside.wait(seconds)
+        self.check_unchanged()
+        return done
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
@@ -325,12 +334,6 @@ class Bundle:
             )
         return program
 
-    def _check_memory(self, name: str, program: LoweredProgram, section: CudaSection) -> None:
-        most = section.chunk, min(section.requests, section.chunk), min(section.requests, section.chunk)
-        for sizes in ((1, 1, 1), most):
-            if (problem := program.memory_problem(*sizes)) is not None:
-                raise BundleError(f"{self.path / name}: {problem}", hint="Export the bundle again.")
-
     def _read_plan(self, target: str) -> BucketPlan:
         path = plan_path(target)
         context = self.manifest.model.context_length
@@ -342,38 +345,6 @@ class Bundle:
                     hint="Export the bundle again.",
                 )
         return plan
-
-    def _check_engines(self, target: str, section: TensorRtSection) -> None:
-        source = self.path / target_manifest_path(target)
-        if not section.engines:
-            raise BundleError(f"{source}: tensorrt.engines: there is none", hint="Export the bundle again.")
-        for i, engine in enumerate(section.engines):
-            name = f"{target_folder(target)}/{engine.file}"
-            if self.files.get(name) != FileSection(bytes=engine.bytes, sha256=engine.sha256):
-                raise BundleError(
-                    f"{source}: tensorrt.engines.{i}: {engine.file} is not listed in files with these bytes and sha256",
-                    hint="Export the bundle again.",
-                )
-            if section.flavour != "rtx":
-                continue  # TensorRT's own plans have another header, which isn't known here
-            with _open(self.path, name) as file:
-                header = PlanHeader.parse(file.read(HEADER_BYTES), str(self.path / name))
-            check_plan(
-                header,
-                str(self.path / name),
-                size=engine.bytes,
-                version=section.version,
-                compute_capabilities=section.compute_capabilities,
-            )
-
-    def _read_segments(self, target: str, section: TensorRtSection) -> SegmentSchedule:
-        path = segments_path(target)
-        source = str(self.path / path)
-        schedule = SegmentSchedule.from_json(self.read_bytes(path), source=source)
-        schedule.check_engines(section, source)
-        schedule.check_files(target, self.files, source)
-        schedule.check_weights(self.index, source)
-        return schedule
 
     def _map(self, blob: int) -> npt.NDArray[np.uint8]:
         if blob not in self._blobs:

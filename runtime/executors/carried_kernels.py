@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from enginewright.plugins.cuda.section import number_of
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.compile_ahead import THREADS_OF_WARP, CompiledKernel, read_kernel
 from enginewright.plugins.triton.tiles import GPUS, Gpu, machine_code_runs
-from enginewright.runtime.bundle.cuda_section import number_of
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
 from ..shared.errors import CapacityError, EnginewrightError, TargetError

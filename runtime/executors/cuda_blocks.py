@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from enginewright.plugins.cuda.section import CudaSection
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, gpu_of
-from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import default_budget, format_bytes
 
@@ -61,7 +61,7 @@ class CudaExecutor:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
-        self._target, self._closed = target, False
+        self._bundle, self._target, self._closed = bundle, target, False
         self._place = place_of(section)
         self._place.enter()
         device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
@@ -97,6 +97,7 @@ class CudaExecutor:
             ) from e
 
     def submit(self, step: StepInput) -> Pending:
+        self._bundle.check_unchanged()
         self._place.enter()
         return self._steps.start(step)
 
@@ -214,7 +215,7 @@ def _gpu_for(section: CudaSection) -> tuple[Gpu, str]:
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
     """What a ready target's manifest says of its kernels. Raises BundleError if that is nothing."""
-    section = bundle.target(target).cuda
+    section = bundle.target(target).section(CudaSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")
     return section

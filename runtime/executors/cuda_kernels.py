@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.choose_tiles import Compile, choose_tile
 from enginewright.plugins.triton.compile_ahead import compile_kernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
 from enginewright.plugins.triton.tiles import Tile, gpu_of
-from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from ..shared.errors import BundleError

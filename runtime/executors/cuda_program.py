@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from enginewright.plugins.steps.paged_section import Q_START
 from enginewright.plugins.triton.call import Call, DeviceArray
 from enginewright.plugins.triton.sampling_calls import SamplingMemory
 from enginewright.plugins.triton.specs import AttentionShape, attention_scratch, splits_of
@@ -23,7 +24,6 @@ from enginewright.plugins.triton.step_calls import (
 )
 from enginewright.plugins.triton.tiles import Gpu, Tile
 
-from ..bundle.paged_section import Q_START
 from ..shared.contracts import SCALED_CACHES, CacheGroup
 from ..shared.errors import BundleError
 from ..shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from enginewright.plugins.cuda.section import number_of
 from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.tiles import GPUS, code_for
-from enginewright.runtime.bundle.cuda_section import number_of
 
 from ..shared.contracts import Int32Array, SamplingBatch
 from ..shared.errors import TargetError

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from enginewright.plugins.stablehlo.section import IreeSection, ModuleSection, StableHloSection
+from enginewright.plugins.tvm.section import best_level
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.stablehlo_section import IreeSection, ModuleSection, StableHloSection
 from enginewright.runtime.bundle.trust import read_code
-from enginewright.runtime.bundle.tvm_section import best_level
 
 from ..shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from .host_arrays import Array, capsule_of

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from enginewright.plugins.onnxruntime.library import MOST_THREADS
+from enginewright.plugins.steps.linear_io import AccuracyLevel
 
-from ..bundle.linear_io import AccuracyLevel
 from ..shared.errors import (
     BundleError,
     CapacityError,

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.onnxruntime.library import find_operators, operators_library
-from enginewright.runtime.bundle.linear_io import LinearIo, Variant
+from enginewright.plugins.steps.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
 
 from ..kv_cache.cache_groups import default_budget
@@ -149,7 +149,7 @@ class OnnxExecutor:
 
 def linear_io(bundle: Bundle, target: str) -> LinearIo:
     """What a target's steps take and give. Raises BundleError if it isn't there, not ready, or of another form."""
-    io = bundle.target(target).io
+    io = bundle.target(target).section(LinearIo)
     if io is None:
         raise BundleError(
             f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearIo, Variant
+
 from ..bundle.buckets import BucketPlan
-from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..bundle.trust import require_trust
 from ..kv_cache.cache_groups import default_budget, enough_for_windows, plan_pools
@@ -138,7 +140,7 @@ def _onnx_memory(bundle: Bundle, target: str, placement: Placement, context: int
 
 
 def _has_slots(bundle: Bundle, target: str) -> bool:
-    section = bundle.target(target).tensorrt
+    section = bundle.target(target).section(TensorRtSection)
     return section is not None and section.form == "whole" and section.paged is None
 
 
@@ -278,6 +280,11 @@ def runs_here(name: str) -> bool:
     return name in TARGETS and TARGETS[name].opening is not None
 
 
+def takes(name: str, field: str) -> bool:
+    """Whether a field of ``Placement`` means something to a target."""
+    return runs_here(name) and field in _opening(name).takes
+
+
 def carried_code(target: str) -> str | None:
     """What code a bundle has for a target, in the plural; None: none, or nothing here knows the target."""
     return TARGETS[target].carries if target in TARGETS else None
@@ -315,7 +322,7 @@ def check_code(bundle: Bundle, target: str) -> None:
 
 def variants_of(bundle: Bundle, target: str) -> tuple[Variant | None, ...]:
     """What ``Placement.variant`` may be for a target; None alone where there are no two. Raises BundleError."""
-    io = bundle.target(target).io
+    io = bundle.target(target).section(LinearIo)
     return io.variants if io is not None and len(io.variants) > 1 else (None,)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
+from enginewright.plugins.steps.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
 
 from ..shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput
 from ..shared.errors import RequestError

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from enginewright.plugins.cuda.section import CudaSection, number_of
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
+from enginewright.plugins.stablehlo.section import IreeSection, StableHloSection
+from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.plugins.triton.tiles import machine_code_runs
+from enginewright.plugins.tvm.section import TvmSection, best_level
 from enginewright.plugins.xla.library import NAME as HANDLERS
 
-from ..bundle.cuda_section import CudaSection, number_of
-from ..bundle.linear_io import LinearIo
 from ..bundle.manifest import TargetManifest
-from ..bundle.stablehlo_section import IreeSection, StableHloSection
-from ..bundle.tvm_section import TvmSection, best_level
 from ..kv_cache.cache_groups import format_bytes
 from .cuda_driver import Gpu
 from .machine import Machine
@@ -44,7 +45,8 @@ def check_cpu(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
-    needed = target.io.onnxruntime if target is not None and target.io is not None else OLDEST
+    io = target.section(LinearIo) if target is not None else None
+    needed = OLDEST if io is None else io.onnxruntime
     found = machine.packages.get("onnxruntime")
     install = f"Install it with: pip install 'onnxruntime>={needed}', or enginewright[onnx], or [onnx-gpu] for a GPU"
     if found is None:
@@ -55,11 +57,11 @@ def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
         return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
     known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
     on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
-    return Checked(on=(on, *_variant(target.io if target is not None else None, machine), *_idle_gpu(machine)))
+    return Checked(on=(on, *_variant(io, machine), *_idle_gpu(machine)))
 
 
 def check_tvm(machine: Machine, target: TargetManifest | None) -> Checked:
-    section = target.tvm if target is not None else None
+    section = target.section(TvmSection) if target is not None else None
     found = machine.packages.get("tvm")
     if found is None:
         hint = "Install it with: pip install 'enginewright[tvm]'"
@@ -114,7 +116,7 @@ def check_tensorrt(name: str) -> Check:
     flavour = FLAVOURS[name]
 
     def check(machine: Machine, target: TargetManifest | None) -> Checked:
-        section = target.tensorrt if target is not None else None
+        section = target.section(TensorRtSection) if target is not None else None
         found = machine.packages.get(flavour.module)
         capabilities, what = flavour.capabilities, f"{flavour.name}'s engines"
         library = library_problem(flavour, found, "")
@@ -159,7 +161,7 @@ def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | Non
 
 
 def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
-    section = target.cuda if target is not None else None
+    section = target.section(CudaSection) if target is not None else None
     problems = torch_problems(machine, "cuda")  # Triton compiles kernels for an export; a bundle has them
     fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]
     if not fitting:
@@ -187,7 +189,7 @@ def _as_ptx(machine: Machine, section: CudaSection, gpu: Gpu) -> tuple[str, ...]
 
 def check_stablehlo(machine: Machine, target: TargetManifest | None) -> Checked:
     """XLA runs it, or IREE where the bundle has modules for that."""
-    section = target.stablehlo if target is not None else None
+    section = target.section(StableHloSection) if target is not None else None
     problem, on = _xla(machine, section)
     iree, ahead = _iree(machine, section)
     if problem is None:

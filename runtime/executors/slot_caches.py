@@ -13,7 +13,16 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX, LinearIo, cache_names
+from enginewright.plugins.steps.linear_io import (
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    LinearIo,
+    cache_names,
+)
+
 from ..shared.contracts import FloatArray, Int32Array
 from ..shared.errors import BundleError, CapacityError
 from .onnx_session import run_options, run_session

@@ -2,7 +2,7 @@
 
 A slot is one block of a cache group, of C tokens in a row, or less while no request needs so many. Its last place is
 never a request's: what an inactive row of a run writes goes there, so that a run may cover slots whose requests rest.
-See ``runtime/bundle/linear_io.py``.
+See ``plugins/steps/linear_io.py``.
 """
 
 from __future__ import annotations

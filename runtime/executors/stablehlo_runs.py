@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection
+from enginewright.plugins.stablehlo.section import ModuleSection
 
 from .slots import Int64Array, SlotRun
 

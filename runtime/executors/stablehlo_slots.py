@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.stablehlo.section import BLOCK, ModuleSection, StableHloSection
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load
-from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
 from enginewright.runtime.bundle.trust import read_code
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput
@@ -292,7 +292,7 @@ def _blocks(slot: Array) -> Array:
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
     """What a target's modules are. Raises BundleError if it isn't there, not ready, or of another kind."""
-    section = bundle.target(target).stablehlo
+    section = bundle.target(target).section(StableHloSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no modules", hint="Export the bundle again.")
     return section

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.engines.section import TensorRtSection
 
 from ..bundle.reader import Bundle
-from ..bundle.tensorrt_section import TensorRtSection
 from ..shared.contracts import StepInput, StepOutput
 from ..shared.errors import BundleError
 from .cuda_driver import Device
@@ -45,7 +45,8 @@ class EngineExecutor(ABC, Generic[E]):
         TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
     """
 
-    def __init__(self, section: TensorRtSection, target: str, threads: int) -> None:
+    def __init__(self, bundle: Bundle, section: TensorRtSection, target: str, threads: int) -> None:
+        self._bundle = bundle
         self._target = target
         self._threads = threads or available_threads()
         self._library = open_library(section, f"target {target!r}")
@@ -53,6 +54,7 @@ class EngineExecutor(ABC, Generic[E]):
         self._open = True
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
+        self._bundle.check_unchanged()
         return self._thread.submit(self._run, step)
 
     def describe(self) -> dict[str, str | int]:
@@ -97,7 +99,7 @@ class EngineExecutor(ABC, Generic[E]):
 
 def engine_section(bundle: Bundle, target: str) -> TensorRtSection:
     """What a ready target's manifest says of its engines. Raises BundleError if that is nothing, or there are none."""
-    section = bundle.target(target).tensorrt
+    section = bundle.target(target).section(TensorRtSection)
     if section is None or not section.engines:
         raise BundleError(f"{bundle.path}: target {target!r} has no engines", hint="Export the bundle again.")
     return section

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.runtime.bundle.paged_section import cache_tensors
+from enginewright.plugins.steps.paged_section import cache_tensors
 
 from ..shared.contracts import (
     BYTES_PER_ELEMENT,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.engines.segments import SegmentSchedule, schedule_of
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import SegmentSchedule
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from ..shared.errors import BundleError, CapacityError
@@ -53,7 +53,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
         self.caps = ExecutorCaps(True, self._limits.tokens, self._limits.requests, shared_blocks=True)
         if section.paged is not None:
             self.caps = caps_of(profile_of_each(section))
-        super().__init__(section, target, threads)
+        super().__init__(bundle, section, target, threads)
         self._start(lambda device: self._steps(bundle, section, device))
 
     def _run(self, step: StepInput) -> StepOutput:
@@ -98,9 +98,9 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
 
 def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:
     """The schedule of a target of segments. Raises BundleError if it has none."""
-    if target not in bundle.segments:
+    if (schedule := schedule_of(bundle, target)) is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no segments.json", hint="Export the bundle again.")
-    return bundle.segments[target]
+    return schedule
 
 
 def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:

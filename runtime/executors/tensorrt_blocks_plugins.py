@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginewright.runtime.bundle.paged_section import (
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.paged_section import (
     IDS,
     KV_LEN,
     LOGITS,
@@ -23,7 +24,6 @@ from enginewright.runtime.bundle.paged_section import (
     slots_name,
     table_name,
 )
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from ..shared.contracts import ExecutorCaps
 from ..shared.errors import BundleError, RequestError, TargetError

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from enginewright.plugins.engines.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
 from ..shared.contracts import BYTES_PER_ELEMENT
 from ..shared.errors import BundleError, RequestError

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..bundle.paged_section import PagedProfile
-from ..bundle.tensorrt_plan import CAPABILITY_BITS
+from enginewright.plugins.engines.plan import CAPABILITY_BITS
+from enginewright.plugins.steps.paged_section import PagedProfile
+
 from ..shared.contracts import BYTES_PER_ELEMENT, CacheGroup
 from ..shared.errors import EnginewrightError, MissingDependencyError, TargetError
 from .cuda_driver import Gpu

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from enginewright.plugins.engines.segments import AttentionKernels, AttentionStep
+from enginewright.plugins.steps.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
 from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, splits_of
 from enginewright.plugins.triton.tiles import SCALED_FORMATS, FloatType
 
-from ..bundle.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
-from ..bundle.segments import AttentionKernels, AttentionStep
 from ..shared.contracts import CacheGroup
 from .carried_kernels import load_carried, read_by_stem
 from .cuda_driver import Argument, Device

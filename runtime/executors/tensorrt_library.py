@@ -18,8 +18,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from enginewright.plugins.engines.section import TensorRtSection
+
 from ..bundle.regular_file import open_regular
-from ..bundle.tensorrt_section import TensorRtSection
 from ..shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 from .cuda_driver import Cuda, Device, Gpu, load_cuda
 from .runtime_cache import FOLDER, RuntimeCache, cache_file

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
+from enginewright.plugins.engines.section import EngineSection, ProfileSection
 
 from ..shared.errors import BundleError
 from .packed_steps import bucketed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.linear_io import (
+from enginewright.plugins.steps.linear_io import (
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
-from enginewright.runtime.bundle.linear_io import LOGITS, LinearIo
+from enginewright.plugins.engines.segments import schedule_of
+from enginewright.plugins.steps.linear_io import LOGITS, LinearIo
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
@@ -53,7 +54,7 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group(capacity) for group in io.cache_groups)
         slots = min(self.blocks[group.name] for group in self.cache_groups)
         self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
-        super().__init__(section, target, threads)
+        super().__init__(bundle, section, target, threads)
 
         def load(device: Device) -> EngineSlots:
             folder, vocab = bundle.path / target_folder(target), bundle.model.vocab_size
@@ -103,7 +104,7 @@ def gpu_budget(bundle: Bundle, target: str) -> int:
     with ThreadPoolExecutor(1) as thread:
         free = thread.submit(_free_bytes, library).result()
     engines = sum(engine.bytes for engine in section.engines)
-    if (schedule := bundle.segments.get(target)) is not None:
+    if (schedule := schedule_of(bundle, target)) is not None:
         engines += sum(bundle.weight(name).nbytes for name in schedule.weight_names)
     if free <= engines:
         raise CapacityError(
@@ -119,7 +120,7 @@ def _free_bytes(library: Library) -> int:
 
 
 def _linear_io(bundle: Bundle, target: str) -> LinearIo:
-    io = bundle.target(target).io
+    io = bundle.target(target).section(LinearIo)
     if io is None:
         raise BundleError(
             f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."

@@ -13,10 +13,7 @@ import numpy.typing as npt
 from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
-from enginewright.runtime.bundle.trust import read_code
-from enginewright.runtime.bundle.tvm_section import (
+from enginewright.plugins.tvm.section import (
     STEP,
     LevelName,
     TvmSection,
@@ -24,6 +21,9 @@ from enginewright.runtime.bundle.tvm_section import (
     best_level,
     stored_type,
 )
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
@@ -231,7 +231,7 @@ def sizes_of(step: StepInput) -> tuple[int, int, int]:
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:
     """What a ready target's manifest says of its libraries. Raises BundleError if that is nothing."""
-    section = bundle.target(target).tvm
+    section = bundle.target(target).section(TvmSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no libraries", hint="Export the bundle again.")
     return section

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
-from enginewright.runtime.bundle.tvm_section import RUN_STEP
+from enginewright.plugins.tvm.section import RUN_STEP
 
 from ..shared.errors import BundleError, CapacityError, MissingDependencyError
 

@@ -83,12 +83,16 @@ def _of_json(kind: Any, value: Any) -> Any:
 R = TypeVar("R", bound=Record)
 
 
-def read(kind: type[R], data: object, source: str) -> R:
-    """The record of JSON's values; raises BundleError naming ``source`` and the first wrong field."""
+def read(kind: type[R], data: object, source: str, at: str = "") -> R:
+    """The record of JSON's values; raises BundleError naming ``source`` and the first wrong field.
+
+    ``at``: the field that the record is, if it is one of a larger record.
+    """
     try:
         return kind.model_validate(data)
     except msgspec.ValidationError as e:
         where, what = _located(kind, data, e)
+        where = ".".join(filter(None, (at, where)))
         raise BundleError(": ".join(filter(None, (source, where, what))), hint="Export the bundle again.") from e
 
 

@@ -12,7 +12,7 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import OnnxSection
-from enginewright.runtime.bundle.linear_io import Variant
+from enginewright.plugins.steps.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.onnx_session import PROVIDERS, load_onnxruntime, open_session
 from enginewright.runtime.executors.onnx_slots import linear_io
@@ -91,7 +91,7 @@ def test_both_files_have_the_same_weights(path: Path) -> None:
 def test_a_variant_that_is_not_there(path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "b")
     manifest = tmp_path / "b" / "targets/onnx/manifest.json"
-    io = Bundle.open(path).target("onnx").io
+    io = Bundle.open(path).target("onnx").section(LinearIo)
     assert io is not None and io.contrib is not None and io.contrib.standard == ()
     text = manifest.read_text()
     assert '"file": "model.contrib.onnx"' in text

@@ -16,7 +16,7 @@ from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.onnxruntime import library
-from enginewright.runtime.bundle.linear_io import KERNELS_FILE
+from enginewright.plugins.steps.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import onnx_slots as executors
 from enginewright.runtime.llm import LLM

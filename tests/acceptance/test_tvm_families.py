@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
-from enginewright.runtime.bundle.tvm_section import KernelsName
+from enginewright.plugins.tvm.section import KernelsName
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import TINY_FAMILIES

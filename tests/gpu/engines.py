@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 import pytest
 
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo
-from enginewright.runtime.bundle.tensorrt_section import ProfileSection
+from enginewright.plugins.engines.section import ProfileSection
+from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
 from tests.runtime.executors import tiny_onnx as tiny
 
 C = 33

@@ -15,8 +15,8 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install 'enginewr
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'enginewright[onnx]'")
 pytest.importorskip("pydantic", reason="enginewright's dependencies are not installed: pip install enginewright")
 
-from enginewright.runtime.bundle.tensorrt_plan import CAPABILITY_BITS
-from enginewright.runtime.bundle.tensorrt_section import EngineSection
+from enginewright.plugins.engines.plan import CAPABILITY_BITS
+from enginewright.plugins.engines.section import EngineSection
 from enginewright.runtime.executors.cuda_driver import load_cuda
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS

@@ -11,10 +11,10 @@ import pytest
 from enginewright.optimizer.build_target import MakeEngines, build_target
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
-from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine
 from enginewright.runtime.shared.errors import BundleError, TargetError
@@ -48,7 +48,7 @@ def bundle(tmp_path: Path) -> Path:
         split_keys=512,
     )
     section = TensorRtSection(flavour="tensorrt", compute_capabilities=("8.6", "8.9"), paged=paged)
-    waiting = TargetManifest(state="needs-build", needs="a GPU", tensorrt=section)
+    waiting = TargetManifest(state="needs-build", needs="a GPU", sections={"tensorrt": section})
     model = ModelSection(name="tiny", architecture="Tiny", vocab_size=8, context_length=8)
     with BundleWriter(tmp_path / "tiny.bundle") as writer:
         writer.write_text("targets/tensorrt/network.json", "{}")
@@ -81,10 +81,11 @@ def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
     opened = Bundle.open(bundle)
     opened.verify_hashes()
     target = opened.target("tensorrt")
-    assert target.tensorrt is not None and target.needs is None
-    assert (target.tensorrt.version, target.tensorrt.compute_capabilities) == ("11.4.0.106", ("8.9",))
-    assert [e.phase for e in target.tensorrt.engines] == ["decode", "prefill"]
-    assert [e.sha256 for e in target.tensorrt.engines] == [hashlib.sha256(p).hexdigest() for p in PLANS.values()]
+    section = target.section(TensorRtSection)
+    assert section is not None and target.needs is None
+    assert (section.version, section.compute_capabilities) == ("11.4.0.106", ("8.9",))
+    assert [e.phase for e in section.engines] == ["decode", "prefill"]
+    assert [e.sha256 for e in section.engines] == [hashlib.sha256(p).hexdigest() for p in PLANS.values()]
 
 
 def test_engines_with_copies_of_the_caches_are_said(bundle: Path) -> None:

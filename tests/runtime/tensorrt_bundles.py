@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo
+from enginewright.plugins.engines.section import EngineSection, ProfileSection, TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection, TensorRtSection
 
 PLAN_FILE = "model.plan"
 PLAN_PATH = f"targets/tensorrt-rtx/{PLAN_FILE}"
@@ -47,5 +47,5 @@ def write_engines(path: Path, manifest: Manifest, said: TensorRtSection, data: b
     """A bundle whose target tensorrt-rtx has one plan."""
     with BundleWriter(path) as writer:
         writer.write_bytes(PLAN_PATH, data)
-        writer.commit(manifest, {"tensorrt-rtx": TargetManifest(io=linear_io(), tensorrt=said)})
+        writer.commit(manifest, {"tensorrt-rtx": TargetManifest(sections={"io": linear_io(), "tensorrt": said})})
     return path

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.runtime.bundle.cuda_section import CudaSection
-from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
+from enginewright.plugins.cuda.section import CudaSection
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.stablehlo.section import KERNELS, ModuleSection, StableHloSection
+from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
+from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
+from enginewright.plugins.tvm.section import FEATURES, TvmSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
-from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.stablehlo_section import KERNELS, ModuleSection, StableHloSection
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
-from enginewright.runtime.bundle.tvm_section import FEATURES, TvmSection
 from enginewright.runtime.bundle.weights import Blob, WeightsIndex
 from enginewright.runtime.doctor import Examination, Finding, examine
 from enginewright.runtime.executors.cuda_driver import Gpu
@@ -56,9 +56,9 @@ PROPER = TensorRtSection(flavour="tensorrt", compute_capabilities=("8.9",), page
 IO = LinearIo(opset=24, onnxruntime="1.25.0", cache_groups=(), summed_products=1)
 TARGETS = {
     "cpu": TargetManifest(),
-    "onnx": TargetManifest(io=IO),
-    "tensorrt-rtx": TargetManifest(tensorrt=RTX),
-    "tensorrt": TargetManifest(state="needs-build", needs="TensorRT", tensorrt=PROPER),
+    "onnx": TargetManifest(sections={"io": IO}),
+    "tensorrt-rtx": TargetManifest(sections={"tensorrt": RTX}),
+    "tensorrt": TargetManifest(state="needs-build", needs="TensorRT", sections={"tensorrt": PROPER}),
 }
 
 
@@ -172,7 +172,7 @@ def test_variants_of_the_onnx_target(tmp_path) -> None:
             (f"on a CPU its variant contrib runs: {missing}",),
         ),
     ):
-        finding = found(examine(machine, bundle_of(tmp_path, {"onnx": TargetManifest(io=io)})))["onnx"]
+        finding = found(examine(machine, bundle_of(tmp_path, {"onnx": TargetManifest(sections={"io": io})})))["onnx"]
         assert finding.verdict == "runs"
         assert finding.on[1:] == said
 
@@ -226,7 +226,7 @@ def test_cuda_needs_no_triton_and_says_what_the_driver_loads(capability: str, cu
     section = CudaSection(
         compute_capabilities=("8.0", "9.0"), dtype="bf16", requests=1, chunk=1, assemblers={"9.0": "13.4"}
     )
-    checked = check_cuda(machine, TargetManifest(cuda=section))
+    checked = check_cuda(machine, TargetManifest(sections={"cuda": section}))
     assert checked.problems == ()
     assert checked.on[0].startswith("PyTorch 2.13.0, ")
     assert [line.startswith(part) for line, part in zip(checked.on[1:], said, strict=True)] == [True] * len(said)
@@ -271,7 +271,7 @@ def test_modules_that_call_our_kernels_need_their_library(tmp_path) -> None:
         summed_products=1,
         kernels=KERNELS,
     )
-    bundle = bundle_of(tmp_path, {"stablehlo": TargetManifest(stablehlo=section)})
+    bundle = bundle_of(tmp_path, {"stablehlo": TargetManifest(sections={"stablehlo": section})})
     machine = replace(PLAIN, packages={"jaxlib": "0.10.2"})
     wanted = "its modules call our kernels, and libenginewright_xla.so is missing"
     assert found(examine(machine, bundle))["stablehlo"].reasons == (wanted,)
@@ -304,7 +304,7 @@ def test_a_machine_without_a_bundle() -> None:
 
 def test_libraries_of_another_tvm_or_for_another_processor_are_said(tmp_path) -> None:
     section = TvmSection(version="0.27.0", levels=("v3", "v4"))
-    bundle = bundle_of(tmp_path, {"tvm": TargetManifest(tvm=section)})
+    bundle = bundle_of(tmp_path, {"tvm": TargetManifest(sections={"tvm": section})})
     assert found(examine(PLAIN, bundle))["tvm"].reasons == ("TVM (apache-tvm) is not installed",)
     other = replace(PLAIN, packages={"tvm": "0.28.0"}, features=tuple(FEATURES["v4"]))
     finding = found(examine(other, bundle))["tvm"]

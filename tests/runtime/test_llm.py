@@ -273,5 +273,10 @@ def test_weights_that_were_altered_end_requests_as_soon_as_that_is_known(tiny_bu
         beside.wait()
         with pytest.raises(BundleError, match=r"weights-00000.bin: SHA-256 is not the one"):
             llm.generate([5, 6, 7], params)
+        with pytest.raises(BundleError, match=r"weights-00000.bin: SHA-256 is not the one"):
+            llm.check_weights()
+    with LLM(tiny_bundle) as llm:
+        assert llm.check_weights()
     with LLM(copy, verify=False) as llm:
+        assert not llm.check_weights()
         assert len(llm.generate([5, 6, 7], params)[0].token_ids) == 2

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright import LLM, SamplingParams, __version__
-from enginewright.runtime.bundle.linear_io import Variant
+from enginewright.plugins.steps.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups

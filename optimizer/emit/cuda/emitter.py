@@ -19,13 +19,13 @@ from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.cuda.section import CudaSection
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.plugins.triton.compile_ahead import check_triton, files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import KernelSpec
 from enginewright.plugins.triton.tiles import FloatType
-from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.shared.contracts import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
@@ -69,7 +69,7 @@ class CudaEmitter:
             progress(ProgressEvent("emit", done, total, use.name))
         writer.write_text(f"{folder}/{PROGRAM_FILE}", planned.to_json())
         made_by = self._kernels(planned, section, f"{folder}/{KERNELS_FOLDER}", writer, progress)
-        return TargetManifest(cuda=section.model_copy(update={"assemblers": made_by}))
+        return TargetManifest(sections={"cuda": section.model_copy(update={"assemblers": made_by})})
 
     def _kernels(
         self, program: LoweredProgram, section: CudaSection, folder: str, writer: BundleWriter, progress: Progress

@@ -24,7 +24,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.runtime.bundle.linear_io import INPUT_IDS, WRITE_INDEX, AccuracyLevel, cache_names
+from enginewright.plugins.steps.linear_io import INPUT_IDS, WRITE_INDEX, AccuracyLevel, cache_names
 
 from . import ops_attention, ops_ew
 from .contrib_attention import GroupQuery, group_queries

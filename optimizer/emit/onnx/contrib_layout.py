@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, has_tensors
-from enginewright.runtime.bundle.linear_io import INPUT_IDS
+from enginewright.plugins.steps.linear_io import INPUT_IDS
 
 from . import ops_elementwise, ops_ew, ops_quantized, ops_views
 from .graph import GraphBuilder, Handler, Value

@@ -16,7 +16,7 @@ from torch.fx.node import Node
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
-from enginewright.runtime.bundle.linear_io import (
+from enginewright.plugins.steps.linear_io import (
     CONTRIB_FILE,
     INPUT_IDS,
     KERNELS_FILE,

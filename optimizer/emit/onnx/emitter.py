@@ -43,4 +43,4 @@ class OnnxEmitter:
         kernels = options.context_length if options.onnx.kernels else None
         narrow = options.onnx.floats
         io = emit_model(program, writer, progress, contrib=contrib, kernels=kernels, narrow=narrow)
-        return TargetManifest(io=io)
+        return TargetManifest(sections={"io": io})

@@ -20,7 +20,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, affine_of
 from enginewright.passes.ir.provenance import WHERE, join_where, op_and_where
-from enginewright.runtime.bundle.linear_io import ROWS
+from enginewright.plugins.steps.linear_io import ROWS
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .float_types import ELEMENTS, FloatType, narrowed, operand_type, result_type

@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper
 from torch.fx.node import Node
 
-from enginewright.runtime.bundle.linear_io import INPUT_IDS, POSITION_IDS, WRITE_INDEX, cache_names, mask_name
+from enginewright.plugins.steps.linear_io import INPUT_IDS, POSITION_IDS, WRITE_INDEX, cache_names, mask_name
 
 from .graph import GraphBuilder, Handler, Value
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from enginewright.plugins.engines.plan import CAPABILITY_BITS
 from enginewright.plugins.triton.tiles import GPUS
-from enginewright.runtime.bundle.tensorrt_plan import CAPABILITY_BITS
 from enginewright.runtime.shared.errors import TargetError
 
 KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)

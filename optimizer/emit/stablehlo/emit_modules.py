@@ -11,9 +11,7 @@ from onnx import TensorProto
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.target_sections import StableHloOptions
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.linear_io import LOGITS, LinearCacheGroup
-from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.stablehlo_section import (
+from enginewright.plugins.stablehlo.section import (
     KERNELS,
     LINEAR,
     ROTATE,
@@ -21,6 +19,8 @@ from enginewright.runtime.bundle.stablehlo_section import (
     ModuleSection,
     StableHloSection,
 )
+from enginewright.plugins.steps.linear_io import LOGITS, LinearCacheGroup
+from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.executors.pjrt_library import load_stablehlo
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 

@@ -6,8 +6,8 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.stablehlo.section import BLOCK
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.bundle.stablehlo_section import BLOCK
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import Progress
 
@@ -40,4 +40,4 @@ class StableHloEmitter:
                 hint="Install it with: pip install 'enginewright[stablehlo]'",
             ) from e
         section = emit_modules(program, modules, options.context_length, writer, progress, options.stablehlo)
-        return TargetManifest(stablehlo=section)
+        return TargetManifest(sections={"stablehlo": section})

@@ -1,6 +1,6 @@
 """Translates the onnx target's graph, with the sizes of one bucket, to a StableHLO module.
 
-The graph is the program in slot form (``runtime/bundle/linear_io.py``), of standard operators, whose sizes B, S, C and
+The graph is the program in slot form (``plugins/steps/linear_io.py``), of standard operators, whose sizes B, S, C and
 R are free. Here they are numbers, so what only reckons with sizes is known, and no operation of the module.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from enginewright.runtime.bundle.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection
+from enginewright.plugins.stablehlo.section import ModuleSection
+from enginewright.plugins.steps.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .module_text import Array, ModuleText, Tensor

@@ -6,7 +6,7 @@ import subprocess
 from importlib import metadata, util
 from pathlib import Path
 
-from enginewright.runtime.bundle.tvm_section import LEVELS, LevelName
+from enginewright.plugins.tvm.section import LEVELS, LevelName
 from enginewright.runtime.executors.iree_library import INSTALL
 from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from enginewright.runtime.bundle.stablehlo_section import ATTENTION, LINEAR, ROTATE, WRITE_CACHE
+from enginewright.plugins.stablehlo.section import ATTENTION, LINEAR, ROTATE, WRITE_CACHE
 
 from ..onnx.kernels import DOMAIN
 from .graph import Cache, Call, Graph, Handler

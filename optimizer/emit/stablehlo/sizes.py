@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.plugins.stablehlo.section import ModuleSection
 from enginewright.runtime.bundle.buckets import BucketPlan
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection
 from enginewright.runtime.shared.errors import RecipeError
 
 REQUESTS, CHUNKS = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import tensorrt as trt
 
 from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER, LOGITS, PagedProfile, PagedSection
 from enginewright.plugins.tensorrt.paged_attention import register_plugins
 from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, LOGITS, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import TargetError
 

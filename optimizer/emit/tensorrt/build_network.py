@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tensorrt as trt
 
-from enginewright.runtime.bundle.paged_section import PagedProfile
+from enginewright.plugins.steps.paged_section import PagedProfile
 from enginewright.runtime.shared.errors import TargetError
 
 from . import layers_elementwise, layers_products, layers_views

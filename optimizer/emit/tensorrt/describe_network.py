@@ -13,7 +13,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.runtime.bundle.paged_section import (
+from enginewright.plugins.steps.paged_section import (
     IDS,
     KV_LEN,
     LOGITS,

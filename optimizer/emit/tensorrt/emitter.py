@@ -15,16 +15,16 @@ from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.triton.tiles import SPLIT_KEYS
-from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.paged_section import (
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.paged_section import (
     KERNELS_FOLDER,
     NETWORK_FILE,
     PagedCacheGroup,
     PagedProfile,
     PagedSection,
 )
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.plugins.triton.tiles import SPLIT_KEYS
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
 from enginewright.runtime.shared.errors import MissingDependencyError, RecipeError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
@@ -75,20 +75,22 @@ class TensorRtEmitter:
         return TargetManifest(
             state="needs-build",
             needs=f"TensorRT {LIBRARY} or newer and a GPU of compute capability {' or '.join(capabilities)}",
-            tensorrt=TensorRtSection(
-                flavour="tensorrt",
-                compute_capabilities=capabilities,
-                dtype=floats,
-                paged=PagedSection(
-                    library=LIBRARY,
-                    cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
-                    profiles=profiles,
-                    kernel_capabilities=capabilities,
-                    split_keys=SPLIT_KEYS,
-                    summed_products=summed_products(program),
-                    caches=options.engines.caches,
-                ),
-            ),
+            sections={
+                "tensorrt": TensorRtSection(
+                    flavour="tensorrt",
+                    compute_capabilities=capabilities,
+                    dtype=floats,
+                    paged=PagedSection(
+                        library=LIBRARY,
+                        cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
+                        profiles=profiles,
+                        kernel_capabilities=capabilities,
+                        split_keys=SPLIT_KEYS,
+                        summed_products=summed_products(program),
+                        caches=options.engines.caches,
+                    ),
+                )
+            },
         )
 
 

@@ -19,16 +19,16 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, PagedCacheGroup
-from enginewright.runtime.bundle.segments import (
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.engines.segments import (
     AttentionKernels,
     Segment,
     SegmentProfile,
     SegmentSchedule,
     segments_path,
 )
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER, PagedCacheGroup
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...recipes.target_sections import EnginesSection
@@ -78,16 +78,15 @@ def emit_segments(
     engines, version = _build(model.graphs, profiles, gpus, writer, progress, options)
     schedule = schedule_of(program, model, floats, profiles, kernels)
     writer.write_text(segments_path(TARGET), schedule.to_json())
-    return TargetManifest(
-        tensorrt=TensorRtSection(
-            flavour="rtx",
-            form="segments",
-            version=version,
-            compute_capabilities=tuple(gpus),
-            dtype=floats,
-            engines=engines,
-        )
+    section = TensorRtSection(
+        flavour="rtx",
+        form="segments",
+        version=version,
+        compute_capabilities=tuple(gpus),
+        dtype=floats,
+        engines=engines,
     )
+    return TargetManifest(sections={"tensorrt": section})
 
 
 def profiles_of(section: EnginesSection) -> tuple[SegmentProfile, ...]:

@@ -7,8 +7,8 @@ steps run padded to their bucket or as they are.
 from __future__ import annotations
 
 from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.plugins.engines.section import ProfileSection
 from enginewright.runtime.bundle.buckets import BucketPlan
-from enginewright.runtime.bundle.tensorrt_section import ProfileSection
 from enginewright.runtime.shared.errors import RecipeError
 
 REQUESTS, PROMPTS, CHUNK = 16, 4, 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from enginewright.runtime.bundle.segments import AttentionStep, SegmentStep, SegmentTensor, Step
+from enginewright.plugins.engines.segments import AttentionStep, SegmentStep, SegmentTensor, Step
 
 _IN_TURNS = ("q", "k", "v", "out")
 

@@ -18,7 +18,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.segments import (
+from enginewright.plugins.engines.segments import (
     LOGITS,
     STEP_INPUTS,
     AttentionStep,
@@ -56,7 +56,7 @@ _DTYPES: Mapping[int, TensorDtype] = {kind: dtype for dtype, kind in _ELEMENTS.i
 
 @dataclass(frozen=True)
 class SegmentGraph:
-    """A graph, serialized, and its inputs and outputs as ``runtime.bundle.segments.Segment`` has them."""
+    """A graph, serialized, and its inputs and outputs as ``plugins.engines.segments.Segment`` has them."""
 
     name: str
     model: bytes

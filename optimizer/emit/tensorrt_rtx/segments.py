@@ -18,7 +18,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
-from enginewright.runtime.bundle.segments import STEP_INPUTS
+from enginewright.plugins.engines.segments import STEP_INPUTS
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 ew = torch.ops.ew

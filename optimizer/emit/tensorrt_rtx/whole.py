@@ -14,10 +14,10 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.linear_io import MODEL_FILE
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.steps.linear_io import MODEL_FILE
+from enginewright.plugins.steps.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -77,24 +77,16 @@ def emit_whole(
             attentions=built.attentions,
         )
     )
-    return TargetManifest(
-        io=io.model_copy(update={"file": ""}),
-        tensorrt=TensorRtSection(
-            flavour="rtx",
-            form="whole",
-            version=built.version,
-            compute_capabilities=capabilities,
-            dtype=(options.engines.dtype or "f16"),
-            engines=(
-                EngineSection(
-                    file=PLAN_FILE,
-                    bytes=written.bytes,
-                    sha256=written.sha256,
-                    profiles=profiles,
-                ),
-            ),
-        ),
+    engine = EngineSection(file=PLAN_FILE, bytes=written.bytes, sha256=written.sha256, profiles=profiles)
+    section = TensorRtSection(
+        flavour="rtx",
+        form="whole",
+        version=built.version,
+        compute_capabilities=capabilities,
+        dtype=(options.engines.dtype or "f16"),
+        engines=(engine,),
     )
+    return TargetManifest(sections={"io": io.model_copy(update={"file": ""}), "tensorrt": section})
 
 
 def _check_disk(program: Program, output: Path) -> None:

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.support import cc
 
-from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.plugins.tvm.section import Level
 from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
 _LOOPS = "enginewright"

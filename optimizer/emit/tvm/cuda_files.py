@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 from tvm.tirx.op import register_intrin_lowering
 
-from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.plugins.tvm.section import Level
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 

@@ -16,9 +16,9 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Form
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.plugins.tvm.section import LEVELS, OURS, TvmSection, library_name
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.bundle.tvm_section import LEVELS, OURS, TvmSection, library_name
 from enginewright.runtime.executors.tvm_library import INSTALL, tvm_version
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.lowered_program import Operand
@@ -73,7 +73,7 @@ class TvmEmitter:
             kernels=options.tvm.kernels,
             cuda=options.tvm.cuda,
         )
-        return TargetManifest(tvm=section)
+        return TargetManifest(sections={"tvm": section})
 
 
 def lower_for_tvm(program: Program) -> Lowering:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.plugins.tvm.section import Level
 
 from .kernel import Expr, vector
 

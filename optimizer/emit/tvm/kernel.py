@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from enginewright.runtime.bundle.tvm_section import Level, stored_type
+from enginewright.plugins.tvm.section import Level, stored_type
 from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import (

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from enginewright.runtime.bundle.tvm_section import RUN_STEP, STEP, Level, StepArguments, arguments_of, stored_type
+from enginewright.plugins.tvm.section import RUN_STEP, STEP, Level, StepArguments, arguments_of, stored_type
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 

@@ -19,8 +19,8 @@ from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.tune import tune_tvm as module
 from enginewright.optimizer.tune.cases import Case, Timed
 from enginewright.optimizer.tune.tune_tvm import CANDIDATES, fits, tune_tvm
+from enginewright.plugins.tvm.section import FEATURES, LEVELS, LevelName
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import FEATURES, LEVELS, LevelName
 from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.contracts import FloatArray

@@ -10,8 +10,8 @@ import pytest
 
 from enginewright.optimizer.emit.stablehlo.module_text import KINDS, Array, ModuleText, Tensor
 from enginewright.plugins import xla as package
+from enginewright.plugins.stablehlo.section import ATTENTION, KERNELS, LINEAR, ROTATE, WRITE_CACHE
 from enginewright.plugins.xla.library import NAME, find_handlers, handlers_library
-from enginewright.runtime.bundle.stablehlo_section import ATTENTION, KERNELS, LINEAR, ROTATE, WRITE_CACHE
 from enginewright.runtime.executors.host_arrays import in_place
 from enginewright.runtime.executors.pjrt_library import Pjrt
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError

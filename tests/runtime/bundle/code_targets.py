@@ -25,7 +25,9 @@ def with_target(bundle: Path, name: str, *, content: bytes = b"\x7fELF", program
     for file, data in files.items():
         (folder / file).write_bytes(data)
     listed = {n: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for n, data in files.items()}
-    written = {"format_version": 2, "files": listed} | ({name: SECTIONS[name]} if name in SECTIONS else {})
+    written = {"format_version": 2, "files": listed} | (
+        {"sections": {name: SECTIONS[name]}} if name in SECTIONS else {}
+    )
     (folder / "manifest.json").write_text(TargetManifest.model_validate(written).to_json())
     name_targets(bundle, "cpu", name)
     return bundle

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.engines.segments import SegmentProfile, SegmentSchedule, segments_path
+from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
-from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
-from enginewright.runtime.bundle.segments import SegmentProfile, SegmentSchedule, segments_path
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from . import tiny_onnx as tiny
@@ -65,7 +65,7 @@ def write_paged(
                 split_keys=8,
             ),
         )
-        writer.commit(_manifest(), {"tensorrt": TargetManifest(tensorrt=section)})
+        writer.commit(_manifest(), {"tensorrt": TargetManifest(sections={"tensorrt": section})})
     return path
 
 
@@ -151,7 +151,7 @@ def write_segments(path: Path, kernels: Mapping[str, bytes] = MappingProxyType({
             dtype="f32",
             engines=engines,
         )
-        writer.commit(_manifest(), {target: TargetManifest(tensorrt=section)})
+        writer.commit(_manifest(), {target: TargetManifest(sections={"tensorrt": section})})
     return path
 
 

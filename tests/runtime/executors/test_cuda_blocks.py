@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.triton import step_calls
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS
-from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.executors import cuda_blocks
 from enginewright.runtime.executors.cuda_ops import Choices
 from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram, step_memory

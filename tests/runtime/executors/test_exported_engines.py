@@ -18,6 +18,8 @@ from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments, whole
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest
 from enginewright.optimizer.export import export
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.engines.segments import schedule_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
@@ -79,9 +81,9 @@ def test_an_exported_bundle(
     export(tiny_folder, path, recipe=recipe)
 
     bundle, cuda = Bundle.open(path, trust="code"), FakeCuda()
-    section = bundle.targets["tensorrt-rtx"].tensorrt
+    section = bundle.targets["tensorrt-rtx"].section(TensorRtSection)
     assert section is not None and section.form == form
-    segments = bundle.segments.get("tensorrt-rtx")
+    segments = schedule_of(bundle, "tensorrt-rtx")
     if segments is not None:
         assert {group.dtype for group in segments.cache_groups} == {{"int8": "i8"}.get(cache, cache)}
     fake = fake_tensorrt(cuda, section.engines[0].profiles if segments is None else segments.profiles)

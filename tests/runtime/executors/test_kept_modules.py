@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginewright.plugins.stablehlo.section import KERNELS, StableHloSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.stablehlo_section import KERNELS
 from enginewright.runtime.executors import kept_modules
 from enginewright.runtime.executors.kept_modules import KeptModules
 from enginewright.runtime.executors.open import Placement, make_executor
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_and_no_home(folder: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kernels", [None, "enginewright"])
 def test_what_is_found_computes_the_same_in_place(tmp_path: Path, kernels: str | None) -> None:
     written = module_session.write_bundle(lowered_family("llama"), tmp_path / "b", kernels)  # type: ignore[arg-type]
-    assert written.target("stablehlo").stablehlo.kernels == (KERNELS if kernels else ())  # type: ignore[union-attr]
+    assert written.target("stablehlo").section(StableHloSection).kernels == (KERNELS if kernels else ())  # type: ignore[union-attr]
     found = []
     for _ in range(2):
         made = make_executor(

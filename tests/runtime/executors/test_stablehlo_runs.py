@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection
+from enginewright.plugins.stablehlo.section import ModuleSection
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.stablehlo_runs import Plan
 

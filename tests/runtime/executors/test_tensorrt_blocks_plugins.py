@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.executors.packed_steps import StepLimits
 from enginewright.runtime.executors.tensorrt_blocks_plugins import PagedEngines, caps_of, limits_of, profile_of_each
 from enginewright.runtime.shared.errors import BundleError, RequestError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.runtime.executors.tensorrt_api import ContextApi, EngineApi
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
 from enginewright.runtime.executors.tensorrt_library import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
+from enginewright.plugins.engines.section import EngineSection, ProfileSection
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.tensorrt_slot_profiles import (
     check_profiles,

@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo
+from enginewright.plugins.engines.section import EngineSection, ProfileSection, TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection, TensorRtSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.llm import LLM
@@ -90,7 +90,7 @@ def write_bundle(
         writer.write_bytes("targets/tensorrt-rtx/model.plan", data)
         for name, content in kernels.items():
             writer.write_bytes(f"targets/tensorrt-rtx/kernels/{name}", content)
-        writer.commit(manifest, {"tensorrt-rtx": TargetManifest(io=io, tensorrt=section)})
+        writer.commit(manifest, {"tensorrt-rtx": TargetManifest(sections={"io": io, "tensorrt": section})})
     return path
 
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo, cache_names
+from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo, cache_names
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
@@ -145,5 +145,5 @@ def write_bundle(path: Path, *, onnxruntime: str = "1.25.0", io: bool = True, mo
         for name, data in TokenizerFiles().to_files().items():
             writer.write_bytes(name, data)
         writer.write_bytes("model.onnx", make_model().SerializeToString() if model is None else model)
-        writer.commit(manifest, {"onnx": TargetManifest(io=section if io else None)})
+        writer.commit(manifest, {"onnx": TargetManifest(sections={"io": section} if io else {})})
     return path

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
+from enginewright.plugins.steps.paged_section import cache_tensors, slots_name, table_name
 from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
-from enginewright.runtime.bundle.paged_section import cache_tensors, slots_name, table_name
 from enginewright.runtime.executors.cuda_driver import Argument
 from enginewright.runtime.shared.contracts import CacheGroup
 

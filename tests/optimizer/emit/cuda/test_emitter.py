@@ -22,13 +22,13 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.framework.manager import PassManager
+from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.triton.choose_tiles import Compile
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS, KernelSpec
 from enginewright.plugins.triton.step_calls import Stored, split_product_calls, split_scratch
 from enginewright.plugins.triton.tiles import gpu_of, product_tile
-from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cuda_driver import Argument, Gpu
@@ -176,7 +176,7 @@ def test_a_bundle_carries_every_kernel(
             Manifest(model=model, source=SourceSection(kind="module", name="m"), targets=()), {"cuda": target}
         )
     bundle = Bundle.open(tmp_path / "b", trust="code")
-    section = bundle.target("cuda").cuda
+    section = bundle.target("cuda").section(CudaSection)
     assert section is not None
     assert section.model_copy(update={"assemblers": {}}) == SECTION
     assert set(section.assemblers) == ({"9.0"} if compiler is None else set())

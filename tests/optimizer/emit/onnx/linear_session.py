@@ -24,7 +24,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.onnxruntime.library import operators_library
-from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
+from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
 from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family

@@ -15,6 +15,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.optimizer.verify.verify import DEFAULT_MAX_KL
 from enginewright.plugins.onnxruntime import library
+from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.onnx_slots import variant_io
 from enginewright.runtime.executors.open import Placement, target_groups
@@ -29,10 +30,10 @@ def test_one_export_writes_both_targets_and_compares_both_with_the_source(tmp_pa
     assert [(v.target, v.random_tokens.top1_agreement) for v in report.verification] == [("cpu", 1.0), ("onnx", 1.0)]
     bundle = Bundle.open(tmp_path / "b")
     assert bundle.manifest.targets == ("cpu", "onnx") and "model.onnx" in bundle.files
-    io = bundle.target("onnx").io
+    io = bundle.target("onnx").section(LinearIo)
     assert io is not None and io.file == "model.onnx" and io.variant == "standard"
     assert [(g.layers, g.window, g.mask) for g in io.cache_groups] == [((0, 1), 8, "mask_w8")]
-    assert bundle.target("cpu").io is None
+    assert bundle.target("cpu").section(LinearIo) is None
     assert {"enginewright", "torch", "transformers", "onnx"} == bundle.manifest.toolchain.keys()
     # What both read in the same order is stored once.
     norm, again = (bundle.tensor(f"model.norm.weight{suffix}") for suffix in ("", ".onnx"))

@@ -19,7 +19,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, Variant
+from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, Variant
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import (
     SEQUENCES,

@@ -19,7 +19,7 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.runtime.bundle.segments import SegmentStep
+from enginewright.plugins.engines.segments import SegmentStep
 from enginewright.runtime.bundle.weights import WeightsIndex
 from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import emit

@@ -14,11 +14,11 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.stablehlo.emitter import StableHloEmitter
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.tvm.section import LevelName
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, open_client, stablehlo_section
 from enginewright.runtime.shared.contracts import ModelInfo

@@ -15,6 +15,7 @@ from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import CacheSection
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
+from enginewright.plugins.stablehlo.section import StableHloSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import pjrt_library
 from enginewright.runtime.llm import LLM
@@ -51,7 +52,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_what_is_written(bundle: Path) -> None:
     opened = Bundle.open(bundle, trust="code")
-    section = opened.target("stablehlo").stablehlo
+    section = opened.target("stablehlo").section(StableHloSection)
     assert section is not None
     assert section.lengths == ((160, 224) if section.kernels else (160, 201))  # of whole blocks
     assert {f"targets/stablehlo/{module.file}" for module in section.modules} <= set(opened.files)
@@ -132,7 +133,7 @@ def test_by_our_kernels_they_mean_what_they_mean_to_the_cpu_target(recipe: str, 
             found.append(llm.logits([5, 9, 7, 11, 6, 8, 3, 4]))
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
     opened = Bundle.open(tmp_path / "b", trust="code")
-    section = opened.target("stablehlo").stablehlo
+    section = opened.target("stablehlo").section(StableHloSection)
     assert section is not None
     panels = [opened.index.tensors[name] for name in section.weights if name.endswith(".panels")]
     places = {(entry.blob, entry.offset) for name, entry in opened.index.tensors.items() if name not in section.weights}

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from enginewright.plugins.stablehlo.section import KERNELS
+from enginewright.plugins.tvm.section import LevelName
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.stablehlo_section import KERNELS
-from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family

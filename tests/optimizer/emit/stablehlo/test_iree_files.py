@@ -23,8 +23,8 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
+from enginewright.plugins.stablehlo.section import IreeSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.stablehlo_section import IreeSection
 from enginewright.runtime.doctor import examine
 from enginewright.runtime.executors import iree_library, stablehlo_slots
 from enginewright.runtime.executors.iree_library import Iree

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from enginewright.optimizer.build_target import build_target
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import KernelSpec
 from enginewright.runtime.bundle.reader import Bundle
@@ -56,7 +57,7 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
     from tests.optimizer.emit.tensorrt import numpy_tensorrt as fake
 
     tiny_paged.know_kernels()
-    section = Bundle.open(path).targets["tensorrt"].tensorrt
+    section = Bundle.open(path).targets["tensorrt"].section(TensorRtSection)
     assert section is not None and section.paged is not None
     cuda, before = FakeCuda(), len(fake.BUILT)
     profiles = section.paged.profiles * 2  # each is loaded when it was built, and when it is to run

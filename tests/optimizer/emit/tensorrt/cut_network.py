@@ -45,10 +45,11 @@ def build(bundle: str) -> dict[str, Any]:
 
     from enginewright.optimizer.emit.tensorrt.build_network import add_profile, build_network
     from enginewright.optimizer.emit.tensorrt.network import Network
+    from enginewright.plugins.engines.section import TensorRtSection
     from enginewright.runtime.bundle.reader import Bundle
 
     opened = Bundle.open(bundle)
-    section = opened.targets["tensorrt"].tensorrt
+    section = opened.targets["tensorrt"].section(TensorRtSection)
     assert section is not None and section.paged is not None
     name = f"targets/tensorrt/{section.paged.network}"
     whole = Network.from_json((Path(bundle) / name).read_bytes(), source=name)

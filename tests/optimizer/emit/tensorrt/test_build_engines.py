@@ -17,6 +17,7 @@ import pytest
 
 from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.export import export
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
@@ -91,7 +92,7 @@ def test_caches_of_8_bits(cache: str, largest: float, process: ProcessPoolExecut
         {"quantized_kv_write": 2, "quantized_paged_attention": 2},
     ]
     assert ran.outputs == [9] * 2  # logits, and codes and scales of two layers
-    (group,) = Bundle.open(path).targets["tensorrt"].tensorrt.paged.cache_groups  # type: ignore[union-attr]
+    (group,) = Bundle.open(path).targets["tensorrt"].section(TensorRtSection).paged.cache_groups  # type: ignore[union-attr]
     assert group.dtype == {"int8": "i8", "fp8": "fp8"}[cache]
     assert ran.info["graph_launches"] > 0 and ran.info["caches"] == "in place"
     with LLM(path, target="cpu", threads=1) as cpu, LLM(floats, target="cpu", threads=1) as exact:
@@ -132,7 +133,7 @@ def test_copies_of_caches_in_engines_are_said(process: ProcessPoolExecutor, tmp_
     options = {"context": 64, "memory": "100kB"}
     ran = process.submit(built_bundle.build_and_run, str(path), few, 2, True, options).result()
     assert ran.report["copies"] == list(ran.report["engines"])
-    group = Bundle.open(path).targets["tensorrt"].tensorrt.paged.cache_groups[0]  # type: ignore[union-attr]
+    group = Bundle.open(path).targets["tensorrt"].section(TensorRtSection).paged.cache_groups[0]  # type: ignore[union-attr]
     caches = 2 * 2 * blocks * group.block_size * group.kv_heads * group.key_head_size * 4
     assert set(ran.report["scratch"].values()) == {SCRATCH_BYTES + caches}
     assert (ran.info["caches"], ran.info["scratch_bytes"]) == ("copied by TensorRT", SCRATCH_BYTES + caches)

@@ -10,7 +10,7 @@ import pytest
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.runtime.bundle.tensorrt_plan import PlanHeader
+from enginewright.plugins.engines.plan import PlanHeader
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import lowered

@@ -9,6 +9,7 @@ import torch
 
 from enginewright.optimizer.emit.tensorrt.network import Network
 from enginewright.optimizer.verify.random_tokens import tolerance_of
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, UnsupportedModelError
 from tests.acceptance.tiny_configs import tiny_family
@@ -29,7 +30,7 @@ def opened(folder: Path) -> tuple[Bundle, Network]:
 
 def run_plan(bundle: Bundle, network: Network) -> dict[int, np.ndarray]:  # type: ignore[type-arg]
     """Logits after each token of the requests of ``linear_session``: ragged prefill, a second one, decode steps."""
-    section = bundle.targets["tensorrt"].tensorrt
+    section = bundle.targets["tensorrt"].section(TensorRtSection)
     assert section is not None and section.paged is not None
     run = evaluator(network, bundle)
     dtype = {"f32": np.float32, "f16": np.float16}[network.dtype]
@@ -64,7 +65,7 @@ def run_plan(bundle: Bundle, network: Network) -> dict[int, np.ndarray]:  # type
 def test_the_description_computes_what_transformers_does(family: str, make_bundle: MakeBundle) -> None:
     model = tiny_family(family)
     bundle, network = opened(make_bundle(lowered(model), "f32"))
-    section = bundle.targets["tensorrt"].tensorrt
+    section = bundle.targets["tensorrt"].section(TensorRtSection)
     assert section is not None and section.paged is not None
     expected = reference_logits(model)
     largest = max(float(np.abs(logits).max()) for logits in expected.values())

@@ -7,6 +7,7 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter, profiles_of
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import RecipeError, TargetError
 from enginewright.runtime.shared.progress import silent
@@ -46,9 +47,9 @@ def test_the_manifest_says_what_is_needed(make_bundle: MakeBundle) -> None:
     target = bundle.targets["tensorrt"]
     assert target.state == "needs-build"
     assert target.needs == "TensorRT 11.4 or newer and a GPU of compute capability 8.9"
-    assert target.tensorrt is not None and target.tensorrt.paged is not None
-    assert (target.tensorrt.flavour, target.tensorrt.engines) == ("tensorrt", ())
-    groups = target.tensorrt.paged.cache_groups
+    assert target.section(TensorRtSection) is not None and target.section(TensorRtSection).paged is not None
+    assert (target.section(TensorRtSection).flavour, target.section(TensorRtSection).engines) == ("tensorrt", ())
+    groups = target.section(TensorRtSection).paged.cache_groups
     assert [group.dtype for group in groups] == ["f16"] * len(groups)
     assert {layer for group in groups for layer in group.layers} == {0, 1}
     assert {group.window for group in groups} == {0, 8} or len(groups) == 1

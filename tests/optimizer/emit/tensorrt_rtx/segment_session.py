@@ -18,9 +18,9 @@ from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentedMod
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ops.attention import paged_attention
 from enginewright.passes.ops.cache import kv_write
+from enginewright.plugins.engines.segments import LOGITS, STEP_INPUTS, AttentionStep, SegmentStep
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import LOGITS, STEP_INPUTS, AttentionStep, SegmentStep
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import PLAN, SEQUENCES, Logits, tokens_of

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from enginewright.optimizer.emit.tensorrt_rtx import build_engine as module
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import EngineRequest, build_engine
-from enginewright.runtime.bundle.tensorrt_plan import HEADER_BYTES, PlanHeader
+from enginewright.plugins.engines.plan import HEADER_BYTES, PlanHeader
 from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
 
 FOLDER_LENGTHS = ("a", "a-much-longer-name")

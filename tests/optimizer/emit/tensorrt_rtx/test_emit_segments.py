@@ -14,8 +14,9 @@ from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import emit_segments
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.engines.segments import SegmentStep, schedule_of
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import SegmentStep
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
@@ -36,7 +37,7 @@ def test_a_bundle_of_segments(tmp_path: Path) -> None:
         said = emit_segments(program, writer, silent, options, ("8.9",))
         writer.commit(MANIFEST, {TARGET: said})
     bundle = Bundle.open(tmp_path / "b")
-    schedule, section = bundle.segments[TARGET], bundle.target(TARGET).tensorrt
+    schedule, section = schedule_of(bundle, TARGET), bundle.target(TARGET).section(TensorRtSection)
     assert section is not None and section.form == "segments" and section.dtype == schedule.dtype == "bf16"
     runs = [step.segment for step in schedule.steps if isinstance(step, SegmentStep)]
     assert runs == ["segment_0", "segment_1", "segment_1", "segment_2"]

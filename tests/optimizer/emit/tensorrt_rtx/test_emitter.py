@@ -12,8 +12,10 @@ import pytest
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.plugins.engines.plan import HEADER_BYTES, PlanHeader
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tensorrt_plan import HEADER_BYTES, PlanHeader
 from enginewright.runtime.shared.errors import BundleError, RecipeError, TargetError
 from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
@@ -43,9 +45,9 @@ def test_one_export_writes_an_engine_beside_the_other_targets(exported: tuple[Pa
     path, told = exported
     bundle = Bundle.open(path)
     target = bundle.target("tensorrt-rtx")
-    assert target.io is not None and target.tensorrt is not None
-    assert (target.io.file, target.io.cache_groups[0].dtype, target.io.cache_groups[0].mask) == ("", "f16", "mask_w8")
-    section = target.tensorrt
+    io, section = target.section(LinearIo), target.section(TensorRtSection)
+    assert io is not None and section is not None
+    assert (io.file, io.cache_groups[0].dtype, io.cache_groups[0].mask) == ("", "f16", "mask_w8")
     assert (section.flavour, section.form, section.dtype) == ("rtx", "whole", "f16")
     assert section.compute_capabilities == ("8.0", "8.9", "12.0")
     (engine,) = section.engines

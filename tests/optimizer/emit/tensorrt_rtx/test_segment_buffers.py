@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.emit.tensorrt_rtx.segment_buffers import share_buffers
-from enginewright.runtime.bundle.segments import AttentionStep, SegmentStep, SegmentTensor
+from enginewright.plugins.engines.segments import AttentionStep, SegmentStep, SegmentTensor
 
 WIDE = SegmentTensor(dtype="f16", shape=("T", 2, 4))
 LOGITS = SegmentTensor(dtype="f32", shape=("R", 5))

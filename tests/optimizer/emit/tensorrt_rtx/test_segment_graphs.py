@@ -16,7 +16,7 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.segments import AttentionStep, SegmentStep
+from enginewright.plugins.engines.segments import AttentionStep, SegmentStep
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import LinearSession, emit, lowered, reference_logits
 from tests.optimizer.emit.onnx.linear_session import run_plan as linear_plan

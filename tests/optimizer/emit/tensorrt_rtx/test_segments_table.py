@@ -16,7 +16,7 @@ from enginewright.optimizer.emit.tensorrt_rtx.build_engine import EngineRequest,
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import profiles_of
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentGraph, segment_model
 from enginewright.optimizer.recipes.target_sections import EnginesSection
-from enginewright.runtime.bundle.segments import SegmentStep
+from enginewright.plugins.engines.segments import SegmentStep
 from enginewright.runtime.shared.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.shared.progress import silent
 from tests.optimizer.emit.onnx.linear_session import lowered_family

@@ -19,6 +19,8 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.progress import silent
@@ -67,9 +69,10 @@ def test_formats(
     PassManager([p for p in TensorRtRtxEmitter().passes() if p.wanted(context)], context).run(program)
     engines = EnginesSection(gpus=gpus, dtype=dtype)
     target, built = _emit(program, tmp_path, engines=engines, buckets=BucketPlan.of((8, 32), (2,), 2))
-    assert target.tensorrt.compute_capabilities == built.compute_capabilities == gpus
-    assert target.tensorrt.dtype == target.io.cache_groups[0].dtype == dtype
-    (engine,) = target.tensorrt.engines
+    section, io = target.section(TensorRtSection), target.section(LinearIo)
+    assert section is not None and section.compute_capabilities == built.compute_capabilities == gpus
+    assert io is not None and section.dtype == io.cache_groups[0].dtype == dtype
+    (engine,) = section.engines
     assert engine.phase == "both" and engine.bytes == built.file_bytes
     assert [(p.phase, p.B, p.S) for p in engine.profiles] == [
         ("decode", (1, 2, 2), (1, 1, 1)),

@@ -17,8 +17,8 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.report.step_runner import random_step
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.tvm.section import Level, TvmSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import Level
 from enginewright.runtime.executors.machine import look_at_machine
 from enginewright.runtime.executors.requirements import check_tvm
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep
@@ -77,7 +77,7 @@ def test_files_are_made_without_a_gpu_and_are_the_same_each_time(tmp_path: Path)
         export(model, tmp_path / name, recipe=recipe_of("9.0"), targets=("tvm",))
     folder = tmp_path / "one/targets/tvm"
     source = (folder / "kernels-sm_90.cu").read_text()
-    section = Bundle.open(tmp_path / "one", trust="code").target("tvm").tvm
+    section = Bundle.open(tmp_path / "one", trust="code").target("tvm").section(TvmSection)
     assert section is not None and section.cuda == ("9.0",)
     said = check_tvm(look_at_machine(), Bundle.open(tmp_path / "one", trust="code").target("tvm")).on
     assert said[1] == "CUDA source for 9.0, which nothing here runs"

@@ -19,9 +19,9 @@ from enginewright.optimizer.emit.tvm.emitter import TvmEmitter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.plugins.tvm.section import FEATURES, OURS, KernelsName, LevelName, TvmSection
 from enginewright.runtime.bundle.manifest import FileSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import FEATURES, OURS, KernelsName, LevelName
 from enginewright.runtime.executors import tvm_blocks
 from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
@@ -60,7 +60,7 @@ def test_two_exports_are_byte_equal(bundle: Path, tmp_path: Path) -> None:
     assert "targets/tvm/step-v3.so" in first and first == second
     assert not any(str(tmp_path).encode() in data for data in first.values())
     opened = Bundle.open(bundle, trust="code")
-    section = opened.target("tvm").tvm
+    section = opened.target("tvm").section(TvmSection)
     assert section is not None and section.levels == ("v3",)
     assert {"apache-tvm"} < opened.manifest.toolchain.keys()
     own = {name for name in opened.index.tensors if name.endswith(".tvm")}
@@ -219,7 +219,7 @@ def test_its_program_is_the_one_that_it_was_compiled_from(bundle: Path, tmp_path
     copy = Path(shutil.copytree(bundle, tmp_path / "b"))
     path, listed = copy / "targets/tvm/program.json", copy / "targets/tvm/manifest.json"
     program, manifest = json.loads(path.read_bytes()), TargetManifest.from_json(listed.read_bytes(), source="")
-    section = manifest.tvm
+    section = manifest.section(TvmSection)
     assert section is not None and section.program == hashlib.sha256(path.read_bytes()).hexdigest()
     for arena in (program["arena_bytes"] | {"1": 1 << 20}, -1, 0, 7):
         path.write_text(text := json.dumps(program | {"arena_bytes": arena}))

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..shared.contracts import CacheDtype, CacheGroup
-from ..shared.records import Count, Positive, Record
+from enginewright.runtime.shared.contracts import CacheDtype, CacheGroup
+from enginewright.runtime.shared.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
 """At the bundle's root: external data must lie in the folder of the file that refers to it, or below."""

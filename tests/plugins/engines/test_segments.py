@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.engines.segments import (
+    AttentionStep,
+    SegmentSchedule,
+    SegmentStep,
+    schedule_of,
+    segments_path,
+)
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import AttentionStep, SegmentSchedule, SegmentStep, segments_path
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import plan
 
@@ -96,13 +102,13 @@ def write(path: Path, manifest: Manifest, said: dict[str, Any], table: int = 8, 
         writer.weights().add("table", np.zeros((5, table), np.float16), dtype="f16")
         writer.weights().add("sinks", np.zeros(2, np.float32))
         writer.write_text(segments_path(TARGET), json.dumps(said))
-        writer.commit(manifest, {TARGET: TargetManifest(tensorrt=section)})
+        writer.commit(manifest, {TARGET: TargetManifest(sections={"tensorrt": section})})
     return path
 
 
 def test_a_schedule_opens_and_is_written_as_it_was_read(tmp_path: Path, manifest: Manifest) -> None:
     bundle = Bundle.open(write(tmp_path / "b", manifest, schedule()))
-    read = bundle.segments[TARGET]
+    read = schedule_of(bundle, TARGET)
     assert SegmentSchedule.from_json(read.to_json(), source="s") == read
     assert [type(step) for step in read.steps] == [SegmentStep, AttentionStep, SegmentStep]
     assert read.cache_groups[0].to_group().bytes_per_block == 2 * (4 + 4) * 32

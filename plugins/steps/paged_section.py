@@ -22,8 +22,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from ..shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES, CacheDtype, CacheGroup
-from ..shared.records import Count, Positive, Record
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES, CacheDtype, CacheGroup
+from enginewright.runtime.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
 """In the target's folder: the network that its engines are built of."""

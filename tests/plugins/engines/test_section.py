@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from enginewright.plugins.engines.section import ProfileSection, TensorRtSection
+from enginewright.plugins.steps.linear_io import LinearIo
+from enginewright.plugins.tensorrt_rtx.section import SECTIONS
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tensorrt_section import ProfileSection
 from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import PLAN_PATH, linear_io, plan, section, write_engines
 
@@ -18,8 +20,8 @@ from tests.runtime.tensorrt_bundles import PLAN_PATH, linear_io, plan, section, 
 def test_a_bundle_of_engines_opens(tmp_path: Path, manifest: Manifest) -> None:
     said = section(plan())
     bundle = Bundle.open(write_engines(tmp_path / "b", manifest, said, plan()))
-    assert bundle.target("tensorrt-rtx").tensorrt == said
-    assert bundle.target("tensorrt-rtx").io == linear_io()
+    assert bundle.target("tensorrt-rtx").section(TensorRtSection) == said
+    assert bundle.target("tensorrt-rtx").section(LinearIo) == linear_io()
     assert PLAN_PATH in bundle.files
     bundle.verify_hashes()
 
@@ -69,10 +71,10 @@ def test_engines_and_files_agree(tmp_path: Path, manifest: Manifest) -> None:
     ],
 )
 def test_wrong_fields_are_named(change: Any, message: str) -> None:
-    data = json.loads(TargetManifest(io=linear_io(), tensorrt=section(plan())).to_json())
+    data = json.loads(TargetManifest(sections={"io": linear_io(), "tensorrt": section(plan())}).to_json())
     change(data["tensorrt"])
     with pytest.raises(BundleError, match=message):
-        TargetManifest.from_json(json.dumps(data), source="m")
+        TargetManifest.from_json(json.dumps(data), source="m", sections=SECTIONS)
     assert "tensorrt" not in json.loads(TargetManifest().to_json())
 
 

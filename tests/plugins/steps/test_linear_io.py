@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo, cache_names, mask_name
+from enginewright.plugins.onnx.section import SECTIONS
+from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo, cache_names, mask_name
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError
@@ -29,9 +30,9 @@ def test_groups_name_their_masks_and_are_slots_to_schedulers() -> None:
 
 
 def test_a_manifest_has_the_section_where_there_is_one() -> None:
-    written = TargetManifest(io=_io()).to_json()
-    assert TargetManifest.from_json(written, source="m").io == _io()
+    written = TargetManifest(sections={"io": _io()}).to_json()
+    assert TargetManifest.from_json(written, source="m", sections=SECTIONS).section(LinearIo) == _io()
     assert "io" not in json.loads(TargetManifest().to_json())
     damaged = written.replace('"opset": 24', '"opset": 0')
     with pytest.raises(BundleError, match=r"m: io.opset: "):
-        TargetManifest.from_json(damaged, source="m")
+        TargetManifest.from_json(damaged, source="m", sections=SECTIONS)

@@ -17,7 +17,7 @@ import builtins
 import struct
 from dataclasses import dataclass
 
-from ..shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError
 
 HEADER_BYTES = 64
 MAGIC = b"vtrt"

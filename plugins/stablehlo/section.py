@@ -17,13 +17,18 @@ It is a portable artifact: any StableHLO from its version on reads it. One that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta
 
-from ..shared.records import Count, Positive, Record
-from .linear_io import LinearCacheGroup
-from .tvm_section import LevelName
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.records import Count, Positive, Record
+
+from ..steps.linear_io import LinearCacheGroup
+from ..tvm.section import LevelName
 
 LINEAR, ROTATE, WRITE_CACHE, ATTENTION = KERNELS = (
     "enginewright_linear",
@@ -131,3 +136,31 @@ class StableHloSection(Record, frozen=True, kw_only=True):
     def requests(self) -> int:
         """Most of a decode step."""
         return max(module.requests for module in self.modules)
+
+
+SECTIONS = {"stablehlo": StableHloSection}
+ANY_SIZE = True
+
+
+def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
+    if (section := target.section(StableHloSection)) is not None:
+        yield "stablehlo", section.version
+        yield "jaxlib", section.jaxlib
+        if section.iree is not None:
+            yield "iree", section.iree.version
+
+
+def described(bundle: Bundle, target: str) -> Iterator[str]:
+    """The modules, and what IREE's compiler made of them, with its size."""
+    section = bundle.targets[target].section(StableHloSection)
+    if section is None:
+        return
+    places = ", ".join(str(length) for length in section.lengths)
+    ours = ", calling our kernels" if section.kernels else ""
+    yield f"{len(section.modules)} modules of StableHLO {section.version}, slots of {places} places{ours}"
+    if (iree := section.iree) is not None:
+        devices = [*(f"x86-64-{level}" for level in iree.levels), *(f"CUDA {number}" for number in iree.cuda)]
+        folder = f"{target_folder(target)}/{IREE_FOLDER}/"
+        files = [file.bytes for path, file in bundle.files.items() if path.startswith(folder)]
+        size = format_bytes(sum(files))
+        yield f"compiled by IREE {iree.version} for {', '.join(devices)}: {len(files)} files, {size}"

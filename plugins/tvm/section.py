@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from ..shared.lowered_program import LoweredProgram, WeightUse
-from ..shared.records import Record, Sha256
+from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
+from enginewright.runtime.shared.records import Record, Sha256
 
 STEP = "step"
 """The function of a library that runs a step."""
@@ -161,3 +161,6 @@ LEVELS: Mapping[str, Level] = {
     )
 }
 """The plainest first; every one runs on the processors of those behind it."""
+
+SECTIONS = {"tvm": TvmSection}
+ANY_SIZE = True

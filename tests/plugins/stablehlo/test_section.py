@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.runtime.bundle.linear_io import LinearCacheGroup
+from enginewright.plugins.stablehlo.section import SECTIONS, ModuleSection, StableHloSection
+from enginewright.plugins.steps.linear_io import LinearCacheGroup
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection, StableHloSection
 from enginewright.runtime.shared.errors import BundleError
 
 GROUP = LinearCacheGroup(name="full", layers=(0,), kv_heads=1, key_head_size=8, value_head_size=8, mask="mask")
@@ -26,8 +26,8 @@ def section(*modules: ModuleSection) -> StableHloSection:
 def test_it_comes_back_as_it_was_written() -> None:
     longer = (ONE, ModuleSection(requests=1, tokens=1, places=32, rows=1))
     said = section(*longer, ModuleSection(requests=1, tokens=8, places=32, rows=8))
-    manifest = TargetManifest(stablehlo=said)
-    assert TargetManifest.from_json(manifest.to_json(), source="x").stablehlo == said
+    manifest = TargetManifest(sections={"stablehlo": said})
+    assert TargetManifest.from_json(manifest.to_json(), source="x", sections=SECTIONS).section(StableHloSection) == said
     assert said.lengths == (16, 32) and said.requests == 1
     assert [module.name for module in said.modules] == ["decode-1x16", "decode-1x32", "score-8x32"]
     assert '"stablehlo"' not in TargetManifest().to_json()
@@ -43,6 +43,6 @@ def test_it_comes_back_as_it_was_written() -> None:
 def test_what_does_not_go_together(modules: tuple[ModuleSection, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         section(*modules)
-    text = TargetManifest(stablehlo=section(ONE)).to_json()
+    text = TargetManifest(sections={"stablehlo": section(ONE)}).to_json()
     with pytest.raises(BundleError, match=r"stablehlo.modules"):
-        TargetManifest.from_json(text.replace('"places": 16', '"places": 1'), source="x")
+        TargetManifest.from_json(text.replace('"places": 16', '"places": 1'), source="x", sections=SECTIONS)

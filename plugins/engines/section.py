@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ..shared.records import Count, Record, Sha256
-from .paged_section import PagedSection
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.records import Count, Record, Sha256
+
+from ..steps.paged_section import PagedSection
 
 Phase = Literal["decode", "prefill", "both"]
 """Which steps: of one token a request, of prompts, or either."""
@@ -104,3 +107,10 @@ class TensorRtSection(Record, frozen=True, kw_only=True):
             if bool(engine.profiles) != linear:
                 has = "none" if linear else "some, and those of packed tokens are in segments.json or in paged"
                 raise ValueError(f"engines.{i}.profiles: there are {has}")
+
+
+def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
+    """The library, and the GPUs, of a target's engines."""
+    if (section := target.section(TensorRtSection)) is not None:
+        yield "tensorrt", section.version
+        yield "compute_capabilities", ", ".join(section.compute_capabilities)

@@ -17,13 +17,22 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ..shared.errors import BundleError
-from ..shared.json_document import parse_shown
-from ..shared.records import Count, Record, read
-from .manifest import BundlePath, check_format_version, target_folder
-from .paged_section import PagedCacheGroup
-from .tensorrt_section import Capability, Range, TensorRtSection, check_ranges
-from .weights import INDEX_PATH, WeightsIndex
+from enginewright.runtime.bundle.manifest import (
+    BundlePath,
+    FileSection,
+    check_format_version,
+    target_folder,
+    target_manifest_path,
+)
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import INDEX_PATH, WeightsIndex
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.json_document import parse_shown
+from enginewright.runtime.shared.records import Count, Record, read
+
+from ..steps.paged_section import PagedCacheGroup
+from .plan import HEADER_BYTES, PlanHeader, check_plan
+from .section import Capability, Range, TensorRtSection, check_ranges
 
 FORMAT_VERSION = 1
 SEGMENTS_FILE = "segments.json"
@@ -338,3 +347,51 @@ def _check_weight(index: WeightsIndex, name: str, wanted: SegmentTensor, source:
             f"{entry.layout}",
             hint="Export the bundle again.",
         )
+
+
+def check_opened(bundle: Bundle, target: str) -> SegmentSchedule | None:
+    """Looks at a target's engines, and gives the schedule of its segments if it has that form.
+
+    Raises BundleError where an engine's header, or a file that the schedule names, isn't what the manifest says.
+    """
+    section = bundle.targets[target].section(TensorRtSection)
+    if section is None:
+        return None
+    _check_plans(bundle, target, section)
+    if section.form != "segments":
+        return None
+    path = segments_path(target)
+    source = str(bundle.path / path)
+    schedule = SegmentSchedule.from_json(bundle.read_bytes(path), source=source)
+    schedule.check_engines(section, source)
+    schedule.check_files(target, bundle.files, source)
+    schedule.check_weights(bundle.index, source)
+    return schedule
+
+
+def _check_plans(bundle: Bundle, target: str, section: TensorRtSection) -> None:
+    source = bundle.path / target_manifest_path(target)
+    if not section.engines:
+        raise BundleError(f"{source}: tensorrt.engines: there is none", hint="Export the bundle again.")
+    for i, engine in enumerate(section.engines):
+        name = f"{target_folder(target)}/{engine.file}"
+        if bundle.files.get(name) != FileSection(bytes=engine.bytes, sha256=engine.sha256):
+            raise BundleError(
+                f"{source}: tensorrt.engines.{i}: {engine.file} is not listed in files with these bytes and sha256",
+                hint="Export the bundle again.",
+            )
+        if section.flavour != "rtx":
+            continue  # TensorRT's own plans have another header, which isn't known here
+        check_plan(
+            PlanHeader.parse(bundle.read_head(name, HEADER_BYTES), str(bundle.path / name)),
+            str(bundle.path / name),
+            size=engine.bytes,
+            version=section.version,
+            compute_capabilities=section.compute_capabilities,
+        )
+
+
+def schedule_of(bundle: Bundle, target: str) -> SegmentSchedule | None:
+    """The schedule of a target's segments, which was read when the bundle was opened; None if it has another form."""
+    found = bundle.opened.get(target)
+    return found if isinstance(found, SegmentSchedule) else None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from enginewright.plugins.triton.tiles import code_for
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.records import Positive, Record
 
-from ..shared.records import Positive, Record
-from .tensorrt_section import Capability
+from ..engines.section import Capability
+from ..triton.tiles import code_for
 
 
 class CudaSection(Record, frozen=True, kw_only=True):
@@ -45,3 +49,18 @@ def number_of(capability: str) -> int:
     """90 of "9.0"."""
     major, _, minor = capability.partition(".")
     return 10 * int(major) + int(minor)
+
+
+def check_opened(bundle: Bundle, target: str) -> None:
+    """Raises BundleError if a target's program leaves its memory: nothing else looks before a GPU runs it."""
+    section = bundle.targets[target].section(CudaSection)
+    if section is None or target not in bundle.programs:
+        return
+    most = min(section.requests, section.chunk)
+    for sizes in ((1, 1, 1), *product((section.chunk,), (1, most), (1, most))):
+        if (problem := bundle.programs[target].memory_problem(*sizes)) is not None:
+            path = bundle.path / target_folder(target) / PROGRAM_FILE
+            raise BundleError(f"{path}: {problem}", hint="Export the bundle again.")
+
+
+SECTIONS = {"cuda": CudaSection}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.bundle.tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
+from enginewright.plugins.engines.plan import HEADER_BYTES, PlanHeader, check_plan
 from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import plan
 

@@ -1,0 +1,21 @@
+"""The sections of a tensorrt-rtx target's manifest: its engines, and where they have the linear form, their steps."""
+
+from collections.abc import Iterator
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+
+from ..engines.section import TensorRtSection
+from ..engines.section import made_with as made_with_tensorrt
+from ..engines.segments import check_opened
+from ..steps.linear_io import LinearIo
+
+__all__ = ["ANY_SIZE", "SECTIONS", "check_opened", "made_with"]
+
+SECTIONS = {"io": LinearIo, "tensorrt": TensorRtSection}
+ANY_SIZE = True
+
+
+def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
+    if (io := target.section(LinearIo)) is not None:
+        yield "onnxruntime", io.onnxruntime
+    yield from made_with_tensorrt(target)
