@@ -17,6 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("optimizer", "passes", "plugins", "runtime", "benchmarks", "examples")
 ALWAYS = ("tests/test_architecture.py", "tests/optimizer/export/test_run.py::test_a_recipe_object_is_taken_too")
 CPP = (".cpp", ".h")
+LONG = 600
+"""Lines of a file that is worth a second look."""
 
 
 def mirrored_tests(file: Path, repository: Path = REPOSITORY) -> Path | None:
@@ -69,6 +71,11 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [str(file) for file in files if arguments and not (REPOSITORY / file).exists()]:
         print(f"check: there is no {', '.join(missing)}", file=sys.stderr)
         return 2
+    for file in files:
+        if file.suffix in (".py", *CPP) and (REPOSITORY / file).is_file():
+            lines = len((REPOSITORY / file).read_text(encoding="utf-8").splitlines())
+            if lines > LONG:
+                print(f"check: {file} has {lines} lines: is it one thing?", flush=True)
     for command in commands(files):
         print("+", " ".join(command[1:] if command[0] == sys.executable else command), flush=True)
         if status := subprocess.run(command, check=False, cwd=REPOSITORY).returncode:

@@ -21,7 +21,7 @@ from ..shared.lowered_program import LoweredProgram
 from ..shared.records import Count, Record, Sha256, read
 
 FORMAT_VERSION = 2
-"""2: a manifest without its own hash is refused, and so are end tokens outside of the vocabulary."""
+"""The only one that is read: version 1 was never released."""
 MANIFEST_PATH = "manifest.json"
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
@@ -204,7 +204,7 @@ class Manifest(Record, frozen=True, kw_only=True):
             raise ValueError(f"targets: one is named twice: {', '.join(self.targets)}")
         model = self.model
         named = {"eos_token_ids": model.eos_token_ids, "bos_token_id": (model.bos_token_id,)}
-        for field_name, ids in named.items() if self.format_version > 1 else ():
+        for field_name, ids in named.items():
             for token in ids:
                 if token is not None and not 0 <= token < model.vocab_size:
                     raise ValueError(f"model.{field_name}: {token} is outside the vocabulary of {model.vocab_size}")
@@ -245,10 +245,7 @@ def check_format_version(data: object, newest: int, source: str) -> None:
 
 
 def check_own_hash(text: bytes, source: str) -> None:
-    """Raises BundleError if a manifest isn't what was written: its ``sha256`` is that of its text without this field.
-
-    One of format version 1 may have none, and isn't checked then.
-    """
+    """Raises BundleError if a manifest isn't what was written: ``sha256`` is that of its text without this field."""
     try:
         data = parse_json(text)
     except ValueError as e:
@@ -279,6 +276,8 @@ def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
     except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
-    if data.pop(_OWN_HASH, None) is None and data["format_version"] > 1:  # what it is: see check_own_hash
+    if data["format_version"] < FORMAT_VERSION:
+        raise BundleError(f"{source}: format_version 1 is no longer read", hint="Export the bundle again.")
+    if data.pop(_OWN_HASH, None) is None:  # what it is: see check_own_hash
         raise BundleError(f"{source}: {_OWN_HASH} is missing", hint="Copy the bundle again, or export it again.")
     return data

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 
 from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
 from enginewright.runtime.requests.request import Request
 
-from ..shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
+from ..shared.contracts import CacheGroup, Int32Array, StepInput
 
 
 @dataclass(slots=True, eq=False)
@@ -48,31 +47,6 @@ class Batch:
 
     chunks: tuple[Chunk, ...]
     step: StepInput
-
-
-class Scheduler(Protocol):
-    """Decides, each step anew, which tokens of which requests run. Not safe for several threads."""
-
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises CapacityError if it could never fit."""
-
-    def abort(self, request: Request) -> None:
-        """Ends a request and releases its blocks; nothing happens if it has ended."""
-
-    def abort_all(self) -> None:
-        """Ends every request."""
-
-    def has_work(self) -> bool:
-        """Whether a request waits or runs."""
-
-    def schedule(self) -> Batch:
-        """The next step. Changes no request but for its blocks, so a step that fails can be scheduled again."""
-
-    def prepare_next(self, batch: Batch) -> None:
-        """What can be done for the step after ``batch`` while the executor computes."""
-
-    def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
-        """Takes the results of ``batch``; returns the requests that got tokens, finished ones among them."""
 
 
 def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> StepInput:

@@ -33,7 +33,7 @@ from .waiting import WaitingQueue
 
 
 class ContinuousScheduler:
-    """See ``scheduler.base.Scheduler``.
+    """Decides, each step anew, which tokens of which requests run. Not safe for several threads.
 
     Every waiting request is newer than every running one: the queue is served from its front only, and who is
     preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.

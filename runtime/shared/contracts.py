@@ -165,7 +165,7 @@ class StepInput:
     clears: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n], blocks to make zero, then
     copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy one
     # after the other, both before the step
-    # Reserved: adapter ids [B], tree ancestors [T, T'], input embeddings [T, H].
+    # Reserved: adapter ids [B], input embeddings [T, H].
 
 
 NO_TOKEN = -1
@@ -203,8 +203,6 @@ class ExecutorCaps:
     ragged: bool = True
     max_tokens: int = 8192
     max_requests: int = 8192
-    tree: bool = False
-    lora: bool = False
     shared_blocks: bool = False
     kept_slots: bool = False
     verifies: bool = False

@@ -24,14 +24,11 @@ from .json_document import parse_shown
 from .records import Count, Positive, Record, read
 
 FORMAT_VERSION = 6
-"""2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights; 5 KV
-caches of fewer than 32 bits, and fp8 weights; 6 the cuda
-target's form. All are still read."""
+"""Of programs of the cuda target's form, which came last."""
 
 CPU_FORMAT_VERSION = 5
-"""Of programs of the cpu target's form, so that older readers open them."""
+"""Of programs of the cpu target's form. Older ones were never released, and aren't read."""
 
-_CACHE_DTYPES_SINCE = 5
 SYMBOLS = ("T", "B", "R")
 
 
@@ -221,12 +218,14 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         version = data.get("format_version") if isinstance(data, dict) else None
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
+        if version < CPU_FORMAT_VERSION:
+            raise BundleError(f"{source}: program format {version} is no longer read", hint="Export the bundle again.")
         if version > FORMAT_VERSION:
             raise BundleError(
                 f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
                 hint="Install a newer enginewright.",
             )
-        return read(cls, data, source)._checked(source)
+        return read(cls, data, source)
 
     def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
         """What of a step of such sizes lies outside of its buffer, or of the arena; None if nothing does."""
@@ -258,14 +257,3 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
             if _bytes(operand.dtype, end) > room[operand.kind, operand.name]:
                 return f"{subject}: operand {operand.name} ends behind its {operand.kind}"
         return None
-
-    def _checked(self, source: str) -> LoweredProgram:
-        """Raises BundleError for what the program's version did not have."""
-        for group in self.cache_groups:
-            if group.dtype != "f32" and self.format_version < _CACHE_DTYPES_SINCE:
-                version = f"program format {self.format_version}"
-                raise BundleError(
-                    f"{source}: cache group {group.name}: {version} has no {group.dtype} cache",
-                    hint="Export the bundle again.",
-                )
-        return self

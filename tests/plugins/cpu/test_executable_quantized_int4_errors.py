@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.weights import Layout, WeightDtype
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sound_program, step_input, view
+from enginewright.runtime.shared.lowered_program import Operand
+from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sound_program, view
 
 Array = npt.NDArray[np.generic]
 ONES = np.ones((6, 16), np.float32)
@@ -205,17 +203,3 @@ def test_packed_weight_of_wrong_size(shape: tuple[int, ...]) -> None:
     b.weights[name] = b.weights[name][..., :-1, :].copy()
     with pytest.raises(BundleError, match=f"weight {name}: it has .* elements of half of one"):
         b.build()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_programs_of_older_versions_run_as_before(version: int) -> None:
-    """What no program of before 4 bits says is left out: has_offsets, activation, residual."""
-    b = sound_program()
-    operands = [*quantize(b), b.weight(FOURS, "panel32x4"), b.weight(HALF, "panel32")]
-    step = b.step("quantized_linear", operands, [b.buffer(T, 5)], weight_group=8, activation_group=8)
-    text = json.dumps(json.loads(b.program().to_json()) | {"format_version": version})
-    assert "has_offsets" not in text
-    assert LoweredProgram.from_json(text).steps == b.program().steps
-    program = CpuProgram(LoweredProgram.from_json(text), b.weights, blocks={"full": 8}, threads=1)
-    (out,) = program.trace(step_input([[0, 1, 2]], groups=["full"]), step)
-    np.testing.assert_allclose(out, 16.0, rtol=1e-6)  # ones times ones, whose scale of 1/127 rounds

@@ -83,15 +83,6 @@ def test_a_manifest_that_reads_well_and_was_altered(bundle: Path) -> None:
     check(bundle)
 
 
-def test_a_manifest_of_an_earlier_version_has_no_hash(bundle: Path) -> None:
-    path = bundle / "manifest.json"
-    data = json.loads(path.read_text())
-    del data["sha256"]
-    data["format_version"] = 1  # which had none
-    path.write_text(json.dumps(data))
-    check(bundle)
-
-
 def test_a_bundle_that_was_moved(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     os.rename(bundle, tmp_path / "deep" / "other name")

@@ -54,17 +54,13 @@ def test_wrong_fields_are_named(manifest: Manifest, fields: dict[str, Any], mess
         Manifest.from_json(changed(manifest, **fields), source="m.json")
 
 
-def test_a_manifest_without_its_hash_is_refused_from_version_2_on(manifest: Manifest) -> None:
+def test_a_manifest_without_its_hash_is_refused(manifest: Manifest) -> None:
     for one in (manifest, TargetManifest()):
         fields = {key: value for key, value in json.loads(one.to_json()).items() if key != "sha256"}
         with pytest.raises(BundleError, match=r"m\.json: sha256 is missing"):
             type(one).from_json(json.dumps(fields), source="m.json")
-        assert type(one).from_json(json.dumps(fields | {"format_version": 1}), source="m.json").format_version == 1
-
-
-def test_version_1_may_name_tokens_that_there_are_not(manifest: Manifest) -> None:
-    text = changed(manifest, format_version=1, model=MODEL | {"eos_token_ids": [5], "bos_token_id": -1})
-    assert Manifest.from_json(text).model.eos_token_ids == (5,)
+        with pytest.raises(BundleError, match=r"m\.json: format_version 1 is no longer read"):
+            type(one).from_json(json.dumps(fields | {"format_version": 1}), source="m.json")
 
 
 def test_target_manifest() -> None:

@@ -70,12 +70,7 @@ def test_many_files_are_named_by_the_first(make_bundle: Make) -> None:
 
 
 def test_what_may_be_replaced(make_bundle: Make, manifest: Manifest) -> None:
-    """A bundle as exported, one of an earlier version, damaged ones, and one whose `optimize build` was killed."""
-
-    def earlier(path: Path) -> None:
-        for file in (path / "manifest.json", *path.glob("targets/*/manifest.json")):
-            fields = json.loads(file.read_text())
-            file.write_text(json.dumps({k: v for k, v in fields.items() if k != "sha256"} | {"format_version": 1}))
+    """A bundle as exported, damaged ones, and one whose `optimize build` was killed."""
 
     def build_killed(path: Path) -> None:
         (path / "targets/cpu/.decode.123.partial").write_text("x")
@@ -85,7 +80,6 @@ def test_what_may_be_replaced(make_bundle: Make, manifest: Manifest) -> None:
 
     for change in (
         lambda path: None,
-        earlier,
         build_killed,
         add_report,
         lambda path: (path / "weights/weights-00000.bin").unlink(),
