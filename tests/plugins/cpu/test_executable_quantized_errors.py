@@ -11,7 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.runtime.shared.errors import BundleError, RequestError
-from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, Buffer, LoweredProgram, Operand
+from enginewright.runtime.shared.lowered_program import (
+    CPU_FORMAT_VERSION,
+    FORMAT_VERSION,
+    Buffer,
+    LoweredProgram,
+    Operand,
+)
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sound_program, step_input, view
 
 Array = npt.NDArray[np.generic]
