@@ -38,11 +38,11 @@ from peers.workload import kl_divergence, memory
 
 from enginewright import LLM, SamplingParams, export
 from enginewright.optimizer.buckets.histogram import default_histogram
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import StepInput

@@ -20,14 +20,21 @@ import torch
 from torch import Tensor
 
 from enginewright.passes import ops
-from enginewright.plugins.cuda.section import CudaSection, number_of
-from enginewright.plugins.triton.call import Call
-from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
-from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.plugins.triton.jit_launcher import JitLauncher
-from enginewright.plugins.triton.launch import scratch_bytes
-from enginewright.plugins.triton.specs import AttentionShape, splits_of
-from enginewright.plugins.triton.step_calls import (
+from enginewright.plugins.cuda.section import CudaSection
+from enginewright.plugins.cuda.serve import executor as cuda_blocks
+from enginewright.plugins.cuda.serve.kernels import TILES_FILE, CarriedLauncher, SpecCollector
+from enginewright.plugins.cuda.serve.ops import Launcher, Work
+from enginewright.plugins.cuda.serve.steps import Graph
+from enginewright.plugins.gpu.call import Call
+from enginewright.plugins.gpu.carried_kernels import read_by_stem
+from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
+from enginewright.plugins.gpu.compile_workers import KernelCompiler
+from enginewright.plugins.gpu.cuda_driver import Device
+from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.launch import scratch_bytes
+from enginewright.plugins.gpu.sampling import lacks_of, missing_kernels
+from enginewright.plugins.gpu.specs import AttentionShape, splits_of
+from enginewright.plugins.gpu.step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
     LayerCaches,
@@ -38,14 +45,7 @@ from enginewright.plugins.triton.step_calls import (
     work_call,
     work_size,
 )
-from enginewright.plugins.triton.tiles import Gpu, Tile, gpu_of
-from enginewright.runtime.executors import cuda_blocks
-from enginewright.runtime.executors.carried_kernels import read_by_stem
-from enginewright.runtime.executors.cuda_driver import Device
-from enginewright.runtime.executors.cuda_kernels import TILES_FILE, CarriedLauncher, SpecCollector
-from enginewright.runtime.executors.cuda_ops import Launcher, Work
-from enginewright.runtime.executors.cuda_sampling import lacks_of, missing_kernels
-from enginewright.runtime.executors.cuda_steps import Graph
+from enginewright.plugins.gpu.tiles import Gpu, Tile, gpu_of, number_of
 
 if TYPE_CHECKING:
     from gpu_truth import Figure, Machine, Record

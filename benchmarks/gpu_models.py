@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
 
-from enginewright.plugins.triton.specs import SAMPLING_KERNELS
-from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
-from enginewright.runtime.executors.cuda_steps import CudaSteps
-from enginewright.runtime.executors.packed_steps import StepLimits
+from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
+from enginewright.plugins.cuda.serve.steps import CudaSteps
+from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
+from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 

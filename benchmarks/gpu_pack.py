@@ -24,19 +24,18 @@ from gpu_wheels import download
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralConfig
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
-from enginewright.optimizer.emit.cuda.emitter import CudaEmitter, lower_for_gpus
-from enginewright.optimizer.emit.shared.gpus import DEFAULT as ENGINE_GPUS
 from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.cuda.section import number_of
-from enginewright.plugins.triton.compile_ahead import files_of
-from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.plugins.triton.tiles import TileCase, gpu_of
-from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
+from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
+from enginewright.plugins.cuda.serve.kernels import TILES_FILE, SpecCollector, specs_of
+from enginewright.plugins.engines.gpus import DEFAULT as ENGINE_GPUS
+from enginewright.plugins.gpu.compile_ahead import files_of
+from enginewright.plugins.gpu.compile_workers import KernelCompiler
+from enginewright.plugins.gpu.tiles import TileCase, gpu_of, number_of
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 MOST = 52 << 20

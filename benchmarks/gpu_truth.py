@@ -98,7 +98,7 @@ class Machine:
         """See ``gpu_kernels.Place``. ``device``: of a rehearsal."""
         from gpu_kernels import Rehearsal
 
-        from enginewright.runtime.executors import cuda_blocks
+        from enginewright.plugins.cuda.serve import executor as cuda_blocks
 
         if not self.gpu:
             return Rehearsal(CAPABILITY, interpreted=self.mode == "interpreted" and device == "cpu", device=device)
@@ -128,7 +128,7 @@ def facts(machine: Machine) -> Iterator[Figure]:
     def gpu() -> Record:
         import torch
 
-        from enginewright.runtime.executors.cuda_driver import load_cuda
+        from enginewright.plugins.gpu.cuda_driver import load_cuda
 
         found = torch.cuda.get_device_properties(0)
         sizes = {"bytes": found.total_memory, "processors": found.multi_processor_count, "L2": found.L2_cache_size}
@@ -154,8 +154,8 @@ def roofs(machine: Machine) -> Iterator[Figure]:
 
 def kernels(machine: Machine) -> Iterator[Figure]:
     """Every carried kernel, as machine code and as PTX: loaded by the driver, or refused."""
-    from enginewright.plugins.triton.compile_ahead import read_kernel
-    from enginewright.runtime.executors.cuda_driver import load_cuda
+    from enginewright.plugins.gpu.compile_ahead import read_kernel
+    from enginewright.plugins.gpu.cuda_driver import load_cuda
     from enginewright.runtime.shared.errors import EnginewrightError
 
     found: dict[str, list[Path]] = {}

@@ -34,9 +34,9 @@ from peers.workload import Report, Workload
 import enginewright
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.onnx.recipe import OnnxSection
 from enginewright.plugins.steps.linear_io import Variant
 
 INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, simulate, summary
 
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

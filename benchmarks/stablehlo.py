@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.runtime.executors.machine import look_at_machine
+from enginewright.plugins.doctor.machine import look_at_machine
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 

@@ -30,11 +30,11 @@ from statistics import median
 import numpy as np
 
 from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.steps.slot_steps import SlotSteps
+from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.slot_steps import SlotSteps
-from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.request_class import NO_TARGETS

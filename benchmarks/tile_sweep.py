@@ -3,7 +3,7 @@
     python benchmarks/tile_sweep.py [--output FILE.jsonl] [--minutes 8] [--dtype bf16] [--head-size 128] [--group 4]
     python benchmarks/tile_sweep.py --found A.jsonl
 
-Writes plugins/triton/tiles_smNN.jsonl unless --output says otherwise, with what was there before for other cases.
+Writes plugins/gpu/tiles_smNN.jsonl unless --output says otherwise, with what was there before for other cases.
 --found takes what gpu_truth.py's stage A wrote, and needs no GPU: its ``pack`` compiled the candidates. Else this
 machine compiles them, and needs a CUDA build of torch, and Triton; from a checkout that isn't installed, with
 PYTHONPATH=src. Tiles whose code doesn't fit or needs a stack are left out. The others are launched by the driver, as
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
-from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.plugins.triton.specs import KernelSpec
-from enginewright.plugins.triton.tiles import (
+from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
+from enginewright.plugins.gpu.compile_workers import KernelCompiler
+from enginewright.plugins.gpu.specs import KernelSpec
+from enginewright.plugins.gpu.tiles import (
     FEWEST_ROWS,
     GPUS,
     Gpu,
@@ -109,7 +109,7 @@ def _specs_of(case: TileCase, tile: Tile, gpu: Gpu) -> list[KernelSpec]:
     import torch
     from gpu_kernels import AttentionStep, Rehearsal
 
-    from enginewright.runtime.executors.cuda_kernels import SpecCollector
+    from enginewright.plugins.cuda.serve.kernels import SpecCollector
 
     collector = SpecCollector(gpu.capability)
     place = Rehearsal(f"{gpu.capability // 10}.{gpu.capability % 10}", interpreted=False, device="meta")
@@ -128,7 +128,7 @@ def _attention_of(case: TileCase) -> Any:
 
 def pack(folder: Path, gpu: Gpu, compiler: KernelCompiler, cases: Sequence[TileCase] = CASES) -> None:
     """Writes the candidates of some cases, and ``CANDIDATES_FILE``."""
-    from enginewright.runtime.executors.cuda_kernels import TILES_FILE
+    from enginewright.plugins.cuda.serve.kernels import TILES_FILE
 
     folder.mkdir(parents=True)
     found = [
@@ -272,7 +272,7 @@ def main() -> None:
         sys.exit("tile_sweep: torch sees no GPU, or was built without CUDA")
     from gpu_kernels import section_of
 
-    from enginewright.runtime.executors import cuda_blocks
+    from enginewright.plugins.cuda.serve import executor as cuda_blocks
 
     until = time.monotonic() + 60 * options.minutes
     major, minor = torch.cuda.get_device_capability()

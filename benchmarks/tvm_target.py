@@ -22,9 +22,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from enginewright.optimizer.report.document import REPORT_PATH
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
+from enginewright.plugins.tvm.serve.executor import TvmExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
-from enginewright.runtime.executors.tvm_blocks import TvmExecutor
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 
 PAST, PROMPT, BATCHES, BLOCKS = 128, 512, (1, 8, 16), 512

@@ -12,24 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
+from enginewright.plugins.doctor.machine import Machine, look_at_machine
+from enginewright.plugins.emit.engine_report import BuiltPlan
+from enginewright.plugins.engines.checks import FLAVOURS, build_problem, holds_copies
 from enginewright.plugins.engines.section import EngineSection, TensorRtSection
+from enginewright.plugins.gpu.cuda_driver import Gpu
 from enginewright.plugins.steps.paged_section import PagedSection
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cuda_driver import Gpu
-from enginewright.runtime.executors.machine import Machine, look_at_machine
 from enginewright.runtime.executors.open import check_code
-from enginewright.runtime.executors.tensorrt_checks import (
-    FLAVOURS,
-    build_problem,
-    choose_gpu,
-    gpu_problem,
-    holds_copies,
-)
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from .emit.shared.engine_report import BuiltPlan
 from .shared.files import add_file, hash_files, replace_manifest
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
@@ -175,7 +170,7 @@ def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Gpu:
 
 
 def _tensorrt() -> MakeEngines:
-    from .emit.tensorrt.build_engines import build_engines  # only here is TensorRT needed
+    from enginewright.plugins.tensorrt.compile.build_engines import build_engines  # only here is TensorRT needed
 
     return build_engines
 

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.doctor.examine import examine
+from enginewright.plugins.doctor.machine import look_at_machine
+from enginewright.plugins.onnx.serve.session import load_onnxruntime
 from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.doctor import examine
-from enginewright.runtime.executors.machine import look_at_machine
-from enginewright.runtime.executors.onnx_session import load_onnxruntime
 from enginewright.runtime.executors.open import (
     LEAST_CONTEXT,
-    ORDER,
-    Placement,
     carried_code,
     check_code,
     context_of,
     make_executor,
+    running,
     runs_here,
     takes,
     target_groups,
 )
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, RequestError
 from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.targets import part
@@ -149,7 +149,7 @@ def _has_providers(bundle: Bundle, name: str) -> bool:
 def engine_problem(bundle: Bundle, name: str) -> str | None:
     """Why a target's engines can't run on this machine, or nothing of ours runs it; None if that isn't so."""
     if not runs_here(name):
-        return f"this Enginewright runs {', '.join(ORDER)}"
+        return f"this Enginewright runs {', '.join(running())}"
     if carried_code(name) is None:
         return None
     (finding,) = examine(look_at_machine(), bundle, [name]).findings
@@ -164,7 +164,7 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
     if target.state != "ready":
         return f"it is not built yet, and needs {target.needs or 'its device'}"
     if not runs_here(name):
-        return f"this Enginewright runs {', '.join(ORDER)}"
+        return f"this Enginewright runs {', '.join(running())}"
     if (code := carried_code(name)) is not None and bundle.trust is None:
         return f"it carries {code}, which run only for who trusts them"
     if carried_code(name) is not None:

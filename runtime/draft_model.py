@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from enginewright.runtime.executors.target import Placement
+
 from .bundle.reader import Bundle
 from .bundle.tokenizer_files import TokenizerFiles
 from .executors.base import Executor
-from .executors.open import Placement, make_executor, target_groups
+from .executors.open import make_executor, target_groups
 from .kv_cache.cache_groups import PoolPlan, default_budget, enough_for_windows, format_bytes, plan_pools
 from .kv_cache.cache_manager import CacheManager
 from .requests.request import Request

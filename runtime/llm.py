@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
@@ -17,7 +18,7 @@ from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .executors.base import Executor
-from .executors.open import Placement, choose_target, context_of, open_executor
+from .executors.open import choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .info import check_options, describe, scheduler_config
 from .kv_cache.cache_groups import parse_size
@@ -61,8 +62,8 @@ class LLM:
         prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: True checks the hashes of all files first (reads the whole bundle). None hashes the weights beside the
-            first steps, on a thread of the lowest priority: where a file was altered, requests end with BundleError
-            as soon as that is known, which may be after the first; ``check_weights`` waits. False looks at no hash.
+            first steps, on a thread of the lowest priority. Where a file was altered, requests end with BundleError
+            as soon as that is known. That may be after the first; ``check_weights`` waits. False looks at no hash.
         trust: what may run of the code that bundles carry for some targets (tvm, stablehlo, cuda, tensorrt-rtx,
             tensorrt), which can do whatever a program can. None: nothing, so that those targets aren't opened. "code":
             all of it. "sha256:...": of the bundle of that hash alone, as `optimize inspect` shows it.

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.runtime.shared.targets import OWN
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 
@@ -25,16 +27,18 @@ HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx
 }
 """What the runtime must do without."""
 
-ON_TORCH = tuple(
-    f"runtime/executors/cuda_{name}.py" for name in ("blocks", "kernels", "ops", "program", "sampling", "steps")
-)
-"""The cuda target's modules, which run on torch and are loaded when that target is opened."""
+TARGETS = tuple(path.rpartition(".")[2] for path in OWN.values())
+"""The packages of our targets, in ``plugins/``. What else is there are rooms that several of them share."""
+
+ON_TORCH = "plugins/cuda/serve/"
+"""The cuda target runs on torch, which is loaded when that target is opened."""
 
 RUNS_ON = {
-    "runtime.executors.onnx_session": "onnxruntime",
-    "runtime.executors.tensorrt_library": "tensorrt_rtx",
-    "runtime.executors.pjrt_library": "jaxlib",
-    "runtime.executors.machine": "torch",
+    "plugins.onnx.serve.session": "onnxruntime",
+    "plugins.engines.library": "tensorrt_rtx",
+    "plugins.stablehlo.serve.pjrt_library": "jaxlib",
+    "plugins.doctor.machine": "torch",
+    "plugins.cuda.serve.target": "torch",
     "runtime.executors.open": "torch",
 }
 """The modules that load what a target runs on, when it is opened."""
@@ -157,10 +161,50 @@ def test_nobody_imports_the_optimizer(importer: str) -> None:
     assert offences(importer, {"optimizer"}) == []
 
 
-def test_the_runtime_does_without_torch_and_the_compiler() -> None:
-    found = offences("runtime", HEAVY)
-    assert [offence for offence in found if not (offence.startswith(ON_TORCH) and " imports torch" in offence)] == []
-    assert offences("runtime", {"optimizer", "passes"}) == []
+def test_the_runtime_stands_at_the_bottom() -> None:
+    """A target's package is loaded by its name."""
+    assert offences("runtime", HEAVY | {"optimizer", "passes", "plugins"}) == []
+
+
+def test_serving_does_without_torch_and_the_compiler() -> None:
+    rooms = ("steps", "engines", "doctor")
+    for name in (*(f"plugins.{target}.serve" for target in TARGETS), "plugins.cpu", *(f"plugins.{r}" for r in rooms)):
+        above = {"optimizer", *(f"plugins.{target}.compile" for target in TARGETS), "plugins.graphs"}
+        found = [line for line in offences(name, HEAVY | above | {"passes", "plugins.emit"}) if not allowed(line)]
+        assert found == [], name
+
+
+def allowed(offence: str) -> bool:
+    """What is loaded where it is needed: a compiling half in a room, the libraries that targets run on."""
+    place, _, what = offence.partition(" imports ")
+    if "/compile/" in place or place.startswith(("plugins/engines/emit_kernels.py", "plugins/engines/gpus.py")):
+        return True
+    if place.startswith(ON_TORCH):
+        return what.partition(".")[0] in ("torch", "triton")
+    return what.partition(".")[0] in {"onnxruntime", "iree", "jaxlib"} and "/serve/" in place
+
+
+def test_targets_stand_apart() -> None:
+    """A target imports rooms, never another target, but for the cpu target's extension and its sampler."""
+    packages = {f"plugins.{target}" for target in TARGETS}
+    for module, path in modules().items():
+        own = next((package for package in packages if below(module, package)), None)
+        for what, line in imports(module, path):
+            other = next((package for package in packages if below(what, package)), None)
+            if not module.startswith("plugins.") or other in (None, own):
+                continue
+            fine = (
+                other == "plugins.cpu"
+                and not below(what, "plugins.cpu.compile")
+                and not below(what, "plugins.cpu.serve")
+            )
+            assert fine, f"{path.relative_to(REPOSITORY)}:{line} imports {what}"
+
+
+def test_a_targets_package_is_empty() -> None:
+    for target in TARGETS:
+        for path in (REPOSITORY / "plugins" / target).rglob("__init__.py"):
+            assert path.read_text(encoding="utf-8").count("\n") <= 1, path
 
 
 @pytest.mark.parametrize(("module", "library"), RUNS_ON.items())
@@ -179,7 +223,7 @@ def test_the_bottom_stands_alone() -> None:
 
 def test_bundles_are_read_without_what_serves_them() -> None:
     above = {"runtime.llm", "runtime.engine", "runtime.executors", "runtime.scheduler", "runtime.kv_cache"}
-    assert offences("runtime.bundle", HEAVY | above | {"optimizer", "passes", "plugins.cpu"}) == []
+    assert offences("runtime.bundle", HEAVY | above) == []
 
 
 def test_passes_stand_on_what_is_shared() -> None:
@@ -190,6 +234,8 @@ def test_passes_stand_on_what_is_shared() -> None:
 
 def test_plugins_know_nobody_above_them() -> None:
     assert offences("plugins", {"optimizer", "transformers", "gguf"}) == []
+    others = {f"runtime.{name}" for name in ("llm", "engine", "engine_loop", "scheduler")}
+    assert offences("plugins", others) == []
 
 
 def test_scheduler_and_cache_know_no_executor() -> None:

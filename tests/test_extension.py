@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+from enginewright.runtime.executors.target import ServedTarget
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.extensions import Extensible
+from enginewright.runtime.shared.targets import GROUP, OWN, Halves, part, sections_of
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
 
@@ -110,3 +112,21 @@ def test_what_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         table["text"]
     with pytest.raises(KeyError):
         table["other"]
+
+
+def test_a_target_s_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [_Entry("gone", "no_such_package"), _Entry("text", "json"), _Entry("cpu", "json")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == GROUP else [])
+    table = Halves("serve.target", ServedTarget)
+    assert tuple(table) == (*OWN, "gone", "text") and len(table) == len(OWN) + 2
+    assert "gone" in table and "other" not in table
+    assert table["cpu"].carries is None  # nobody replaces ours
+    with pytest.raises(TargetError, match="gone: package no_such_package declares it as no_such_package, which"):
+        table["gone"]
+    with pytest.raises(
+        TargetError, match="text: package json declares it as json, which can't be loaded: No module named"
+    ):
+        table["text"]
+    with pytest.raises(KeyError):
+        table["other"]
+    assert part("other", "section") is None and sections_of("other") is None and sections_of("text") == {}

@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from enginewright.optimizer.report.step_runner import fill_caches
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
-from enginewright.runtime.executors.open import Placement, open_executor, target_groups
+from enginewright.runtime.executors.open import open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import PoolPlan
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams

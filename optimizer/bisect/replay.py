@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.calibration import tokens_of_recipe
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.optimizer.recover import FinishedRecovery
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.shared.progress import Progress, ProgressEvent

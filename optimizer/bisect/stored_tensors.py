@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.optimizer.emit.cpu.emitter import source_rows, stored_chunks
 from enginewright.passes.ir.provenance import layer_path
 from enginewright.passes.lowering.lower_program import Lowering
+from enginewright.plugins.emit.weights import source_rows, stored_chunks
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, SourceRows, stored_dtype, stored_shape, unpack
 from enginewright.runtime.shared.lowered_program import LoweredProgram

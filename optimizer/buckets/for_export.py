@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.passes.memory.specialize_program import specialize_program
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle

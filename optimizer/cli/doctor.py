@@ -11,8 +11,8 @@ from .console import print_json, reported, stdout_console
 from .options import AsJson
 
 if TYPE_CHECKING:
-    from enginewright.runtime.doctor import Examination
-    from enginewright.runtime.executors.machine import Machine
+    from enginewright.plugins.doctor.examine import Examination
+    from enginewright.plugins.doctor.machine import Machine
 
 NAME = "doctor"
 EPILOG = (
@@ -39,9 +39,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Says what this machine can run of a bundle, and what is missing for the rest."""
+    from enginewright.plugins.doctor.examine import examine
+    from enginewright.plugins.doctor.machine import look_at_machine
     from enginewright.runtime.bundle.reader import Bundle
-    from enginewright.runtime.doctor import examine
-    from enginewright.runtime.executors.machine import look_at_machine
     from enginewright.runtime.shared.errors import TargetError
 
     named = target or []
@@ -77,7 +77,7 @@ def _print(examination: Examination) -> None:
 
 
 def _lines(machine: Machine) -> list[tuple[str, str]]:
-    from enginewright.runtime.executors.machine import PACKAGES
+    from enginewright.plugins.doctor.machine import PACKAGES
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
     sets = ", ".join(machine.instruction_sets) or "none that kernels are for"

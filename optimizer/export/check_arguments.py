@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.capture.check_source import check_source
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
-from enginewright.optimizer.recipes.gpus import parse_capabilities
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
 from enginewright.optimizer.shared.resources import parse_size
+from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.gpu.formats import parse_capabilities
 from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError, RequestError

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from enginewright.optimizer.calibration import Calibration, calibration_report
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.optimizer.report.export_report import report_files
 from enginewright.optimizer.search.compose import Searched
@@ -16,8 +15,9 @@ from enginewright.optimizer.shared.export_records import ExportedOn, PassVerific
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.quantization.report import quantization_report
+from enginewright.plugins.cpu.processor import processor_name
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.runtime.executors.machine import processor_name
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.shared.progress import ProgressEvent
 
 from .report import ExportReport

@@ -32,11 +32,11 @@ import msgspec
 
 import enginewright
 from enginewright.optimizer.capture.find_source import describe_source
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.report.document import REPORT_PATH
 from enginewright.optimizer.shared.resources import peak_rss_bytes
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.hashed_file import writing
 from enginewright.runtime.bundle.manifest import FileSection, check_path
 from enginewright.runtime.bundle.output_folder import Inputs, files_in

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from enginewright.optimizer.buckets.report import BucketsReport
-from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
@@ -19,6 +18,7 @@ from enginewright.optimizer.shared.export_records import (
 )
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.records import QuantizationReport
+from enginewright.plugins.emit.engine_report import EngineReport
 
 
 @dataclass(frozen=True)

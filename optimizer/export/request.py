@@ -9,12 +9,12 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.optimizer.buckets.for_export import check_files
-from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
-from enginewright.optimizer.recipes.gpus import parse_capabilities
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.recover.finished import FinishedRecovery
+from enginewright.plugins.gpu.formats import parse_capabilities
+from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.progress import Progress

@@ -24,14 +24,10 @@ from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.check_bundle import engine_problem
-from enginewright.optimizer.emit.shared.base import EmitOptions
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
+from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
@@ -45,11 +41,16 @@ from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
+from enginewright.plugins.emit.base import EmitOptions
+from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.emit.engine_report import EngineReport
+from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.trust import CODE
-from enginewright.runtime.executors.open import Placement, runs_here, variants_of
+from enginewright.runtime.executors.open import runs_here, variants_of
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
@@ -263,9 +264,7 @@ def write_bundle(
         context_length=info.context_length,
         buckets=buckets.plan if buckets else None,
         record=engines.append,
-        onnx=model.recipe.onnx or OnnxSection(),
-        stablehlo=model.recipe.stablehlo or StableHloOptions(),
-        tvm=model.recipe.tvm or TvmOptions(),
+        sections=model.recipe.target_sections(),
     )
     emitted = {
         name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)

@@ -11,7 +11,7 @@ through the prompt's tile: one multiprocessor goes over its whole context.
 
 from __future__ import annotations
 
-from enginewright.plugins.triton.tiles import product_tile
+from enginewright.plugins.gpu.tiles import product_tile
 from enginewright.runtime.shared.lowered_program import Step, WeightUse
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
@@ -27,7 +27,7 @@ class GpuModel:
         gpu: which.
         shares: of its figures that are reached.
         halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
-        mixed_decodes: decodes beside prompts have kernels of their own: see ``bundle.cuda_section.CudaSection``.
+        mixed_decodes: decodes beside prompts have kernels of their own: see ``plugins.cuda.section.CudaSection``.
     """
 
     def __init__(

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.emit.cuda.emitter import lower_for_gpus
-from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.plugins.cuda.compile.emitter import lower_for_gpus
+from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.triton.specs import attention_scratch
+from enginewright.plugins.gpu.formats import check_formats
+from enginewright.plugins.gpu.specs import attention_scratch
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError

@@ -30,7 +30,7 @@ class PlannedProgram:
         target: whose program it is.
         formats: of weights that GPUs need hardware for: "fp8", "int4", "bf16".
         omitted: why a recipe has no program.
-        mixed_decodes: of the target cuda: see ``bundle.cuda_section.CudaSection``.
+        mixed_decodes: of the target cuda: see ``plugins.cuda.section.CudaSection``.
     """
 
     recipes: tuple[str, ...]

@@ -9,18 +9,21 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.onnx.recipe import OnnxSection
+from enginewright.plugins.stablehlo.recipe import StableHloOptions
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.contracts import CacheDtype
@@ -37,16 +40,8 @@ from .sections import (
     builtin_files,
     supported,
 )
-from .target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
 
 TargetName = Annotated[str, Field(min_length=1)]
-
-RENAMED_PASSES = {
-    "choose_kept": "select_sparsity_mask",
-    "choose_integers": "apply_gptq",
-    "scale_channels": "apply_awq",
-}
-"""Names of passes that recipes and bundles of version 0.1 may have."""
 
 
 class Recipe(Section):
@@ -75,15 +70,9 @@ class Recipe(Section):
     stablehlo: StableHloOptions | None = None
     tvm: TvmOptions | None = None
 
-    @field_validator("passes", mode="before")
-    @classmethod
-    def _renamed_passes(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for old in [name for name in RENAMED_PASSES if name in given and info.context]:  # a file, which can be changed
-            text = f"{info.context}: the pass {old} is called {RENAMED_PASSES[old]} now"
-            warnings.warn(text, FutureWarning, stacklevel=2)
-        return {RENAMED_PASSES.get(name, name): on for name, on in given.items()}
+    def target_sections(self) -> tuple[Section, ...]:
+        """The tables that are for one target alone."""
+        return tuple(section for section in (self.onnx, self.stablehlo, self.tvm) if section is not None)
 
     @property
     def exact(self) -> bool:

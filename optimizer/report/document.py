@@ -9,7 +9,6 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from enginewright.optimizer.buckets.report import BucketsReport
-from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
@@ -21,6 +20,7 @@ from enginewright.optimizer.shared.export_records import (
 )
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
 from enginewright.passes.framework.records import QuantizationReport
+from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular

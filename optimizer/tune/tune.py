@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from enginewright.plugins.cpu.serve.tuning import TuningFile
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
-from enginewright.runtime.executors.cpu_tuning import TuningFile
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 

@@ -14,16 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
 from enginewright.optimizer.report.step_runner import random_step
 from enginewright.optimizer.shared.files import add_file, replace_manifest
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.tvm.section import LEVELS, Level, LevelName, TunedLibrary, TvmSection
+from enginewright.plugins.steps.x86_levels import LEVELS, Level, LevelName
+from enginewright.plugins.tvm.compile.schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
+from enginewright.plugins.tvm.section import TunedLibrary, TvmSection
+from enginewright.plugins.tvm.serve.executor import OwnMemory, TvmStep, check_section, tvm_section
+from enginewright.plugins.tvm.serve.library import INSTALL, Library
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import check_code
-from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
-from enginewright.runtime.executors.tvm_library import INSTALL, Library
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
@@ -170,7 +171,7 @@ class _Compiler:
         self.level = check_section(section)
         if importlib.util.find_spec("tvm") is None:
             raise MissingDependencyError("tuning target tvm needs TVM (apache-tvm)", hint=INSTALL)
-        from enginewright.optimizer.emit.tvm import compile_library, step_function  # only this needs the package
+        from enginewright.plugins.tvm.compile import compile_library, step_function  # only this needs the package
 
         compile_library.linker()
         self._compile, self._module = compile_library.compile_library, step_function.step_module

@@ -10,7 +10,7 @@ from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
 from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.export_records import VerificationReport
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.open import Placement
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.errors import SourceError, VerificationError
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.text.tokenizer import Tokenizer

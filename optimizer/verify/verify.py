@@ -17,7 +17,8 @@ from enginewright.optimizer.shared.export_records import Comparison, TextCompari
 from enginewright.optimizer.shared.resources import peak_rss_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.open import Placement, context_of, make_executor, target_groups
+from enginewright.runtime.executors.open import context_of, make_executor, target_groups
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import VerificationError

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, StrictBool, ValidationInfo, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS
 
@@ -48,17 +47,6 @@ class WeightFormat(Section):
     activation: Activation = "float"
     activation_group_size: int = Field(default=0, ge=0)
     sparsity: Sparsity = "dense"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_rotation(cls, given: Any, info: ValidationInfo) -> Any:
-        """Drops a key that had one value, and that recipes and bundles of version 0.1 may have."""
-        if isinstance(given, dict) and given.get("rotation") == "none":
-            if info.context:  # a file, which a person can change
-                text = f'{info.context}: rotation = "none" has no effect; leave it out'
-                warnings.warn(text, FutureWarning, stacklevel=2)
-            return {key: value for key, value in given.items() if key != "rotation"}
-        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

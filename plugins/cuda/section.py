@@ -13,7 +13,7 @@ from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.records import Positive, Record
 
 from ..engines.section import Capability
-from ..triton.tiles import code_for
+from ..gpu.tiles import code_for, number_of
 
 
 class CudaSection(Record, frozen=True, kw_only=True):
@@ -43,12 +43,6 @@ class CudaSection(Record, frozen=True, kw_only=True):
         numbers = {number_of(c): c for c in self.compute_capabilities}
         found = code_for(number_of(capability), numbers)
         return None if found is None else numbers[found]
-
-
-def number_of(capability: str) -> int:
-    """90 of "9.0"."""
-    major, _, minor = capability.partition(".")
-    return 10 * int(major) + int(minor)
 
 
 def check_opened(bundle: Bundle, target: str) -> None:

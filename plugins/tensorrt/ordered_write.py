@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.runtime.shared.errors import TargetError
+
+from ..gpu.compile_ahead import CompiledKernel
 
 
 def writing_to_inputs(kernel: CompiledKernel) -> CompiledKernel:

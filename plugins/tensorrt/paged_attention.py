@@ -28,12 +28,12 @@ from typing import Any
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
-from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, splits_of, write_spec
-from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
 from enginewright.runtime.shared.errors import TargetError
 
-from .kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
+from ..gpu.compile_ahead import CompiledKernel
+from ..gpu.plugin_kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
+from ..gpu.specs import AttentionShape, KernelSpec, combine_spec, splits_of, write_spec
+from ..gpu.tiles import CacheFormat, FloatType, gpu_of
 from .ordered_write import writing_to_inputs
 
 Desc = trtp.TensorDesc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,6 +9,8 @@ from msgspec import Meta, field
 
 from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.runtime.shared.records import Record, Sha256
+
+from ..steps.x86_levels import LevelName
 
 STEP = "step"
 """The function of a library that runs a step."""
@@ -21,7 +22,6 @@ OURS = frozenset({"linear", "quantized_linear", "grouped_linear", "quantized_gro
 """Ops of which there are kernels of ours to call."""
 
 KernelsName = Literal["enginewright"]
-LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
 
 
 class TunedLibrary(Record, frozen=True, kw_only=True):
@@ -100,67 +100,6 @@ def stored_type(use: WeightUse) -> str:
     kinds = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16", "fp8": "uint8"}
     return kinds.get(use.dtype, "uint8")
 
-
-def best_level(levels: Sequence[LevelName], features: Sequence[str]) -> LevelName | None:
-    """The last of ``levels`` whose instructions a processor has; None if it has none's."""
-    here = set(features)
-    fitting = [name for name in levels if FEATURES[name] <= here]
-    return fitting[-1] if fitting else None
-
-
-_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
-_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
-"""Level -> what Linux calls the instructions that it needs."""
-
-
-@dataclass(frozen=True)
-class Level:
-    """A kind of processor that libraries are compiled for, and what a schedule takes from its registers.
-
-    Attributes:
-        name: in a recipe, and of its library in a bundle.
-        cpu: what LLVM calls it.
-        features: of LLVM, beside those of ``cpu``.
-        rows, vectors: of the block of sums that a product keeps in registers: rows by vectors of 16 floats.
-        vnni: whether it multiplies bytes by an instruction of its own.
-        lanes: floats that loops handle at a time.
-        grid: whether loops over rows are a grid of threads, of a GPU.
-    """
-
-    name: str
-    cpu: str
-    features: tuple[str, ...]
-    rows: int
-    vectors: int
-    vnni: bool = False
-    lanes: int = 16
-    grid: bool = False
-
-    @property
-    def owner(self) -> str:
-        """Whose kernels they are, for messages."""
-        return "the tvm target on a GPU" if self.grid else "the tvm target"
-
-    @property
-    def without(self) -> str:
-        """What to do without a kernel."""
-        if self.grid:
-            return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
-        return "Use --target cpu, or a recipe that doesn't need it."
-
-
-LEVELS: Mapping[str, Level] = {
-    level.name: level
-    for level in (
-        Level("v2", "x86-64-v2", (), 2, 1),
-        Level("v3", "x86-64-v3", (), 6, 1),
-        Level("v4", "x86-64-v4", ("-prefer-256-bit",), 12, 2),
-        Level("v4-vnni", "x86-64-v4", ("-prefer-256-bit", "+avx512vnni"), 12, 2, vnni=True),
-    )
-}
-"""The plainest first; every one runs on the processors of those behind it."""
 
 SECTIONS = {"tvm": TvmSection}
 ANY_SIZE = True

@@ -158,8 +158,13 @@ class TargetManifest(Record, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
-        fields = self.model_dump(mode="json")
-        return _sealed(fields.pop("sections") | fields)
+        return _sealed(self.model_dump(mode="json"))
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Its fields, sections beside them: see ``Record.model_dump``."""
+        fields = super().model_dump(**options)
+        own: dict[str, Any] = fields.pop("sections", {})
+        return own | fields
 
     @classmethod
     def from_json(

@@ -1,22 +1,31 @@
-"""The targets that are ours, and the package of each. Importing this imports nothing of them.
+"""The targets that there are, and the package of each. Importing this imports nothing of them.
 
-A target's package may have a module ``section`` with
+Ours are in ``OWN``; a package outside names its own by an entry point of the group ``GROUP``, such as
+``toy = "enginewright_toy"``. A target's package has these modules, all but the first where it needs them:
 
-    SECTIONS        key in the target's manifest -> the record that is read from it
-    check_opened    (bundle, target) -> what else a ready target has that is checked when its bundle is opened; it is
-                    kept in ``Bundle.opened``. Raises BundleError.
-    ANY_SIZE        whether steps of all sizes are as good, or the target has its own: then it needs no program a bucket
-    made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
-    described       (bundle, target) -> lines for ``optimize inspect``
+    compile.target  TARGET, a ``plugins.emit.target.Target``: the compiler's half
+    serve.target    TARGET, a ``runtime.executors.target.ServedTarget``: the serving half, which imports no compiler
+    section         what a bundle says of the target:
+        SECTIONS        key in the target's manifest -> the record that is read from it
+        check_opened    (bundle, target) -> what else a ready target has that is checked when its bundle is opened; it
+                        is kept in ``Bundle.opened``. Raises BundleError.
+        ANY_SIZE        whether steps of all sizes are as good, or the target has its own: then it needs no program a
+                        bucket
+        made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
+        described       (bundle, target) -> lines for ``optimize inspect``
+    serve.doctor    look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from types import ModuleType
+from typing import Generic, TypeVar
 
+from .errors import TargetError
 from .records import Record
 
 OWN = {
@@ -31,16 +40,78 @@ OWN = {
 }
 """In the order in which they are shown."""
 
+GROUP = "enginewright.targets"
+
+T = TypeVar("T")
+
 
 def part(target: str, name: str) -> ModuleType | None:
-    """The module ``name`` of a target's package; None where the package has none, or the target isn't ours."""
-    path = f"{OWN[target]}.{name}" if target in OWN else ""
-    return importlib.import_module(path) if path and importlib.util.find_spec(path) is not None else None
+    """The module ``name`` of a target's package; None where the package has none, or there is no such target.
+
+    Raises TargetError for a package outside that can't be loaded.
+    """
+    package = OWN.get(target)
+    if package is not None:
+        path = f"{package}.{name}"
+        return importlib.import_module(path) if importlib.util.find_spec(path) is not None else None
+    entry = _declared().get(target)
+    if entry is None:
+        return None
+    try:
+        path = f"{entry.value}.{name}"
+        importlib.import_module(entry.value)
+        return importlib.import_module(path) if importlib.util.find_spec(path) is not None else None
+    except (ImportError, AttributeError, ValueError) as e:
+        whose = entry.dist.name if entry.dist is not None else entry.value
+        raise TargetError(
+            f"{target}: package {whose} declares it as {entry.value}, which can't be loaded: {e}",
+            hint=f"Install {whose} again, or take its name out of what you asked for.",
+        ) from e
 
 
 def sections_of(target: str) -> Mapping[str, type[Record]] | None:
-    """What a target's manifest may have besides what all have, by key; None where the target isn't ours."""
-    if target not in OWN:
+    """What a target's manifest may have besides what all have, by key; None where nobody here knows the target."""
+    if target not in OWN and target not in _declared():
         return None
-    module = part(target, "section")
-    return {} if module is None else module.SECTIONS
+    sections: Mapping[str, type[Record]] = getattr(part(target, "section"), "SECTIONS", {})
+    return sections
+
+
+class Halves(Mapping[str, T], Generic[T]):
+    """One half of every target: ``TARGET`` of a module of its package, loaded when it is asked for.
+
+    Ours come first, and can't be replaced. Whether a name is there, and all names, are known without an import.
+
+    Args:
+        module: of a target's package.
+        kind: of what it has there.
+    """
+
+    def __init__(self, module: str, kind: type[T]) -> None:
+        self._module, self._kind = module, kind
+
+    def __getitem__(self, name: str) -> T:
+        """Raises KeyError for a name that nobody has, TargetError if the package that has it can't be loaded."""
+        if name not in self:
+            raise KeyError(name)
+        found = getattr(part(name, self._module), "TARGET", None)
+        if not isinstance(found, self._kind):
+            where = f"{OWN.get(name) or _declared()[name].value}.{self._module}"
+            raise TargetError(
+                f"{name}: {where}.TARGET is {type(found).__name__} and not {self._kind.__name__}",
+                hint="See docs/build/extending.md for what a target's package has.",
+            )
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in OWN or name in _declared()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*OWN, *sorted(_declared()))))
+
+    def __len__(self) -> int:
+        return len(OWN.keys() | _declared().keys())
+
+
+def _declared() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}

@@ -11,7 +11,8 @@ from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection, TvmOptions
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.tvm.recipe import TvmOptions
 from tests.acceptance.test_reproducible import contents
 from tests.conftest import make_tiny_model
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 48, 63, 64, 65, 90, 128, 150, 200, 255, 256, 320, 400)

@@ -18,10 +18,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput

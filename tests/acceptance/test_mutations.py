@@ -21,9 +21,10 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.optimizer.recipes.target_sections import EnginesSection, TvmOptions
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.tvm.recipe import TvmOptions
 from tests.acceptance.mutation_worker import EXTENSION
 
 # What is damaged: a subject of mutation_worker.py, in which of the folders made below, how many times.

@@ -11,13 +11,14 @@ import pytest
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import OnnxSection
+from enginewright.plugins.onnx.recipe import OnnxSection
+from enginewright.plugins.onnx.serve.executor import linear_io
+from enginewright.plugins.onnx.serve.session import PROVIDERS, load_onnxruntime, open_session
+from enginewright.plugins.onnx.serve.slot_caches import LENGTH_STEP, SlotCaches
 from enginewright.plugins.steps.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.onnx_session import PROVIDERS, load_onnxruntime, open_session
-from enginewright.runtime.executors.onnx_slots import linear_io
-from enginewright.runtime.executors.open import Placement, open_executor
-from enginewright.runtime.executors.slot_caches import LENGTH_STEP, SlotCaches
+from enginewright.runtime.executors.open import open_executor
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -12,13 +12,13 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.onnx.recipe import OnnxSection
+from enginewright.plugins.onnx.serve import executor as executors
 from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.steps.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors import onnx_slots as executors
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError

@@ -12,7 +12,8 @@ import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.stablehlo.recipe import StableHloOptions
 
 from .test_greedy import LENGTHS, NEW_TOKENS, PASSAGE, TIE
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams

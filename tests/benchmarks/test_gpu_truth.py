@@ -86,7 +86,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import gpu_pack
 
     from enginewright.plugins.cpu.threads import available_threads
-    from enginewright.plugins.triton.compile_workers import KernelCompiler
+    from enginewright.plugins.gpu.compile_workers import KernelCompiler
 
     packed = tmp_path_factory.mktemp("packed")
     with KernelCompiler(available_threads()) as compiler:

@@ -14,9 +14,9 @@ from peers.ahead import Texts
 from peers.workers import eager
 from peers.workload import Report, Workload
 
-from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pipeline import OPTIONAL
 from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.targets import TARGETS
 
 SPEEDS = {"uncached": 4.0, "cached": 30.0, "unfused": 60.0, "f32": 66.0, "bf16": 120.0, "int8": 180.0, "int4": 240.0}
 

@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'engi
 import tile_sweep
 from gpu_kernels import Rehearsal
 
-from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.plugins.triton.tiles import GPUS, Tile, TileCase, attention_tiles, read_tiles
+from enginewright.plugins.gpu.compile_workers import KernelCompiler
+from enginewright.plugins.gpu.tiles import GPUS, Tile, TileCase, attention_tiles, read_tiles
 from enginewright.runtime.shared.errors import BundleError
 
 SCRIPT = Path(tile_sweep.__file__)

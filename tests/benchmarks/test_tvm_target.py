@@ -9,7 +9,7 @@ import pytest
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
 

@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 
-from enginewright.plugins.tensorrt.kernels import Launch
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.gpu.compile_ahead import CompiledKernel
+from enginewright.plugins.gpu.plugin_kernels import Launch
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of CUfunction_attribute
 

@@ -13,7 +13,7 @@ import pytest
 
 from enginewright.plugins.engines.section import ProfileSection
 from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
-from tests.runtime.executors import tiny_onnx as tiny
+from tests.plugins.steps import tiny_onnx as tiny
 
 C = 33
 PROFILES = (

@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.tensorrt.kernels import attention_launch, combine_launch, plugin_attention, write_launch
-from enginewright.plugins.triton import launch as launchers
-from enginewright.plugins.triton.choose_tiles import compile_attention
-from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
-from enginewright.plugins.triton.specs import AttentionShape, combine_spec, splits_of, write_spec
+from enginewright.plugins.gpu import launch as launchers
+from enginewright.plugins.gpu.choose_tiles import compile_attention
+from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel
+from enginewright.plugins.gpu.plugin_kernels import attention_launch, combine_launch, plugin_attention, write_launch
+from enginewright.plugins.gpu.specs import AttentionShape, combine_spec, splits_of, write_spec
 from tests.gpu import driver
-from tests.plugins.triton.cases import Case, step_of
+from tests.plugins.gpu.cases import Case, step_of
 
 TOLERANCE = 2e-2  # of bfloat16, when tiles differ
 

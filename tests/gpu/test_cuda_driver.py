@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.plugins.tensorrt.kernels import write_launch
-from enginewright.plugins.triton.specs import AttentionShape, write_spec
-from enginewright.runtime.executors.cuda_driver import Device, load_cuda
+from enginewright.plugins.gpu.cuda_driver import Device, load_cuda
+from enginewright.plugins.gpu.plugin_kernels import write_launch
+from enginewright.plugins.gpu.specs import AttentionShape, write_spec
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_memory(device: Device) -> None:
 def test_a_kernel_in_a_graph(device: Device, capability: int) -> None:
     """Keys and values go to their slots, once by a launch and then by a graph that reads what has changed."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
-    from enginewright.plugins.triton.compile_ahead import compile_kernel
+    from enginewright.plugins.gpu.compile_ahead import compile_kernel
 
     shape = AttentionShape(3, 3, 64, 64, 32, "f16", "f16", 1.0)
     kernel = compile_kernel(write_spec(shape, capability))

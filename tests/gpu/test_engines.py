@@ -15,16 +15,16 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install 'enginewr
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'enginewright[onnx]'")
 pytest.importorskip("pydantic", reason="enginewright's dependencies are not installed: pip install enginewright")
 
+from enginewright.plugins.engines.checks import FLAVOURS
+from enginewright.plugins.engines.library import Library
 from enginewright.plugins.engines.plan import CAPABILITY_BITS
 from enginewright.plugins.engines.section import EngineSection
-from enginewright.runtime.executors.cuda_driver import load_cuda
-from enginewright.runtime.executors.slots import SlotRun
-from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
-from enginewright.runtime.executors.tensorrt_library import Library
-from enginewright.runtime.executors.tensorrt_slot_profiles import choices_of
-from enginewright.runtime.executors.tensorrt_slot_runs import EngineSlots
+from enginewright.plugins.engines.slot_profiles import choices_of
+from enginewright.plugins.engines.slot_runs import EngineSlots
+from enginewright.plugins.gpu.cuda_driver import load_cuda
+from enginewright.plugins.steps.slots import SlotRun
 from tests.gpu import engines
-from tests.runtime.executors import tiny_onnx as tiny
+from tests.plugins.steps import tiny_onnx as tiny
 
 TOLERANCE = 0.1
 """Of logits up to 35: TensorRT may multiply 32-bit floats with factors rounded to 11 bits (TF32)."""

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from tests.plugins.triton import cases
-from tests.plugins.triton.cases import Case
+from tests.plugins.gpu import cases
+from tests.plugins.gpu.cases import Case
 
 # The reference sums in float32. Results of up to 4, and weights, are rounded to 8 or 11 bits; those of float32 aren't.
 TOLERANCE = {"f32": 3e-5, "f16": 4e-3, "bf16": 3e-2}
@@ -81,8 +81,8 @@ def test_company_changes_no_bit(dtype, step):
 
 
 def test_the_interpreters_cases(capability):
-    """What tests/plugins/triton runs in the interpreter."""
-    from tests.plugins.triton.test_attention_kernels import SMALL
+    """What tests/plugins/gpu runs in the interpreter."""
+    from tests.plugins.gpu.test_attention_kernels import SMALL
 
     for case in SMALL:
         assert cases.difference(case, "cuda") < TOLERANCE[case.dtype], case

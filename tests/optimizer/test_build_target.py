@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.build_target import MakeEngines, build_target
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
+from enginewright.plugins.doctor.machine import Machine
+from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.plugins.emit.engine_report import BuiltPlan
 from enginewright.plugins.engines.section import TensorRtSection
+from enginewright.plugins.gpu.cuda_driver import Gpu
 from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cuda_driver import Gpu
-from enginewright.runtime.executors.machine import Machine
 from enginewright.runtime.shared.errors import BundleError, TargetError
 
 BARE = Machine(

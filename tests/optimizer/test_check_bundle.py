@@ -25,8 +25,9 @@ from enginewright.runtime.shared.errors import (
     VerificationError,
 )
 from enginewright.runtime.shared.progress import ProgressEvent
+from tests.plugins.steps import tiny_onnx
 from tests.runtime.bundle.code_targets import with_target
-from tests.runtime.executors import tiny_onnx
+from tests.sealed import sealed
 
 WEIGHTS = "weights/weights-00000.bin"
 
@@ -92,9 +93,7 @@ def scale_a_weight(bundle: Path) -> None:
     (bundle / WEIGHTS).write_bytes(data)
     manifest = json.loads((bundle / MANIFEST_PATH).read_text())
     manifest["files"][WEIGHTS]["sha256"] = hashlib.sha256(data).hexdigest()
-    del manifest["sha256"]
-    manifest["format_version"] = 1  # which had none
-    (bundle / MANIFEST_PATH).write_text(json.dumps(manifest))
+    (bundle / MANIFEST_PATH).write_text(sealed(manifest))
 
 
 def test_a_weight_off_by_one_percent_needs_the_source_to_be_found(bundle: Path, tiny_folder: Path) -> None:
@@ -143,9 +142,7 @@ def test_targets_that_do_not_run_here(bundle: Path) -> None:
         check_bundle(bundle, targets=["cuda"])
     path = bundle / target_manifest_path("cpu")
     target = json.loads(path.read_text())
-    del target["sha256"]
-    target["format_version"] = 1  # which had none
-    path.write_text(json.dumps(target | {"state": "needs-build", "needs": "a GPU"}))
+    path.write_text(sealed(target | {"state": "needs-build", "needs": "a GPU"}))
     (found,) = check_bundle(bundle).targets
     assert (found.why_not, found.comparison) == ("it is not built yet, and needs a GPU", None)
     with pytest.raises(BundleError, match="not built"):
@@ -167,9 +164,7 @@ def test_a_target_that_onnxruntime_runs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_recipe_of_a_later_version(bundle: Path, tiny_folder: Path) -> None:
     manifest = json.loads((bundle / MANIFEST_PATH).read_text())
     manifest["recipe"]["weights"]["rounding"] = "magic"
-    del manifest["sha256"]
-    manifest["format_version"] = 1  # which had none
-    (bundle / MANIFEST_PATH).write_text(json.dumps(manifest))
+    (bundle / MANIFEST_PATH).write_text(sealed(manifest))
     check_bundle(bundle)
     with pytest.raises(BundleError, match=r"manifest\.json: recipe\.weights\.rounding"):
         check_bundle(bundle, source=tiny_folder)

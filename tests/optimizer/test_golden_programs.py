@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.plugins.cpu.compile.emitter import CpuEmitter
 from tests.passes.captured import captured
 
 GOLDEN = Path(__file__).parents[1] / "golden"

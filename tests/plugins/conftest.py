@@ -1,2 +1,25 @@
-from tests.runtime.conftest import manifest as manifest
-from tests.runtime.conftest import model_info as model_info
+"""What tests of the runtime have: targets are tested with it."""
+
+from tests.runtime.conftest import (
+    make_bundle,
+    make_llm,
+    manifest,
+    model_info,
+    saying_fixture,
+    tokenizer,
+    tokenizer_files,
+    toy,
+)
+from tests.runtime.executors.conftest import cache_home
+
+__all__ = [
+    "cache_home",
+    "make_bundle",
+    "make_llm",
+    "manifest",
+    "model_info",
+    "saying_fixture",
+    "tokenizer",
+    "tokenizer_files",
+    "toy",
+]

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from pathlib import Path
 
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.engines.section import EngineSection, ProfileSection, TensorRtSection
 from enginewright.plugins.steps.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest

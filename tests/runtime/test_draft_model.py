@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 import enginewright as ew
 from enginewright.optimizer.export import export
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.row_costs import RowCosts

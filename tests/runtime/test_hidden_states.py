@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.plugins.cpu.serve.hidden import hidden_places
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu_hidden import hidden_places
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import HiddenStates, Request
 from enginewright.runtime.requests.sampling import SamplingParams

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.bisect.replay import replay
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.cpu.compile.emitter import CpuEmitter
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, Manifest, ModelSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES, pack, unpack

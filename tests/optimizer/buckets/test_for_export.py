@@ -27,6 +27,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import BundleError, RecipeError, RequestError, VerificationError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from tests.sealed import sealed
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}
 
@@ -100,9 +101,7 @@ def test_verify_looks_at_the_programs(exported: tuple[Path, ExportReport], tmp_p
     listed = copy / "targets/cpu/manifest.json"
     manifest = json.loads(listed.read_text())
     manifest["files"]["buckets/batch-3.json"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    del manifest["sha256"]
-    manifest["format_version"] = 1  # which had none
-    listed.write_text(json.dumps(manifest))
+    listed.write_text(sealed(manifest))
     with pytest.raises(BundleError, match=r"bucket batch-3 of cpu: .*lineal"):
         check_bundle(copy)
 

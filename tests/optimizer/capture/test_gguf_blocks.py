@@ -24,7 +24,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.report import quantization_report
 from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.shared.errors import RecipeError
-from tests.optimizer.emit.cpu.test_emitter import emit
+from tests.plugins.cpu.compile.test_emitter import emit
 
 from .test_gguf import Q, permuted, write
 

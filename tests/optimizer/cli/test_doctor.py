@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.executors import machine as doctor_machine
-from enginewright.runtime.executors.machine import Machine
-from tests.runtime.test_doctor import PLAIN, WITH_GPU
+from enginewright.plugins.doctor import machine as doctor_machine
+from enginewright.plugins.doctor.machine import Machine
+from tests.plugins.doctor.test_examine import PLAIN, WITH_GPU
 
 
 def run(monkeypatch: pytest.MonkeyPatch, machine: Machine, *arguments: str) -> tuple[int, str]:

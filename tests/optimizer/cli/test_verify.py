@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from tests.runtime.executors import tiny_onnx
+from tests.plugins.steps import tiny_onnx
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.export.request import ExportRequest
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.runtime.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import silent
 

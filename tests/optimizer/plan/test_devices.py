@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.plan.devices import default_shares, find_devices, known_gpus, read_devices
-from enginewright.optimizer.recipes.gpus import KNOWN
+from enginewright.plugins.gpu.formats import KNOWN
 from enginewright.runtime.shared.errors import TargetError
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import enginewright
-from enginewright.optimizer.emit.cuda import emitter
 from enginewright.optimizer.plan.programs import PlannedModel, _of_bundle, planned_model
 from enginewright.optimizer.recipes.recipe import list_recipes
-from enginewright.plugins.triton.compile_workers import KernelCompiler
+from enginewright.plugins.cuda.compile import emitter
+from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, RecipeError, SourceError
 from enginewright.runtime.shared.step_costs import StepSizes, step_costs, stored_bytes
-from tests.runtime.executors.tiny_paged import compile_kernel
+from tests.plugins.engines.tiny_paged import compile_kernel
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.report.fusion_effects import _TWIN, _Times, fusion_effects, median_interval
 from enginewright.optimizer.shared.export_records import FusionEffects
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.cpu.compile.emitter import CpuEmitter
 from enginewright.runtime.bundle.reader import Bundle
-from tests.optimizer.emit.cpu.test_emitter import emit, paged
 from tests.passes.lowering.test_lower_quantized import FORMATS, with_formats
 from tests.passes.small_programs import Shape
+from tests.plugins.cpu.compile.test_emitter import emit, paged
 
 
 @pytest.fixture(scope="module")

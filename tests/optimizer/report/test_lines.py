@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.report import lines
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.report.document import ReportDocument
@@ -15,6 +14,7 @@ from enginewright.optimizer.report.lines import candidate_lines, engine_lines, q
 from enginewright.optimizer.search.report import Candidate
 from enginewright.passes.sparsity import fit_removed, prune_channels, prune_heads
 from enginewright.passes.sparsity.drop_layers import DropLayers
+from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from tests.runtime.tensorrt_bundles import plan, section, write_engines
 

@@ -17,6 +17,7 @@ from enginewright.optimizer.sbom import SourceFacts, bill_of_materials, moment, 
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, RequestError
+from tests.sealed import sealed
 
 FILE = FileSection(bytes=3, sha256="ab" * 32)
 
@@ -99,9 +100,7 @@ def test_a_file_s_hash_is_its_component_s(tiny_bundle: Path, tmp_path: Path) -> 
     path = Path(shutil.copytree(tiny_bundle, tmp_path / "g.bundle"))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["source"] = {"kind": "gguf", "name": "m.gguf"}
-    del manifest["sha256"]
-    manifest["format_version"] = 1  # which had none
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(sealed(manifest))
     coverage = {"sequences": 2, "tokens": 9000, "distinct_tokens": 5, "vocabulary_share": 0.1, "warnings": []}
     report = {"calibration": {"origin": "chats.jsonl", "coverage": coverage}}
     (path / "report/report.json").write_text(json.dumps(report))

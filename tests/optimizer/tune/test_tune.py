@@ -13,8 +13,8 @@ from enginewright.optimizer.tune.cases import Case, Contender, cases_of
 from enginewright.optimizer.tune.row_seconds import row_seconds
 from enginewright.optimizer.tune.tune import CANDIDATES, compare, fewer_threads, mean, tune, worth
 from enginewright.plugins.cpu.executable import TUNABLES
+from enginewright.plugins.cpu.serve.tuning import load_tuning
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
-from enginewright.runtime.executors.cpu_tuning import load_tuning
 from enginewright.runtime.scheduler.row_costs import ROWS
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import ProgressEvent

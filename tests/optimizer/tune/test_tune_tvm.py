@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, from_json, products_of, to_json
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.tune import tune_tvm as module
 from enginewright.optimizer.tune.cases import Case, Timed
 from enginewright.optimizer.tune.tune_tvm import CANDIDATES, fits, tune_tvm
-from enginewright.plugins.tvm.section import FEATURES, LEVELS, LevelName
+from enginewright.plugins.cpu.processor import processor_features
+from enginewright.plugins.steps.x86_levels import FEATURES, LEVELS, LevelName
+from enginewright.plugins.tvm.compile.schedules import OWN, Schedule, from_json, products_of, to_json
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.verify.packed_run import blocks_for, plan_steps, run_packed
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
+from enginewright.plugins.onnx.serve.executor import OnnxExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
-from enginewright.runtime.executors.onnx_slots import OnnxExecutor
 from enginewright.runtime.llm import LLM
-from tests.runtime.executors import tiny_onnx
+from tests.plugins.steps import tiny_onnx
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 5, 16, 31, 40, 47, 48, 512])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
@@ -18,6 +17,7 @@ from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.plugins.cpu.compile.emitter import CpuEmitter
 from tests.passes.captured import captured
 from tests.passes.sparsity.pruned import CALIBRATION
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.shared.contracts import NO_TOKEN, SamplingBatch, StepInput
 from enginewright.runtime.shared.errors import RequestError
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.engines.section import EngineSection, TensorRtSection
 from enginewright.plugins.engines.segments import (
     AttentionStep,

@@ -84,8 +84,8 @@ def names() -> list[str]:
     """Registers the plugins, twice, and says which there are, with their inputs, attributes and outputs."""
     from tensorrt.plugin._lib import QDP_REGISTRY
 
+    from enginewright.plugins.gpu.compile_ahead import compile_kernel
     from enginewright.plugins.tensorrt.paged_attention import register_plugins
-    from enginewright.plugins.triton.compile_ahead import compile_kernel
 
     register_plugins(89, compile_kernel)
     register_plugins(90, compile_kernel)
@@ -119,8 +119,8 @@ def launch(
     from tensorrt.plugin._plugin_class import _TemplateAOTPlugin
     from tensorrt.plugin._tensor import SymInt32
 
+    from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel
     from enginewright.plugins.tensorrt.paged_attention import register_plugins
-    from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 
     def kernels(spec: Any) -> CompiledKernel:
         if spec not in KERNELS:

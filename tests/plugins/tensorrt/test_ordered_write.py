@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.plugins.gpu.compile_ahead import CompiledKernel
+from enginewright.plugins.gpu.specs import AttentionShape, write_spec
 from enginewright.plugins.tensorrt.ordered_write import writing_to_inputs
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
-from enginewright.plugins.triton.specs import AttentionShape, write_spec
 from enginewright.runtime.shared.errors import TargetError
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
 
-from enginewright.plugins.triton import compile_ahead
+from enginewright.plugins.gpu import compile_ahead
 
 
 @pytest.fixture(scope="module")

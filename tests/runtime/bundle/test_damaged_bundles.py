@@ -16,7 +16,7 @@ import pytest
 from enginewright.runtime.bundle.manifest import Manifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError
-from tests.runtime.executors import tiny_onnx
+from tests.plugins.steps import tiny_onnx
 from tests.runtime.tensorrt_bundles import plan, section, write_engines
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.manifest import FileSection, Manifest
 from enginewright.runtime.bundle.output_folder import output_place, unlisted_files, why_not_a_bundle
 from enginewright.runtime.shared.errors import BundleError, RequestError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle import reader
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle

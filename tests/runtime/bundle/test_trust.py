@@ -15,7 +15,7 @@ from enginewright.runtime.bundle import trust
 from enginewright.runtime.bundle.manifest import target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.trust import read_code
-from enginewright.runtime.executors.open import ORDER, TARGETS, carried_code, choose_target, make_executor
+from enginewright.runtime.executors.open import TARGETS, carried_code, choose_target, make_executor, running
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.errors import BundleError, RequestError, TrustError
 from tests.runtime.bundle import code_targets
@@ -34,7 +34,7 @@ def test_every_target_says_what_it_carries() -> None:
     assert [name for name in TARGETS if carried_code(name) is None] == list(DATA)
 
 
-@pytest.mark.parametrize("target", [name for name in ORDER if name not in DATA])
+@pytest.mark.parametrize("target", [name for name in running() if name not in DATA])
 def test_a_target_with_code_is_opened_for_who_said_so(target: str, bundle: Path) -> None:
     path = with_target(bundle, target)
     opened = Bundle.open(path)

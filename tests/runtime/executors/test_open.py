@@ -8,18 +8,11 @@ import pytest
 
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.open import (
-    Placement,
-    choose_target,
-    context_of,
-    make_executor,
-    open_executor,
-    target_groups,
-)
+from enginewright.runtime.executors.open import choose_target, context_of, make_executor, open_executor, target_groups
+from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError
-
-from . import tiny_onnx as tiny
+from tests.plugins.steps import tiny_onnx as tiny
 
 
 @pytest.fixture(scope="module")

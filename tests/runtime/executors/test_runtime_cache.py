@@ -10,10 +10,9 @@ import pytest
 from enginewright.runtime.executors.runtime_cache import FOLDER, RuntimeCache, cache_file
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
-
-from . import fake_tensorrt as fakes
-from .fake_tensorrt import _RtxConfig
-from .test_tensorrt_slots import Install, bundle, install  # noqa: F401  fixtures
+from tests.plugins.engines import fake_tensorrt as fakes
+from tests.plugins.engines.fake_tensorrt import _RtxConfig
+from tests.plugins.engines.test_slots import Install, bundle, install  # noqa: F401  fixtures
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 

@@ -15,9 +15,9 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padding_blocks, use_lines
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput

@@ -1,0 +1,15 @@
+"""The serving half: what runs the target "toy", and what it needs. Imports neither torch nor the compiler."""
+
+from __future__ import annotations
+
+from enginewright.plugins.cpu.serve.doctor import check_cpu
+from enginewright.plugins.cpu.serve.executor import CpuExecutor
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+
+
+def make(asked: Asked) -> Executor:
+    return CpuExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
+
+
+TARGET = ServedTarget(check_cpu, Opening(make), carries=None)  # its files are data: no code of a bundle runs

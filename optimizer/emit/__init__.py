@@ -1,1 +1,0 @@
-"""One emitter a target: it lowers a program, packs its weights and writes both into a bundle."""

@@ -1,1 +1,0 @@
-"""The cpu target: the lowered program, and weights packed for its kernels."""

@@ -1,1 +1,0 @@
-"""What emitters share: their interface, the bundle's writer, attention kernels compiled ahead, and their report."""

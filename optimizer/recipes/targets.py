@@ -1,0 +1,63 @@
+"""What a recipe asks of the targets that it names, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from enginewright.passes.formats.weight_format import Storage
+from enginewright.plugins.emit.target import SCALED, Target
+from enginewright.plugins.gpu.formats import check_formats
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.targets import Halves
+
+from .recipe import Recipe
+
+TARGETS = Halves("compile.target", Target)
+"""By the names of recipes and bundles; those of other packages come last."""
+
+
+def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the GPU that lacks a format of the recipe.
+
+    GPUs that engines can't be built for at all are refused here, too.
+    """
+    asked = dict(_asked(recipe))
+    for target in (TARGETS[name] for name in targets):
+        if target.gpus:
+            engines = recipe.engines or EnginesSection()
+            gpus = engines.gpus or target.gpus
+            target.check_gpus(gpus)
+            needed = [storage for storage in target.instructions if storage in asked]
+            caches = [name for name in target.cache_instructions if name == recipe.kv_cache.dtype]
+            check_formats(gpus, (engines.dtype or target.floats, *needed, *caches))
+
+
+def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target that lacks the KV cache that the recipe names.
+
+    A recipe that leaves it open, or says f32, goes with all: they store keys and values as they compute them.
+    """
+    dtype = recipe.kv_cache.dtype
+    engines = recipe.engines or EnginesSection()
+    lacking = [name for name in targets if not (TARGETS[name].narrow_caches or dtype in TARGETS[name].caches(engines))]
+    if lacking and dtype not in (None, "f32"):
+        reason = TARGETS[lacking[0]].no_cache if dtype in SCALED else ""
+        why = f": {reason}" if reason else ""
+        raise TargetError(
+            f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)"
+            + why,
+            hint="Leave dtype out of [kv_cache], or --kv-cache out, for it; --target cpu has such a cache.",
+        )
+
+
+def _asked(recipe: Recipe) -> Iterable[tuple[Storage, str]]:
+    """Every storage of weights that the recipe names, with its key; of several keys the plainest comes last."""
+    weights = recipe.weights
+    for i, candidate in enumerate(recipe.auto.candidates if recipe.auto is not None else ()):
+        yield candidate.storage, f"auto.candidates.{i}"
+    for i, override in enumerate(weights.overrides):
+        yield override.format.storage, f"weights.overrides.{i}.format"
+    if weights.embeddings is not None:
+        yield weights.embeddings.storage, "weights.embeddings"
+    yield weights.default.storage, "weights.default"

@@ -1,0 +1,58 @@
+"""The cpu target: a lowered program with planned memory, and weights packed as its kernels read them."""
+
+from __future__ import annotations
+
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
+from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
+from enginewright.passes.fusion.fuse_norm_quantize import FuseNormQuantize
+from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...emit.weights import add_weight
+
+
+class CpuEmitter:
+    """Writes targets/cpu/program.json and every weight that the program reads.
+
+    One weight is in memory at a time, and one expert of those that are stored one by one.
+    """
+
+    name = "cpu"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``."""
+        return [
+            # Not a fusion: the recipe's KV-cache format, which other targets don't have.
+            RoundKvCache(),
+            # What comes right behind a linear is done to its sums in registers.
+            FuseLinearActivation(),
+            FuseLinearResidual(),
+            # By now a norm adds nothing where a linear does: its result is quantized while it is in the cache. (A gated
+            # activation that quantizes takes as long as the two steps: docs/inside/notes-cpu.md.)
+            FuseNormQuantize(),
+            FuseRopeKvWrite(),
+        ]
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``."""
+        lowering = lower_program(program)
+        planned = plan_arena(lowering.program)
+        total = len(planned.weights)
+        progress(ProgressEvent("emit", 0, total))
+        for done, use in enumerate(planned.weights, 1):
+            expr = lowering.weights[use.name]
+            add_weight(writer, use, expr)
+            progress(ProgressEvent("emit", done, total, use.name))
+        writer.write_text(f"{target_folder(self.name)}/{PROGRAM_FILE}", planned.to_json())
+        return TargetManifest()

@@ -1,0 +1,43 @@
+"""What the cpu target needs of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+
+from ...doctor.checks import (
+    Checked,
+    Problem,
+    counted,
+)
+from ...doctor.machine import Machine
+from ..processor import processor_features, processor_name
+from ..threads import available_threads
+
+
+def check_cpu(machine: Machine, target: TargetManifest | None) -> Checked:
+    if not machine.instruction_sets:
+        why = machine.problems.get("enginewright", "it has no kernels for this processor")
+        hint = "Install a wheel of enginewright for this machine, or build it here: pip install enginewright"
+        return Checked((Problem(f"the extension module doesn't load: {why}", hint, missing=True),))
+    return Checked(on=(f"{machine.instruction_sets[0]} kernels, {counted(machine.cores, 'core')}",))
+
+
+def look(problems: dict[str, str]) -> dict[str, Any]:
+    """What ``Machine`` says of it."""
+    return {
+        "processor": processor_name(),
+        "instruction_sets": _instruction_sets(problems),
+        "cores": available_threads(),
+        "features": processor_features(),
+    }
+
+
+def _instruction_sets(problems: dict[str, str]) -> tuple[str, ...]:
+    try:
+        from ..executable import isas
+    except ImportError as e:  # no wheel for this machine, or a build that failed
+        problems["enginewright"] = str(e)
+        return ()
+    return tuple(isas())

@@ -1,0 +1,25 @@
+"""How the cpu target is served."""
+
+from __future__ import annotations
+
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+
+from .doctor import check_cpu
+
+
+def _make(asked: Asked) -> Executor:
+    from .executor import CpuExecutor
+
+    placement = asked.placement
+    return CpuExecutor(
+        asked.bundle,
+        asked.blocks,
+        threads=placement.threads,
+        isa=placement.isa,
+        plan=asked.plan,
+        load=placement.load,
+    )
+
+
+TARGET = ServedTarget(check_cpu, Opening(_make, gives_back=True, takes=("isa", "load")), carries=None)

@@ -1,0 +1,122 @@
+"""What ``optimize tune`` found for a bundle on a machine: a file beside the bundle, BUNDLE.tune.json.
+
+It isn't part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
+on the kind of processor, with the number of cores, the instruction set, the version and the program that it was
+measured with, and on no other.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from enginewright.plugins.cpu.processor import processor_name
+from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.bundle.regular_file import read_regular
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.records import Positive, Record
+
+from ..executable import TUNABLES
+from ..threads import available_threads
+
+FORMAT_VERSION: Literal[1] = 1
+_PROGRAM = "targets/cpu/program.json"
+_MOST_BYTES = 1 << 20
+
+
+class TuningFile(Record, frozen=True, kw_only=True):
+    """The file. ``threads`` and ``choices`` are what is used: 0 threads, and no choice, are the executor's own."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    enginewright: str
+    program_sha256: str
+    processor: str
+    cores: Positive
+    isa: str
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    choices: dict[str, int] = field(default_factory=dict)
+    gains: dict[str, float] = field(default_factory=dict)
+    """Case -> time with the executor's own choices over time with these."""
+    row_seconds: dict[int, tuple[Annotated[float, Meta(gt=0)], ...]] = field(default_factory=dict)
+    """Tokens of a request -> seconds of steps in which it has 1, 2, ... rows, with these choices."""
+
+    @classmethod
+    def for_here(
+        cls,
+        bundle: Bundle,
+        isa: str,
+        *,
+        threads: int = 0,
+        choices: dict[str, int],
+        gains: dict[str, float],
+        row_seconds: Mapping[int, tuple[float, ...]] | None = None,
+    ) -> TuningFile:
+        """What was measured now."""
+        return cls(
+            enginewright=metadata.version("enginewright"),
+            program_sha256=bundle.files[_PROGRAM].sha256,
+            processor=processor_name(),
+            cores=available_threads(),
+            isa=isa,
+            threads=threads,
+            choices=choices,
+            gains=gains,
+            row_seconds=dict(row_seconds or {}),
+        )
+
+    def differs(self, bundle: Bundle, isa: str) -> str:
+        """Why it isn't for what runs here; "" if it is."""
+        here = TuningFile.for_here(bundle, isa, threads=0, choices={}, gains={})
+        if self.program_sha256 != here.program_sha256:
+            return "it was measured with another program"
+        for name, own, found in (
+            ("version of Enginewright", self.enginewright, here.enginewright),
+            ("processor", self.processor, here.processor),
+            ("number of cores", self.cores, here.cores),
+            ("instruction set", self.isa, here.isa),
+        ):
+            if own != found:
+                return f"it was measured with another {name}: {own}, and here it is {found}"
+        for name, value in self.choices.items():
+            if not 0 <= value <= TUNABLES.get(name, -1):
+                return f"there is no {name} of {value}"
+        return ""
+
+    def write(self, path: Path) -> None:
+        """Beside the name, then renamed. Raises BundleError if it can't be written."""
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            try:
+                with open(unfinished, "x", encoding="utf-8") as file:  # the mode that the umask gives, as a bundle's
+                    file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
+                os.replace(unfinished, path)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+        except OSError as e:
+            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Give the folder write access.") from e
+
+
+def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
+    """What is kept beside a bundle for this machine, and a note: "" if there is no file.
+
+    A file that can't be used isn't an error, since nothing depends on it: the note says why.
+    """
+    path = tuning_path(bundle)
+    try:
+        found = msgspec.json.decode(read_regular(path, most=_MOST_BYTES), type=TuningFile)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as e:
+        return None, f"{path.name} is ignored: {e.strerror}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return None, f"{path.name} is ignored: {e}"
+    why = found.differs(bundle, isa)
+    return (None, f"{path.name} is ignored: {why}") if why else (found, f"{path.name} is used")

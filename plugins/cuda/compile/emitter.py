@@ -1,0 +1,129 @@
+"""The cuda target's emitter: the program, its weights in rows, and its kernels for each kind of GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.builder import Form
+from enginewright.passes.lowering.lower_program import Lowering, lower_program
+from enginewright.passes.lowering.narrow_floats import narrow_floats
+from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.passes.quantization.dequantize_products import DequantizeProducts
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE
+from enginewright.runtime.shared.contracts import SCALED_CACHES
+from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...cpu.threads import available_threads
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...emit.weights import add_weight
+from ...engines.gpus import CUDA_DEFAULT, check_kernels
+from ...gpu.compile_ahead import check_triton, files_of
+from ...gpu.compile_workers import KernelCompiler
+from ...gpu.formats import check_formats
+from ...gpu.specs import KernelSpec
+from ...gpu.tiles import FloatType
+from ...steps.paged_section import KERNELS_FOLDER
+from ..section import CudaSection
+
+_REQUESTS, _CHUNK = 256, 2048
+
+
+class CudaEmitter:
+    """Writes targets/cuda/program.json, the weights that it reads, and targets/cuda/kernels."""
+
+    name = "cuda"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``. Activations are floats of 16 bits, whatever the weights."""
+        return [RoundKvCache(), DequantizeProducts(), FuseRopeKvWrite()]
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where triton is missing, too."""
+        engines = options.engines
+        capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or "bf16"
+        check_kernels(capabilities)
+        check_formats(capabilities, (floats,))
+        check_triton(f"target {self.name}: compiling its kernels")
+        lowering = lower_for_gpus(program, floats)
+        planned = lowering.program
+        section = CudaSection(
+            compute_capabilities=capabilities,
+            dtype=floats,
+            requests=engines.requests or _REQUESTS,
+            chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
+            mixed_decodes=engines.mixed_decodes,
+            split_products=engines.split_products,
+        )
+        total, folder = len(planned.weights), target_folder(self.name)
+        progress(ProgressEvent("emit", 0, total))
+        for done, use in enumerate(planned.weights, 1):
+            add_weight(writer, use, lowering.weights[use.name])
+            progress(ProgressEvent("emit", done, total, use.name))
+        writer.write_text(f"{folder}/{PROGRAM_FILE}", planned.to_json())
+        made_by = self._kernels(planned, section, f"{folder}/{KERNELS_FOLDER}", writer, progress)
+        return TargetManifest(sections={"cuda": section.model_copy(update={"assemblers": made_by})})
+
+    def _kernels(
+        self, program: LoweredProgram, section: CudaSection, folder: str, writer: BundleWriter, progress: Progress
+    ) -> dict[str, str]:
+        """Compiles every kernel that steps may launch, and writes it once for each kind of GPU.
+
+        Gives the CUDA of the assembler for each capability, where machine code says it.
+        """
+        from ...gpu.carried_kernels import assembler_of
+        from ..serve.kernels import TILES_FILE, SpecCollector, specs_of
+
+        numbers = [int(name.replace(".", "")) for name in section.compute_capabilities]
+        specs: list[KernelSpec] = []
+        made_by: dict[str, str] = {}
+        with KernelCompiler(available_threads()) as compiler:
+            for number in numbers:
+                launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
+                specs += launched.found
+                writer.write_text(f"{folder}/{TILES_FILE.format(number)}", launched.tiles_json())
+                progress(ProgressEvent("kernels", 0, len(specs), f"tiles for sm_{number}"))
+            for done, spec in enumerate(specs, 1):
+                kernel = compiler.compile(spec)
+                for name, content in files_of(kernel).items():
+                    writer.write_bytes(f"{folder}/{name}", content)
+                if by := assembler_of(kernel.cubin):
+                    made_by[f"{spec.capability // 10}.{spec.capability % 10}"] = by
+                progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
+        return made_by
+
+
+def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
+    """The program as the cuda target runs it: memory planned, weights under names of their own.
+
+    Raises what ``lower_program`` raises.
+    """
+    lowered = lower_program(program, Form("the cuda target", panels=False, floats=floats))
+    groups = tuple(  # keys and values that aren't of 8 bits are stored as they are computed
+        group if group.dtype in SCALED_CACHES else group.model_copy(update={"dtype": floats})
+        for group in lowered.program.cache_groups
+    )
+    planned = plan_arena(narrow_floats(lowered.program.model_copy(update={"cache_groups": groups}), floats))
+
+    def named(operand: Operand) -> Operand:
+        if operand.kind != "weight":
+            return operand
+        return operand.model_copy(update={"name": _own_name(operand.name)})
+
+    steps = tuple(step.model_copy(update={"inputs": tuple(map(named, step.inputs))}) for step in planned.steps)
+    uses = tuple(use.model_copy(update={"name": _own_name(use.name)}) for use in planned.weights)
+    renamed = planned.model_copy(update={"steps": steps, "weights": uses, "format_version": FORMAT_VERSION})
+    return replace(lowered, program=renamed, weights={_own_name(n): e for n, e in lowered.weights.items()})
+
+
+def _own_name(name: str) -> str:
+    """Of a weight: other targets store it in other forms. Bytes that are the same are stored once."""
+    return f"{name}.cuda"

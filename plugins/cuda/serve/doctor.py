@@ -1,0 +1,43 @@
+"""What the cuda target needs of a machine."""
+
+from __future__ import annotations
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+from ...doctor.checks import (
+    Checked,
+    gpu_problem,
+    torch_problems,
+)
+from ...doctor.machine import Machine
+from ...gpu.cuda_driver import Gpu
+from ...gpu.tiles import machine_code_runs, number_of
+from ..section import CudaSection
+
+
+def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
+    section = target.section(CudaSection) if target is not None else None
+    problems = torch_problems(machine, "cuda")  # Triton compiles kernels for an export; a bundle has them
+    fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]
+    if not fitting:
+        known = section.compute_capabilities if section is not None else ()
+        if (problem := gpu_problem(machine.gpus, machine.gpu_problem, known, "the kernels")) is not None:
+            problems.append(problem)
+    on = [f"PyTorch {machine.packages['torch']}"] if "torch" in machine.packages else []
+    on += [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}" for gpu in fitting[:1]]
+    said = (", ".join(on),) if on else ()
+    return Checked(tuple(problems), said + (_as_ptx(machine, section, fitting[0]) if section and fitting else ()))
+
+
+def _as_ptx(machine: Machine, section: CudaSection, gpu: Gpu) -> tuple[str, ...]:
+    """Why a GPU's driver translates a bundle's kernels from PTX, if it does: that takes time at the first start."""
+    made_for = section.kernels_for(gpu.capability)
+    assert made_for is not None
+    if not machine_code_runs(number_of(made_for), number_of(gpu.capability)):
+        return (f"kernels as PTX of {made_for}, which the driver translates: export with --gpu {gpu.capability}",)
+    by = section.assemblers.get(made_for, "")
+    if by and machine.cuda and int(by.partition(".")[0]) > int(machine.cuda.partition(".")[0]):
+        said = f"its machine code is of CUDA {by}, and the driver runs CUDA {machine.cuda}"
+        return (f"kernels as PTX, which the driver translates: {said}",)
+    return ()

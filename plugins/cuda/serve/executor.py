@@ -1,0 +1,260 @@
+"""The cuda target: a lowered program on a GPU by torch and Triton. Nothing of the cpu target is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.kv_cache.cache_groups import default_budget, format_bytes
+from enginewright.runtime.shared.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    StepInput,
+)
+from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+
+from ...gpu.cuda_driver import Gpu, load_cuda
+from ...gpu.jit_launcher import JitLauncher
+from ...gpu.sampling import lacks_of, missing_kernels
+from ...gpu.tiles import GPUS, gpu_of
+from ...steps.packed_steps import StepLimits
+from ...steps.paged_section import KERNELS_FOLDER
+from ..section import CudaSection
+from .kernels import CarriedLauncher
+from .ops import Choices, Launcher
+from .program import CudaProgram, step_memory, weight_tensor
+from .steps import Capture, CudaSteps, Graph
+
+
+class CudaExecutor:
+    """See ``executors.base.Executor``. A step runs from its submission on; its result waits for the sampled ids.
+
+    Args:
+        bundle: with a ready target ``target``.
+        blocks: cache group -> blocks to allocate.
+        context: most tokens of a request.
+        target: the target's name.
+        capture: what makes graphs in place of CUDA; None: CUDA does.
+
+    Raises:
+        BundleError: the bundle has no such target, or it is damaged.
+        TargetError: torch has no CUDA, or the GPU is of a kind that there are no kernels for.
+        CapacityError: there is no memory for weights, caches and activations.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        context: int,
+        *,
+        target: str = "cuda",
+        capture: Capture | None = None,
+    ) -> None:
+        section, program = cuda_section(bundle, target), bundle.program(target)
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
+        self._bundle, self._target, self._closed = bundle, target, False
+        self._place = place_of(section)
+        self._place.enter()
+        device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
+        self.caps = ExecutorCaps(
+            max_tokens=section.chunk,
+            max_requests=section.requests,
+            shared_blocks=True,
+            lacks=self._place.lacks(kernels),
+        )
+        self._launcher = launcher = self._place.launcher(kernels, section)
+        limits = limits_of(section, self.cache_groups, context)
+        try:
+            weights = {use.name: weight_tensor(use, bundle.weight(use.name), device) for use in program.weights}
+            bound = CudaProgram(
+                program,
+                weights,
+                device=device,
+                gpu=self._place.gpu,
+                launcher=launcher,
+                blocks=self.blocks,
+                limits=limits,
+                processors=self._place.processors,
+                choices=choices_of(section),
+            )
+            self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
+        except torch.OutOfMemoryError as e:
+            self._place.close()
+            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            raise CapacityError(
+                f"memory: weights, and caches of {format_bytes(caches)}, don't fit into the memory of "
+                f"{self._place.name}",
+                hint="Pass less memory for the caches, fewer max_requests or a smaller context.",
+            ) from e
+
+    def submit(self, step: StepInput) -> Pending:
+        self._bundle.check_unchanged()
+        self._place.enter()
+        return self._steps.start(step)
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "target": self._target,
+            "library": f"torch {torch.__version__}",
+            "gpu": self._place.name,
+            "kernels": self._launcher.loaded() if isinstance(self._launcher, CarriedLauncher) else "interpreted",
+            "graph_launches": self._steps.graph_launches,
+            **({"no_graphs": self._steps.no_graphs} if self._steps.no_graphs else {}),
+        }
+
+    def close(self) -> None:
+        """Gives back all that it took of the GPU; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._place.enter()
+            self._steps.close()
+            self._place.close()
+
+
+class _Interpreted:
+    """Triton's interpreter on the CPU: for tests, and for looking at a model without a GPU. It is slow."""
+
+    name = "no GPU: kernels interpreted on the CPU"
+    device = torch.device("cpu")
+    gpu = GPUS[80]  # tiles as this GPU has them; any would do
+    processors = 1
+    capture: Capture | None = None
+
+    def enter(self) -> None:
+        """Nothing has to be chosen."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def launcher(self, folder: object, section: object) -> Launcher:
+        return JitLauncher()
+
+    def lacks(self, folder: object) -> tuple[str, ...]:
+        """No sampling parameter: kernels are this version's."""
+        return ()
+
+
+class _OnGpu:
+    """The first GPU that the bundle has kernels for, and the stream on which all runs."""
+
+    def __init__(self, found: Gpu, capability: str) -> None:
+        self.name = f"{found.name} ({found.capability})"
+        self.gpu = gpu_of(int(capability.replace(".", "")))
+        self.device = torch.device("cuda", found.index)
+        torch.cuda.init()
+        self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._opened = load_cuda().open(found)
+        self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def enter(self) -> None:
+        """Makes its stream the calling thread's."""
+        torch.cuda.set_stream(self._stream)
+
+    def close(self) -> None:
+        """Gives back what torch keeps for later, then kernels and stream."""
+        torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+        torch.cuda.empty_cache()
+        self._opened.close()
+
+    def launcher(self, folder: Any, section: CudaSection) -> Launcher:
+        return CarriedLauncher(self._opened, folder, self.gpu.capability)
+
+    def lacks(self, folder: Path) -> tuple[str, ...]:
+        """Sampling parameters whose kernels are missing from the bundle, which is older."""
+        return lacks_of(missing_kernels(folder, self.gpu.capability))
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """See ``Capture``. Graphs share memory for what they hold for a moment: one runs at a time."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+def place_of(section: CudaSection) -> _Interpreted | _OnGpu:
+    """Where a bundle's target runs here: a GPU, or, if Triton interprets kernels in this process, the CPU.
+
+    Raises TargetError where it can't.
+    """
+    return _Interpreted() if _interprets() else _OnGpu(*_gpu_for(section))
+
+
+def _interprets() -> bool:
+    """Whether Triton interprets kernels in this process: it looks at this variable itself."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _gpu_for(section: CudaSection) -> tuple[Gpu, str]:
+    """The first GPU here that there are kernels for, and the capability of those. Raises TargetError."""
+    if not torch.cuda.is_available():
+        what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"
+        raise TargetError(
+            f"target cuda: PyTorch {torch.__version__} {what}",
+            hint="Install a build of PyTorch with CUDA on a machine with an NVIDIA GPU, or take target cpu.",
+        )
+    gpus = load_cuda().gpus
+    for gpu in gpus:
+        if (capability := section.kernels_for(gpu.capability)) is not None:
+            return gpu, capability
+    here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus) or "none"
+    raise TargetError(
+        f"target cuda: its kernels are for compute capability {', '.join(section.compute_capabilities)}; here: {here}",
+        hint="Export again with --gpu and the capability of this GPU.",
+    )
+
+
+def cuda_section(bundle: Bundle, target: str) -> CudaSection:
+    """What a ready target's manifest says of its kernels. Raises BundleError if that is nothing."""
+    section = bundle.target(target).section(CudaSection)
+    if section is None:
+        raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")
+    return section
+
+
+def choices_of(section: CudaSection) -> Choices:
+    """What a bundle has kernels for."""
+    return Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products)
+
+
+def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
+    """Of steps whose requests have so many tokens at most."""
+    smallest = min(group.block_size for group in groups)
+    blocks = -(-context // smallest)
+    return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
+
+
+def cuda_budget(bundle: Bundle, target: str, context: int) -> int:
+    """Bytes for the caches by default: most of what weights and steps leave of the GPU's free memory.
+
+    ``context``: most tokens of a request. Raises CapacityError if nothing is left.
+    """
+    section, program = cuda_section(bundle, target), bundle.program(target)
+    if _interprets():
+        return default_budget()
+    gpu, _ = _gpu_for(section)
+    free, _ = torch.cuda.mem_get_info(gpu.index)
+    weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
+    limits = limits_of(section, (group.to_group() for group in program.cache_groups), context)
+    steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
+    if free <= weights + steps:
+        raise CapacityError(
+            f"memory: {gpu.name} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "
+            f"contexts of {context:,} tokens ({format_bytes(steps)}) need more",
+            hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses the "
+            "GPU, or take a larger one.",
+        )
+    return int((free - weights - steps) * _FREE_SHARE)
+
+
+_FREE_SHARE = 0.85
+"""Of what is left: graphs, libraries' workspaces and fragments need the rest."""

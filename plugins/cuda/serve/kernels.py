@@ -1,0 +1,139 @@
+"""The cuda target's kernels: which a program launches, and launching those that a bundle carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+
+from ...gpu.call import Call
+from ...gpu.carried_kernels import CarriedKernels
+from ...gpu.choose_tiles import Compile, choose_tile
+from ...gpu.compile_ahead import compile_kernel
+from ...gpu.cuda_driver import Device
+from ...gpu.sampling import each_sampling_call
+from ...gpu.specs import AttentionShape, KernelSpec
+from ...gpu.tiles import Tile, gpu_of
+from ...steps.packed_steps import StepLimits, StepShape, input_shapes
+from ..section import CudaSection
+from .ops import Choices
+from .program import TORCH_DTYPES, CudaProgram
+
+_META = torch.device("meta")
+
+
+TILES_FILE = "tiles-sm{}.json"
+"""Beside the kernels: the tiles of a capability's attention kernels."""
+
+
+class SpecCollector:
+    """A launcher that launches nothing: it notes what calls are compiled for, and tiles.
+
+    ``compiler`` is what tiles are chosen by, and ``start`` is called with each spec when it is found.
+    """
+
+    def __init__(
+        self,
+        capability: int,
+        compiler: Compile = compile_kernel,
+        start: Callable[[KernelSpec], object] = lambda spec: None,
+    ) -> None:
+        self.found: dict[KernelSpec, None] = {}
+        self.tiles: dict[tuple[AttentionShape, bool], Tile] = {}
+        self.capability, self._compiler, self._start = capability, compiler, start
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        """By what is compiled."""
+        if (shape, decode) not in self.tiles:
+            self.tiles[shape, decode] = choose_tile(shape, self.capability, decode=decode, compiler=self._compiler)
+        return self.tiles[shape, decode]
+
+    def tiles_json(self) -> str:
+        """What ``CarriedLauncher`` reads."""
+        found = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
+        return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        spec = call.spec(self.capability)
+        if spec not in self.found:
+            self.found[spec] = None
+            self._start(spec)
+        return lambda: None
+
+    def resident(self, call: Call) -> int:
+        """Any number does."""
+        return 1
+
+
+def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecCollector) -> SpecCollector:
+    """Has ``collector`` note every kernel that steps of a program may launch, sampling included.
+
+    Sizes choose tiles and, of steps with one token a request, whether contexts are cut: so steps of many sizes are
+    bound, with tensors that have no memory. Raises what ``compile_attention`` raises.
+    """
+    limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
+    bound = CudaProgram(
+        program,
+        {use.name: _meta_weight(use.shape, use.dtype) for use in program.weights},
+        device=_META,
+        gpu=gpu_of(collector.capability),
+        launcher=collector,
+        blocks={group.name: 1 for group in program.cache_groups},
+        limits=limits,
+        choices=Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products),
+    )
+    logits = None
+    for shape in _shapes(section):
+        inputs = {
+            name: torch.empty(size, dtype=torch.int32, device=_META)
+            for name, size in input_shapes(bound.groups, shape).items()
+        }
+        _, logits = bound.bound(shape, inputs)
+    assert logits is not None
+    for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
+        for call in each_sampling_call(of_any_step):
+            collector.bind(call)
+    return collector
+
+
+def _shapes(section: CudaSection) -> Iterator[StepShape]:
+    sizes = {1 << i for i in range(section.chunk.bit_length())} | {section.requests, section.chunk}
+    for size in sorted(sizes):
+        for blocks in (1, 256):
+            if size <= section.requests:
+                yield StepShape(0, size, size, size, blocks, True)
+            for mixed in (False, True)[: 1 + section.mixed_decodes]:
+                yield StepShape(0, size, min(size, section.requests), 1, blocks, False, mixed)
+
+
+def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    stored = (*shape[:-1], shape[-1] // 2) if dtype in ("i4", "u4") else shape
+    return torch.empty(stored, dtype=TORCH_DTYPES[dtype], device=_META)
+
+
+class CarriedLauncher(CarriedKernels):
+    """Launches the kernels of a bundle on a GPU's stream, with the tiles that they were compiled with.
+
+    ``bind`` raises what that of ``CarriedKernels`` raises.
+    """
+
+    def __init__(self, device: Device | None, folder: Path, capability: int) -> None:
+        super().__init__(device, folder, capability)
+        path = folder / TILES_FILE.format(capability)
+        try:
+            said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
+            self._tiles = {(AttentionShape(**t["shape"]), bool(t["decode"])): Tile(**t["tile"]) for t in said}
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise BundleError(f"{path}: the kernels' tiles can't be read: {e}", hint="Export the bundle again.") from e
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        if (shape, decode) not in self._tiles:
+            raise BundleError(f"{self._folder}: no attention kernel for {shape}", hint="Export the bundle again.")
+        return self._tiles[shape, decode]

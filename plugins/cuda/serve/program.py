@@ -1,0 +1,311 @@
+"""A lowered program on a GPU, or on the CPU with interpreted kernels: each step bound to views of one arena."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginewright.runtime.shared.contracts import SCALED_CACHES, CacheGroup
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
+
+from ...gpu.call import Call, DeviceArray
+from ...gpu.sampling_calls import SamplingMemory
+from ...gpu.specs import AttentionShape, attention_scratch, splits_of
+from ...gpu.step_calls import (
+    LayerCaches,
+    Stored,
+    split_scratch,
+    work_call,
+    work_size,
+)
+from ...gpu.tiles import Gpu, Tile
+from ...steps.packed_steps import StepLimits, StepShape
+from ...steps.paged_section import Q_START
+from .ops import HANDLERS, Cache, Choices, Launcher, Work
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "i4": torch.uint8,
+    "u4": torch.uint8,
+}
+"""Of buffers, weights and caches; values of 4 bits are two to a byte."""
+
+_FORMATS: Mapping[Dtype, str] = {"i8": "int8", "i4": "int4", "u4": "uint4", "fp8": "fp8"}
+
+
+class CudaProgram:
+    """A program with its memory: arena, weights, caches, inputs.
+
+    Args:
+        program: of the target, in its form: weights in rows, activations in 16 bits.
+        weights: by name, as the bundle has them, on ``device``.
+        device: "cuda" or one of several; "cpu" with an interpreting launcher; "meta" to see its calls alone.
+        gpu: what kernels are made for.
+        launcher: runs them.
+        blocks: cache group -> blocks of its pool.
+        limits: of steps.
+        processors: multiprocessors of the GPU.
+        choices: how steps run.
+
+    Attributes:
+        logits: of the last step, [R, V] in the arena.
+    """
+
+    def __init__(
+        self,
+        program: LoweredProgram,
+        weights: Mapping[str, Tensor],
+        *,
+        device: torch.device,
+        gpu: Gpu,
+        launcher: Launcher,
+        blocks: Mapping[str, int],
+        limits: StepLimits,
+        processors: int = 1,
+        choices: Choices = Choices(),
+    ) -> None:
+        self.program, self.limits, self.gpu, self.choices = program, limits, gpu, choices
+        self.device, self.processors = device, processors
+        self._lists: dict[int, Tensor] = {}
+        self._listed: set[int] = set()
+        self._launcher = launcher
+        self._weights = weights
+        self._uses = {use.name: use for use in program.weights}
+        self.groups = tuple(group.to_group() for group in program.cache_groups)
+        self.caches = {
+            f"{group.name}/{layer}": Cache(group, _new_caches(group, blocks[group.name], device))
+            for group in self.groups
+            for layer in group.layers
+        }
+        most = program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+        self.arena = torch.empty(most, dtype=torch.uint8, device=device)
+        self._typed = {name: self.arena.view(dtype) for name, dtype in TORCH_DTYPES.items()}
+        self._places = {buffer.name: buffer.offset for buffer in program.buffers}
+        self._scratch = torch.empty(
+            max(scratch_floats(program, limits, choices), 1), dtype=torch.float32, device=device
+        )
+        self._biases: dict[str, Tensor] = {}
+        self._sizes = (0, 0, 0)
+        self._decodes = self._mixed = False
+        self._inputs: Mapping[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of weights, arena and scratch; not of caches."""
+        weights = sum(weight.nbytes for weight in self._weights.values())
+        return weights + self.arena.nbytes + self._scratch.nbytes
+
+    def bound(self, shape: StepShape, inputs: Mapping[str, Tensor]) -> tuple[list[Work], Tensor]:
+        """What runs a step of these sizes, in order, and its logits [R, V].
+
+        ``inputs``: by the names of ``plugins.steps.paged_section``, int32 at addresses that stay. Raises BundleError
+        for a program that isn't of this form.
+        """
+        self._sizes = (shape.tokens, shape.requests, shape.rows)
+        self._decodes, self._mixed = shape.decodes, shape.mixed
+        self._inputs, self._listed = inputs, set()
+        works: list[Work] = []
+        for index, step in enumerate(self.program.steps):
+            handler = HANDLERS.get(step.op)
+            if handler is None:
+                raise BundleError(
+                    f"step {index} ({step.op} at {step.where}): the cuda target has no such op",
+                    hint="Export the bundle again, with this version of Enginewright.",
+                )
+            works += handler(self, step, *self._operands(step))
+        return works, self._view(self.program.outputs["logits"])
+
+    def close(self) -> None:
+        """Drops all memory, weights too."""
+        self._weights, self._inputs = {}, {}
+        for held in (self.caches, self._typed, self._biases, self._lists):
+            held.clear()
+        self.arena = self._scratch = torch.empty(0, device=self.device)
+
+    def clear(self, group: str, blocks: Sequence[int]) -> None:
+        """Makes these blocks of a group zero."""
+        for memory in self._memory_of(group):
+            memory[list(blocks)] = 0
+
+    def copy(self, group: str, source: Sequence[int], to: Sequence[int]) -> None:
+        """Copies blocks of a group."""
+        for memory in self._memory_of(group):
+            memory[list(to)] = memory[list(source)]
+
+    def _memory_of(self, group: str) -> Iterator[Tensor]:
+        """Bytes of each layer's keys, values and scales, [P, ...]."""
+        for cache in self.caches.values():
+            if cache.group.name == group:
+                for tensor in (cache.of.keys, cache.of.values, cache.of.key_scales, cache.of.value_scales):
+                    if tensor is not None:
+                        yield tensor.view(torch.uint8)
+
+    # ---- operands
+
+    def _operands(self, step: Step) -> tuple[list[Any], list[Tensor]]:
+        return [self._operand(operand) for operand in step.inputs], [self._view(o) for o in step.outputs]
+
+    def _operand(self, operand: Operand) -> Any:
+        if operand.kind == "cache":
+            return self.caches[operand.name]
+        if operand.kind == "input":
+            return self._inputs[operand.name]
+        return self._view(operand)
+
+    def _view(self, operand: Operand) -> Tensor:
+        shape, strides = ([v.evaluate(*self._sizes) for v in values] for values in (operand.shape, operand.strides))
+        offset = operand.offset.evaluate(*self._sizes)
+        if operand.kind == "weight":
+            use, weight = self._uses[operand.name], self._weights[operand.name]
+            if use.dtype in ("i4", "u4") or tuple(shape) == tuple(weight.shape):
+                return weight
+            return torch.as_strided(weight, shape, strides, offset)
+        place = self._places[operand.name]
+        assert place is not None, "memory is planned before a program is stored"
+        memory = self._typed[operand.dtype]
+        at = place.evaluate(*self._sizes) // memory.element_size() + offset
+        return torch.as_strided(memory, shape, strides, at)
+
+    def stored(self, step: Step, first: int, inputs: Sequence[Any], group: str) -> tuple[Stored, list[Any]]:
+        """The weight that stands at ``first`` among a step's inputs, and what follows it and its scales."""
+        use = self._uses[step.inputs[first].name]
+        form = _FORMATS.get(use.dtype, "float")
+        if form == "float":
+            return Stored(inputs[first]), list(inputs[first + 1 :])
+        rest = list(inputs[first + 1 :])
+        scales = rest.pop(0)
+        offsets = rest.pop(0) if step.attrs.get("has_offsets") else None
+        return Stored(inputs[first], form, scales, offsets, int(step.attrs.get(group, 0))), rest
+
+    def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
+        """A bias [N] in the type of what it is added to, made once."""
+        if bias.dtype == out.dtype:
+            return bias
+        name = f"{bias.data_ptr() if bias.device.type != 'meta' else id(bias)}:{out.dtype}"
+        return self._biases.setdefault(name, bias.to(out.dtype))
+
+    def scratch(self) -> Tensor:
+        """See ``cuda_ops.Binder``."""
+        return self._scratch
+
+    def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
+        """See ``cuda_ops.Binder``."""
+        blocks = table.shape[1]
+        splits = splits_of(blocks, cache.group.block_size)
+        if not self._mixed and (not self._decodes or splits == 1):
+            return None
+        if window not in self._lists:  # for steps of all sizes, as one runs at a time
+            size = work_size(self.limits.requests, splits_of(self.limits.blocks, cache.group.block_size))
+            self._lists[window] = torch.empty(size, dtype=torch.int32, device=self.device)
+        if window not in self._listed:
+            self._listed.add(window)
+            q_start = self._inputs[Q_START] if self._mixed else None
+            call = work_call(kv_len, self._lists[window], window, self.limits.requests, q_start=q_start)
+            works.append(self.launch(call))
+        return self._lists[window]
+
+    def launch(self, call: Call) -> Work:
+        """The work of one call. It is left out where it has nothing to do."""
+        if math.prod(call.grid) == 0:
+            return _nothing
+        return self._launcher.bind(call)
+
+    def resident(self, call: Call) -> int:
+        """See ``cuda_ops.Binder``."""
+        return self.processors * self._launcher.resident(call)
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        """Of the attention kernel."""
+        return self._launcher.tile(shape, decode)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each request of the step being bound has one token."""
+        return self._decodes
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some requests of it have one token, and are decoded beside prompts."""
+        return self._mixed
+
+
+def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices = Choices()) -> int:
+    """Of the parts that attention cuts the longest contexts of a step into, or products their factors."""
+    uses = {use.name: use for use in program.weights}
+    blocks = {f"{group.name}/{layer}": group.block_size for group in program.cache_groups for layer in group.layers}
+    needed = [0]
+    for step in program.steps:
+        if step.op == "paged_attention":
+            heads, size = (step.outputs[0].shape[i].constant for i in (1, 2))
+            block_size = blocks[next(o.name for o in step.inputs if o.kind == "cache")]
+            tokens = min(limits.tokens, limits.requests)
+            mixed = choices.mixed_decodes
+            needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=mixed))
+        elif step.op == "linear" and choices.split_products and uses[step.inputs[1].name].dtype in _FORMATS:
+            columns, depth = uses[step.inputs[1].name].shape
+            needed.append(split_scratch(depth, columns, int(step.attrs.get("weight_group", 0))))
+    return max(needed)
+
+
+def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, choices: Choices = Choices()) -> int:
+    """Bytes that steps take beside weights and caches: activations, attention's parts and lists, sampling, logits."""
+    total = program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+    total += 4 * scratch_floats(program, limits, choices)
+    windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
+    smallest = min((group.block_size for group in program.cache_groups), default=1)
+    total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))
+
+    def new(shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        nonlocal total
+        total += math.prod(shape) * np.dtype(dtype).itemsize
+        return DeviceArray(0, np.dtype(dtype), shape)
+
+    SamplingMemory(limits.rows, vocab, new)
+    return (
+        total + 2 * 4 * limits.rows * vocab
+    )  # logits as float32: those that are changed, and those that are given back
+
+
+def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
+    """A bundle's weight, a numpy array, on a device: of 4-bit values their bytes, two values each."""
+    if use.dtype in ("bf16", "fp8"):
+        array = array.view("int16" if use.dtype == "bf16" else "uint8")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
+        tensor = torch.from_numpy(array)
+    if use.dtype in ("bf16", "fp8"):
+        return tensor.view(TORCH_DTYPES[use.dtype]).to(device)
+    tensor = tensor.to(device)
+    if use.dtype in ("i4", "u4"):
+        return tensor.view(torch.uint8).view(*use.shape[:-1], use.shape[-1] // 2)
+    return tensor
+
+
+def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCaches:
+    dtype = TORCH_DTYPES[group.dtype]
+
+    def zeros(size: int) -> Tensor:
+        shape = (blocks, group.block_size, group.kv_heads, size)
+        return torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device).view(dtype)
+
+    caches = zeros(group.key_head_size), zeros(group.value_head_size)
+    if group.dtype not in SCALED_CACHES:
+        return LayerCaches(*caches)
+    scales = (torch.zeros((blocks, group.block_size, group.kv_heads), device=device) for _ in caches)
+    return LayerCaches(*caches, *scales)
+
+
+def _nothing() -> None:
+    """The work of a call without programs."""

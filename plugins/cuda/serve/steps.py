@@ -1,0 +1,373 @@
+"""Steps of the cuda target: padded, uploaded as one piece, run or replayed as a graph, sampled on the device.
+
+A step is one upload, from memory that stays where it is, then its kernels, then one download of the sampled ids. Steps
+of one token a request are replayed as a CUDA graph from their second time on.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.errors import EnginewrightError, RequestError
+
+from ...gpu.sampling import (
+    chosen_rows,
+    drawing_of,
+    option_type,
+    option_words,
+    packed_lists,
+    places_of,
+    write_options,
+)
+from ...gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from ...steps.packed_steps import (
+    StepShape,
+    bucketed,
+    input_shapes,
+    of_requests,
+    padded,
+    parts,
+    rounded,
+)
+from .ops import Launcher, Work
+from .program import CudaProgram
+
+MOST_SHAPES = 64
+"""Sizes of steps whose work, or graph, is kept."""
+
+
+class Graph(Protocol):
+    """Work that was captured: ``torch.cuda.CUDAGraph``, or what tests have in its place."""
+
+    def replay(self) -> None:
+        """Runs it again, on the same memory."""
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""What makes a graph of work; it isn't run."""
+
+
+@dataclass
+class _Bound:
+    """A step of one size, ready to run."""
+
+    places: dict[str, int]
+    staged: Tensor
+    uploaded: Tensor
+    works: list[Work]
+    logits: Tensor
+    copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
+    options: dict[str, Tensor]
+    draws: dict[Drawing, list[Work]] = field(default_factory=dict)
+    runs: int = 0
+    graph: Graph | None = None
+
+
+class CudaSteps:
+    """Runs steps of a program.
+
+    Args:
+        program: with its memory.
+        vocab: tokens of the vocabulary.
+        launcher: of sampling's kernels.
+        capture: makes graphs; None: none are made.
+
+    Attributes:
+        graph_launches: steps that were replayed.
+        no_graphs: why none are made any more; "" while they are.
+    """
+
+    def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
+        self.graph_launches, self.no_graphs = 0, ""
+        self._program, self._launcher, self._capture = program, launcher, capture
+        self._limits, self._device = program.limits, program.device
+        self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
+        self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
+        self._bound: OrderedDict[StepShape, _Bound] = OrderedDict()
+
+    def most(self, *, decodes: bool) -> tuple[int, int]:
+        """See ``packed_steps.HoldsSteps``."""
+        return self._limits.tokens, self._limits.requests
+
+    @torch.inference_mode()
+    def start(self, step: StepInput) -> _Started:
+        """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be."""
+        if not len(step.ids):
+            raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        for name, cleared in step.clears.items():
+            self._program.clear(name, cleared.tolist())
+        for name, pairs in step.copies.items():
+            self._program.copy(name, *pairs.T.tolist())
+        if len(step.ids) > self._limits.tokens or len(step.kv_len) > self._limits.requests:
+            return self._in_parts(step)
+        if len(step.rows) > self._limits.rows:
+            return self._by_rows(step)
+        blocks = max(table.shape[1] for table in step.block_tables.values())
+        if blocks > self._limits.blocks:
+            raise RequestError(
+                f"step: a request of {blocks} blocks is longer than the {self._limits.blocks} that there is memory for",
+                hint="Plan requests by the executor's context.",
+            )
+        shape = self._shape_of(step, blocks)
+        bound = self._bound_for(shape)
+        arrays = padded(step, step.rows, self._program.groups, shape)
+        if bound.copied is not None:
+            bound.copied.synchronize()
+        staged = bound.staged.numpy()
+        for name, array in arrays.items():
+            staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1)
+        write_options(staged, bound.places, step.sampling, shape.rows)
+        bound.uploaded.copy_(bound.staged, non_blocking=True)
+        if bound.copied is not None:
+            bound.copied.record()
+        self._run(bound, shape)
+        if step.sampling is not None and len(step.rows):
+            self._draw(bound, step.sampling)
+            return self._started(step, bound.logits[: len(step.rows)], self._memory.tokens[: len(step.rows)])
+        return self._started(step, bound.logits[: len(step.rows)], None)
+
+    def _started(self, step: StepInput, logits: Tensor, drawn: Tensor | None) -> _Started:
+        """The rest of a step: ids on their way to the host. What the next step would change of what this one gives is
+        copied."""
+        tokens, ready = None, None
+        if drawn is not None:
+            tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
+            if not drawn.is_meta:  # there only the calls are of interest
+                tokens.copy_(drawn, non_blocking=True)
+            if drawn.is_cuda:
+                ready = torch.cuda.Event()
+                ready.record()
+        wanted = step.return_logits or (step.sampling is not None and step.sampling.logprobs is not None)
+        return _Started(step, logits.to(torch.float32, copy=True) if wanted else None, tokens, ready)
+
+    def _in_parts(self, step: StepInput) -> _Started:
+        """Requests that don't fit into one step, one part after the other; their logits together."""
+        found: Tensor | None = None
+        for members in parts(np.diff(step.q_start), self):
+            part, order = of_requests(replace(step, sampling=None, return_logits=True), members)
+            logits = self.start(part).logits
+            assert logits is not None
+            if found is None:
+                found = torch.empty((len(step.rows), logits.shape[1]), dtype=logits.dtype, device=logits.device)
+            found[torch.from_numpy(order).to(found.device)] = logits
+        assert found is not None
+        return self._started(step, found, self._draw_apart(found, step.sampling))
+
+    def _by_rows(self, step: StepInput) -> _Started:
+        """More rows than there is room for: the step runs again for the others, which writes the same."""
+        pieces, once = [], replace(step, sampling=None, return_logits=True, copies={}, clears={})
+        for start in range(0, len(step.rows), self._limits.rows):
+            rows = step.rows[start : start + self._limits.rows]
+            logits = self.start(replace(once, rows=rows)).logits
+            assert logits is not None
+            pieces.append(logits)
+        found = torch.cat(pieces)
+        return self._started(step, found, self._draw_apart(found, step.sampling))
+
+    def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
+        tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
+        single = np.diff(step.q_start) == 1
+        decodes = bool(single.all())
+        limits = self._limits
+        return StepShape(
+            profile=0,
+            tokens=(rounded(tokens, (1, 1, limits.requests)) if decodes else bucketed(tokens, (1, 1, limits.tokens))),
+            requests=rounded(requests, (1, 1, limits.requests)),
+            rows=rounded(rows, (1, 1, limits.rows)),
+            blocks=rounded(blocks, (1, 1, limits.blocks)),
+            decodes=decodes,
+            mixed=self._program.choices.mixed_decodes and not decodes and bool(single.any()),
+        )
+
+    def _bound_for(self, shape: StepShape) -> _Bound:
+        if shape in self._bound:
+            self._bound.move_to_end(shape)
+            return self._bound[shape]
+        sizes = input_shapes(self._program.groups, shape)
+        words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
+        places, staged, uploaded = self._upload_memory(words)
+        inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
+        works, logits = self._program.bound(shape, inputs)
+        copied = torch.cuda.Event() if staged.is_pinned() else None
+        options = option_views(uploaded, places, shape.rows)
+        self._bound[shape] = _Bound(places, staged, uploaded, works, logits, copied, options)
+        if len(self._bound) > MOST_SHAPES:
+            self.synchronize()
+            self._bound.popitem(last=False)
+        return self._bound[shape]
+
+    def _run(self, bound: _Bound, shape: StepShape) -> None:
+        def run() -> None:
+            with float32_sums():
+                for work in bound.works:
+                    work()
+
+        bound.runs += 1
+        if bound.graph is not None:
+            bound.graph.replay()
+            self.graph_launches += 1
+            return
+        if shape.decodes and self._capture is not None and bound.runs == 2:  # by now the libraries have chosen
+            bound.graph = self._captured(self._capture, run)
+            if bound.graph is not None:
+                bound.graph.replay()
+                self.graph_launches += 1
+                return
+        run()
+
+    def _captured(self, capture: Capture, run: Callable[[], None]) -> Graph | None:
+        """Work as a graph; None where that fails, which is said once: then all steps are launched kernel by kernel."""
+        try:
+            return capture(run)
+        except (RuntimeError, EnginewrightError) as e:  # what torch raises for an error of CUDA is the former
+            self._capture, self.no_graphs = None, str(e).partition("\n")[0]
+            warnings.warn(
+                f"target cuda: a CUDA graph can't be made: {self.no_graphs}; steps are launched kernel by kernel, "
+                "which is slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
+        """Where arrays of so many words are in one upload; its memory here, pinned for a GPU, and there."""
+        places, count = places_of(words)
+        staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
+
+    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> None:
+        """Puts the sampling of a step on the stream: tokens of all its rows, those of padding too."""
+        drawing = drawing_of(sampling)
+        if drawing.penalties or drawing.edits:
+            self._upload_lists(*packed_lists(sampling))
+        if drawing not in bound.draws:
+            options = {**bound.options, "lists": self._lists}
+            calls = sampling_calls(bound.logits, options, self._memory, drawing)
+            bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
+        for work in bound.draws[drawing]:
+            work()
+
+    def _draw_apart(self, logits: Tensor, sampling: SamplingBatch | None) -> Tensor | None:
+        """Tokens of logits that were put together from several steps, [R]; None if none are wanted."""
+        if sampling is None or not len(logits):
+            return None
+        found = []
+        for start in range(0, len(logits), self._limits.rows):
+            rows = logits[start : start + self._limits.rows]
+            own = chosen_rows(sampling, np.arange(start, start + len(rows)))
+            places, staged, uploaded = self._upload_memory(option_words(len(rows)))
+            write_options(staged.numpy(), places, own, len(rows))
+            uploaded.copy_(staged)
+            works: list[Work] = []
+            self._draw(
+                _Bound(places, staged, uploaded, works, rows, None, option_views(uploaded, places, len(rows))), own
+            )
+            found.append(self._memory.tokens[: len(rows)].clone())
+        return torch.cat(found)
+
+    def _upload_lists(self, lists: Int32Array, words: int) -> None:
+        """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
+        if words > len(self._lists):
+            self.synchronize()
+            self._lists = torch.zeros(1 << (words - 1).bit_length(), dtype=torch.int32, device=self._device)
+            for bound in self._bound.values():
+                bound.draws = {of: works for of, works in bound.draws.items() if not (of.penalties or of.edits)}
+        self._lists[: len(lists)].copy_(torch.from_numpy(lists))
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
+
+    def close(self) -> None:
+        """Waits for what runs, and drops graphs and memory: nothing can be started afterwards."""
+        self.synchronize()
+        self._bound.clear()
+        self._program.close()
+        self._memory = SamplingMemory(0, 1, self._new)
+        self._lists = self._new((0,), "int32")
+
+    def synchronize(self) -> None:
+        """Waits for all that was put on the stream."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Inside, torch's products add in float32 to the end; by default cuBLAS may add parts of 16 bits.
+
+    These are settings of the whole process: they are as they were afterwards.
+    """
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = {name: getattr(products, name) for name in names}
+    try:
+        for name in names:
+            setattr(products, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(products, name, value)
+
+
+@dataclass
+class _Started:
+    """A step on its way."""
+
+    step: StepInput
+    logits: Tensor | None
+    tokens: Tensor | None
+    ready: torch.cuda.Event | None
+    _done: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        """Waits for it."""
+        if self._done is None:
+            self._done = self._finish()
+        return self._done
+
+    def _finish(self) -> StepOutput:
+        step, sampling = self.step, self.step.sampling
+        logits = self.logits.cpu().numpy() if self.logits is not None and step.return_logits else None
+        if self.tokens is None or sampling is None:
+            return StepOutput(tokens=None, logits=logits)
+        if self.ready is not None:
+            self.ready.synchronize()
+        tokens = self.tokens.numpy()
+        output = StepOutput(tokens=tokens, logits=logits)
+        if sampling.logprobs is not None and self.logits is not None:
+            add_logprobs(output, self.logits, tokens, sampling)
+        return output
+
+
+def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
+    """See ``cuda_sampling.option_arrays``."""
+    return {
+        name: uploaded.narrow(0, places[name], words).view(getattr(torch, option_type(name).name))
+        for name, words in option_words(rows).items()
+    }
+
+
+def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, sampling: SamplingBatch) -> None:
+    """Logprobs of the tokens [R] or of those that are scored, and of the most likely ones of each row."""
+    logprobs, count = logits.log_softmax(-1), sampling.logprobs
+    there = torch.from_numpy(tokens).to(logprobs.device)
+    bad = there == NO_TOKEN
+    if sampling.scored is not None:
+        scored = torch.from_numpy(sampling.scored).to(logprobs.device)
+        there = there.where(scored == NO_TOKEN, scored)
+    own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
+    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    output.token_logprobs = own.cpu().numpy()
+    output.top_ids = ids[:, :count].int().masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
+    output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()

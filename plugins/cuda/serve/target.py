@@ -1,0 +1,24 @@
+"""How the cuda target is served."""
+
+from __future__ import annotations
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.executors.target import Asked, Opening, Placement, ServedTarget
+
+from .doctor import check_cuda
+
+
+def _make(asked: Asked) -> Executor:
+    from .executor import CudaExecutor
+
+    return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)
+
+
+def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:
+    from .executor import cuda_budget
+
+    return cuda_budget(bundle, target, context)
+
+
+TARGET = ServedTarget(check_cuda, Opening(_make, memory_of=_memory, gives_back=True), carries="compiled kernels")

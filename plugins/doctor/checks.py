@@ -1,0 +1,117 @@
+"""What is in the way of a target on a machine, as all targets' checks say it, and what several of them look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import (
+    EnginewrightError,
+    MissingDependencyError,
+    TargetError,
+)
+
+from ..gpu.cuda_driver import Gpu
+from .machine import Machine
+
+
+def is_older(found: str, smallest: str) -> bool:
+    """Whether the release ``found`` came before the release ``smallest``."""
+    return _numbers(found) < _numbers(smallest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version: of "1.24.0rc1" 1, 24, 0."""
+    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[a-z+]", version)[0]))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an engine can't run: what is there and what is needed, and what to do. ``missing``: a package is."""
+
+    message: str
+    hint: str
+    missing: bool = False
+
+    def error(self) -> EnginewrightError:
+        """The error that says it."""
+        return (MissingDependencyError if self.missing else TargetError)(self.message, hint=self.hint)
+
+
+def gpu_problem(
+    gpus: Sequence[Gpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
+) -> Problem | None:
+    """No GPU, or none of the right kind.
+
+    Args:
+        gpus: those here.
+        why_none: what is known about there being none.
+        capabilities: compute capabilities that will do; none: all will.
+        what: is for them.
+    """
+    if not gpus:
+        needed = f" of compute capability {_listed(capabilities)}" if capabilities else ""
+        return Problem(
+            f"it needs an NVIDIA GPU{needed}, and {why_none or 'there is none'}",
+            "Run it on a machine with such a GPU and NVIDIA's driver.",
+        )
+    if capabilities and choose_gpu(gpus, capabilities) is None:
+        here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
+        wanted = ", ".join(dict.fromkeys(gpu.capability for gpu in gpus))
+        return Problem(
+            f"{what} are for compute capability {_listed(capabilities)}, and the GPU here is another: {here}",
+            f"Export again for it (--gpu {wanted}), or run the bundle on such a GPU.",
+        )
+    return None
+
+
+def choose_gpu(gpus: Sequence[Gpu], capabilities: Sequence[str]) -> Gpu | None:
+    """The first GPU of one of the capabilities; of none, the first at all."""
+    return next((gpu for gpu in gpus if not capabilities or gpu.capability in capabilities), None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """ "8.0, 8.6 or 8.9"."""
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is in the way of a target on a machine, and what it runs on, or would."""
+
+    problems: tuple[Problem, ...] = ()
+    on: tuple[str, ...] = ()
+
+
+Check = Callable[[Machine, TargetManifest | None], Checked]
+"""Of a machine, for a bundle's target, or for any bundle's (None)."""
+
+
+def torch_problems(machine: Machine, extra: str) -> list[Problem]:
+    """What is in the way of PyTorch on a GPU, apart from the GPU. ``extra``: of enginewright, that installs it."""
+    torch, built_for = machine.packages.get("torch"), machine.torch_cuda
+    if torch is None:
+        hint = f"Install a build of PyTorch with CUDA: pip install 'enginewright[{extra}]', or see pytorch.org"
+        return [Problem("PyTorch is not installed", hint, missing=True)]
+    if not built_for:
+        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
+        return [Problem(f"PyTorch {torch} is a build without CUDA", hint)]
+    return [problem] if (problem := driver_problem(machine, f"PyTorch {torch}", built_for)) is not None else []
+
+
+def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | None:
+    """A driver that is too old for ``what``, built for that CUDA: within a major version older ones will do."""
+    major = built_for.partition(".")[0]
+    if not machine.cuda or not major or int(machine.cuda.partition(".")[0]) >= int(major):
+        return None
+    driver = f"NVIDIA's driver {machine.driver}".rstrip()
+    return Problem(
+        f"{what} is built for CUDA {built_for}, and {driver} runs CUDA {machine.cuda} at most",
+        f"Install a newer driver, or {what.partition(' ')[0]} for CUDA {machine.cuda.partition('.')[0]}.",
+    )
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

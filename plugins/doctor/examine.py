@@ -1,0 +1,117 @@
+"""What of a bundle a machine can run, and why not the rest: ``optimize doctor``. Free of torch.
+
+The checks are those that executors make when they open a target; here all are made, and nothing is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import TARGETS
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.errors import RequestError
+
+from .checks import Checked, Problem
+from .machine import Machine
+
+Verdict = Literal["runs", "needs-build", "can't"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about a target.
+
+    Attributes:
+        target: its name.
+        verdict: "runs" here; "needs-build": it can be finished here, and then runs; or it "can't".
+        reasons: all that is in the way; nothing where it runs.
+        todo: what to do about each.
+        on: what it runs on, or would; what else is worth knowing.
+    """
+
+    target: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    todo: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A machine and, for each target, what was found."""
+
+    machine: Machine
+    findings: tuple[Finding, ...]
+
+    def succeeds(self, named: Sequence[str] = ()) -> bool:
+        """Whether a target runs here; of ``named`` ones, whether all do."""
+        running = {finding.target for finding in self.findings if finding.verdict == "runs"}
+        return set(named) <= running if named else bool(running)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"machine": asdict(self.machine), "targets": [asdict(finding) for finding in self.findings]}
+
+
+def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str] = ()) -> Examination:
+    """Looks at the targets of a bundle, or, without one, at what its targets could be.
+
+    Args:
+        machine: from ``look_at_machine``.
+        bundle: an open one, or None.
+        named: the targets to look at; none: all.
+
+    Raises:
+        RequestError: a name that no target has.
+    """
+    for name in named:
+        if name not in TARGETS and (bundle is None or name not in bundle.targets):
+            raise RequestError(f"target: there is no {name!r}", hint=f"Take one of {', '.join(TARGETS)}.")
+    names = named or (tuple(TARGETS) if bundle is None else tuple(bundle.targets))
+    return Examination(machine, tuple(_finding(machine, bundle, name) for name in dict.fromkeys(names)))
+
+
+def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
+    if bundle is None:
+        return _judged(name, TARGETS[name].requirements(machine, None))
+    target = bundle.targets.get(name)
+    if target is None:
+        there = ", ".join(bundle.targets) or "none"
+        reason, todo = f"the bundle has no such target; it has {there}", f"Export again with --target {name}."
+        return Finding(name, "can't", (reason,), (todo,))
+    if name not in TARGETS:
+        return Finding(name, "can't", ("this Enginewright can't run it",), ("Install a newer enginewright.",))
+    checked = TARGETS[name].requirements(machine, target)
+    if target.state == "ready":
+        return _judged(name, _with_memory(checked, machine, bundle))
+    reason = f"it is not built; it needs {target.needs or 'its device'}"
+    if checked.problems:
+        blocked = Problem(
+            reason, f"Run `optimize build {bundle.path} --target {name}` where the rest of this is right."
+        )
+        return _judged(name, Checked((blocked, *checked.problems), checked.on))
+    todo = f"Run `optimize build {bundle.path} --target {name}` here."
+    return Finding(name, "needs-build", (reason,), (todo,), checked.on)
+
+
+def _judged(name: str, checked: Checked) -> Finding:
+    problems = checked.problems
+    return Finding(
+        name,
+        "can't" if problems else "runs",
+        tuple(problem.message for problem in problems),
+        tuple(dict.fromkeys(problem.hint for problem in problems)),
+        checked.on,
+    )
+
+
+def _with_memory(checked: Checked, machine: Machine, bundle: Bundle) -> Checked:
+    """Weights are mapped, so that more of them than memory is slow, and not impossible."""
+    weights = sum(blob.bytes for blob in bundle.index.blobs)
+    if weights <= machine.free_bytes:
+        return checked
+    slow = f"its weights, {format_bytes(weights)}, are more than the {format_bytes(machine.free_bytes)} that are free"
+    return Checked(checked.problems, (*checked.on, slow))

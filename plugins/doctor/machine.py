@@ -1,0 +1,181 @@
+"""What a machine has that targets run on: processor, memory, GPUs, and libraries with their versions.
+
+Nothing heavy is loaded: versions are read from what pip wrote, and GPUs are found through the driver's own libraries.
+A target's own ``doctor`` says what else it looks at: ``look(problems)`` gives fields of ``Machine``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.runtime.shared.errors import EnginewrightError, TargetError
+from enginewright.runtime.shared.targets import OWN, part
+
+from ..gpu.cuda_driver import Gpu, load_cuda
+
+PACKAGES = (
+    *("enginewright", "jaxlib", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm"),
+)
+"""That targets run on, by the name that Python imports."""
+
+_NVML = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is.
+
+    Attributes:
+        system: such as "Linux x86_64".
+        processor: as it calls itself.
+        features: its instructions, as Linux calls them; none where it doesn't say.
+        instruction_sets: of the cpu target's kernels, those that this processor runs, best first; none if the
+            extension module can't be loaded.
+        cores: that this process may use.
+        memory_bytes, free_bytes: all, and what may still be taken.
+        python: its version.
+        packages: name -> version of those of ``PACKAGES`` that are installed, and of IREE's runtime ("iree").
+        providers: onnxruntime's.
+        onnx_operators: whether the library of our operators for onnxruntime is there.
+        xla_handlers: whether that of our handlers for XLA is.
+        pjrt_plugins: jaxlib's, that are installed beside its CPU client.
+        cuda_of: package -> the major version of CUDA that it was built for, where the name of what pip installed
+            has it (tensorrt_cu13).
+        torch_cuda: the CUDA that torch was built for; "" where it wasn't, or isn't there.
+        driver: version of NVIDIA's driver; "" where there is none.
+        cuda: the newest CUDA that it runs.
+        gpus: NVIDIA's.
+        gpu_problem: why there are none; "" where there are.
+        problems: package -> why it doesn't load, for those that were tried.
+    """
+
+    system: str
+    processor: str
+    instruction_sets: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    free_bytes: int
+    python: str
+    features: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    providers: tuple[str, ...] = ()
+    onnx_operators: bool = False
+    xla_handlers: bool = False
+    pjrt_plugins: tuple[str, ...] = ()
+    cuda_of: Mapping[str, str] = field(default_factory=dict)
+    torch_cuda: str = ""
+    driver: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    gpu_problem: str = ""
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def look_at_machine() -> Machine:
+    """This machine, in a second or less."""
+    problems: dict[str, str] = {}
+    cuda, gpus, gpu_problem = _gpus()
+    seen: dict[str, Any] = {}
+    for name in OWN:
+        look = getattr(part(name, "serve.doctor"), "look", None)
+        seen |= {} if look is None else look(problems)
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        memory_bytes=_total_memory(),
+        free_bytes=free_memory(),
+        python=platform.python_version(),
+        packages=_versions(),
+        cuda_of=cuda_of([name for name in (d.metadata["Name"] for d in metadata.distributions()) if name]),
+        torch_cuda=torch_cuda(),
+        driver=driver_version(),
+        cuda=cuda,
+        gpus=gpus,
+        gpu_problem=gpu_problem,
+        problems=problems,
+        **seen,
+    )
+
+
+def iree_version() -> str | None:
+    """Of IREE's runtime; None if there is none. Its compiler is a package of its own, in the same namespace."""
+    try:
+        return metadata.version("iree-base-runtime")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
+    """Of "tensorrt_rtx_cu13" {"tensorrt_rtx": "13"}; of others nothing."""
+    named = (re.fullmatch(r"(tensorrt(?:_rtx)?)_cu(\d+)", name.replace("-", "_")) for name in distributions)
+    return {match[1]: match[2] for match in named if match}
+
+
+def torch_cuda(version_file: Path | None = None) -> str:
+    """The CUDA that the installed torch was built for, from its version.py: importing torch takes seconds."""
+    if version_file is None:
+        spec = util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return ""
+        version_file = Path(spec.origin).parent / "version.py"
+    try:
+        found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", version_file.read_text(), re.M)
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def driver_version(library: str = _NVML) -> str:
+    """Of NVIDIA's driver, such as "580.95.05", from NVML; "" where that isn't there or doesn't start."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return ""
+    if nvml.nvmlInit_v2():
+        return ""
+    text = ctypes.create_string_buffer(96)
+    status = nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+    nvml.nvmlShutdown()
+    return "" if status else text.value.decode(errors="replace")
+
+
+def _gpus() -> tuple[str, tuple[Gpu, ...], str]:
+    """(newest CUDA, GPUs, why there are none)."""
+    try:
+        cuda = load_cuda()
+    except TargetError as e:
+        return "", (), e.message
+    except EnginewrightError as e:
+        return "", (), f"NVIDIA's driver is there and doesn't answer: {e.message}"
+    return cuda.version, cuda.gpus, "" if cuda.gpus else "there is an NVIDIA driver, and no GPU that it shows"
+
+
+def _versions() -> dict[str, str]:
+    """Of what is installed, under whatever name (onnxruntime-gpu is onnxruntime too)."""
+    distributions = metadata.packages_distributions()
+    found = {}
+    for name in PACKAGES:
+        if util.find_spec(name) is None:
+            continue
+        try:
+            found[name] = metadata.version(next(iter(distributions.get(name, ())), name))
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    if (version := iree_version()) is not None:
+        found["iree"] = version
+    return found
+
+
+def _total_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    try:
+        found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(), re.M)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else 0

@@ -1,0 +1,83 @@
+"""What an emitter is: it brings a program into the form of one target and writes it into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from enginewright.passes.formats.section import Section
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.progress import Progress
+
+from .bundle_writer import BundleWriter
+from .engine_report import EngineReport
+
+S = TypeVar("S", bound=Section)
+
+
+def unrecorded(report: EngineReport) -> None:
+    """Keeps no report."""
+
+
+@dataclass(frozen=True)
+class EmitOptions:
+    """What a target may be given beside the program.
+
+    Attributes:
+        engines: the recipe's [engines].
+        context_length: the longest request of the bundle; 0 if it isn't known.
+        buckets: fixed sizes of steps.
+        record: called with each engine that is built.
+        sections: tables of the recipe that are for one target alone.
+    """
+
+    engines: EnginesSection = field(default_factory=EnginesSection)
+    context_length: int = 0
+    buckets: BucketPlan | None = None
+    record: Callable[[EngineReport], None] = unrecorded
+    sections: tuple[Section, ...] = ()
+
+    def section(self, kind: type[S]) -> S:
+        """The table of that kind; its defaults where the recipe has none."""
+        return next((found for found in self.sections if isinstance(found, kind)), None) or kind()
+
+
+class Emitter(Protocol):
+    """One target. ``name`` is what recipes and bundles call it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def passes(self) -> list[Pass]:
+        """The fusions that pay on this target, in order, and before them what only it can store in fewer bits. A recipe
+        may turn each exact one off, or require it, by its name.
+
+        They run on a copy of the program, which ``emit`` then gets.
+        """
+        ...
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """Writes the target's files and weights; leaves ``program`` as it is. The same program gives the same bytes.
+
+        Args:
+            program: with attention in its paged form, and what ``passes`` made of it.
+            writer: the bundle being written; it is not committed here.
+            progress: called with the stage "emit", weight by weight.
+            options: what else the target may be given; most need none of it.
+
+        Returns:
+            the target's manifest; its files are filled in when the bundle is committed.
+
+        Raises:
+            UnsupportedModelError: the target can't run an op of the program.
+            TargetError, RecipeError: what ``options`` say can't be made.
+            BundleError, CapacityError: a file can't be written.
+        """
+        ...

@@ -1,0 +1,46 @@
+"""The compiler's half of a target: its emitter, and what it can't do. Its package has it in ``compile/target.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from enginewright.passes.formats.weight_format import Storage
+
+from ..gpu.recipe import EnginesSection
+from .base import Emitter
+
+SCALED = ("int8", "fp8")
+"""KV caches with a scale for each token and head, by the names of recipes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The compiler's half of a target.
+
+    Attributes:
+        emitter: lowers a program and writes the target's files.
+        tools: distributions that it is made with, besides those of every export; the manifest has their versions.
+        check: of a target that can't be emitted everywhere: raises before any work what would be raised after it.
+        gpus: those that it builds for by default; none of a target that isn't built for GPUs.
+        check_gpus: raises TargetError for GPUs that it can't be built for.
+        narrow_caches: whether its KV cache may have fewer bits than what it computes with.
+        caches: if not all of them, those that it may have.
+        cache_instructions: those of them that its GPUs must have instructions for.
+        floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
+        instructions: formats of weights that its GPUs must have instructions for.
+        no_cache: why it has no cache with scales, where ``caches`` depends on the recipe.
+    """
+
+    emitter: Emitter
+    tools: tuple[str, ...] = ()
+    check: Callable[[], None] = lambda: None
+    gpus: tuple[str, ...] = ()
+    check_gpus: Callable[[Sequence[str]], None] = lambda gpus: None
+    narrow_caches: bool = False
+    caches: Callable[[EnginesSection], Collection[str]] = lambda engines: ()
+    cache_instructions: tuple[str, ...] = ()
+    floats: Literal["f16", "bf16"] = "f16"
+    instructions: tuple[Storage, ...] = ("int4", "fp8")
+    no_cache: str = ""

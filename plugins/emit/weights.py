@@ -1,0 +1,97 @@
+"""Weights as kernels of lowered programs read them: evaluated, packed and written a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from enginewright.passes.ir.provenance import Part
+from enginewright.passes.ir.stacked_weights import pieces
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, SourceRows, TensorEntry, pack
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import Dtype, WeightUse
+from enginewright.runtime.shared.panel_layouts import PANEL
+
+from .bundle_writer import BundleWriter
+
+_TYPES: dict[Dtype, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+    "i4": torch.int8,
+    "u4": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+_CHUNK_BYTES = 32 << 20
+"""A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
+
+
+def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr) -> TensorEntry:
+    """Evaluates a weight and writes it as kernels read it, a piece at a time.
+
+    Raises:
+        UnsupportedModelError: it has values that the type it is stored in doesn't have.
+        SourceError, BundleError, CapacityError: it can't be read, or not written.
+    """
+    stored = stored_chunks(use, expr)
+    return writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
+
+
+def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
+    """A weight's stored elements in order, a piece at a time. Raises UnsupportedModelError as ``add_weight``."""
+    return (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
+
+
+def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:
+    """Where a weight's rows come from, as the weights index has it."""
+    return tuple(part_rows(part) for part in expr.parts(0))
+
+
+def part_rows(part: Part) -> SourceRows:
+    """The same of one part."""
+    return SourceRows(source=part.source, rows=(part.start, part.stop), axis=part.axis, mixed=part.mixed)
+
+
+def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
+    """The value in the type that the program reads.
+
+    Raises UnsupportedModelError for integers beyond 32 bits and for floats that the type doesn't have.
+    """
+    narrow = value.to(_TYPES[use.dtype])
+    if use.dtype == "i32" and not torch.equal(narrow.to(value.dtype), value):
+        raise UnsupportedModelError(
+            f"weight {use.name}: it has integers beyond 32 bits", hint="The cpu target computes with 32-bit integers."
+        )
+    if use.dtype in ("bf16", "f16") and not torch.isfinite(narrow).all():
+        raise UnsupportedModelError(
+            f"weight {use.name}: it has values that are not finite in {use.dtype}",
+            hint="Look at the checkpoint's tensor, or give the module another format by an override in the recipe.",
+        )
+    return narrow
+
+
+def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
+    """The stored elements in order, in pieces of whole panels or of some rows."""
+    if value.dim() < 2:
+        yield _array(value.contiguous())
+    elif value.dim() > 2 and use.layout != "rows":
+        for matrix in value:
+            yield from _chunks(use, matrix)
+    else:
+        row_bytes = max(1, value[0].numel() * value.element_size())
+        step = max(1, _CHUNK_BYTES // (row_bytes * PANEL)) * PANEL
+        for start in range(0, value.shape[0], step):
+            yield pack(_array(value[start : start + step]), use.layout, use.dtype)
+
+
+def _array(value: torch.Tensor) -> Array:
+    """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
+    if value.dtype == torch.float8_e4m3fn:
+        return value.view(torch.uint8).numpy().view(NUMPY_DTYPES["fp8"])
+    return value.numpy()

@@ -1,0 +1,105 @@
+"""What executors of TensorRT engines have in common, whatever their steps are like."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError
+
+from ..cpu.threads import available_threads
+from ..gpu.cuda_driver import Device
+from .library import open_library
+from .section import TensorRtSection
+
+
+class LoadedEngines(Protocol):
+    """Engines with their memory on a GPU."""
+
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing of how they ran, by name; "graph_launches" is how many steps were a graph's."""
+
+    def close(self) -> None:
+        """Destroys graphs, contexts and engines, in this order; memory is freed afterwards."""
+
+
+E = TypeVar("E", bound=LoadedEngines)
+
+
+class EngineExecutor(ABC, Generic[E]):
+    """See ``executors.base.Executor``. Everything that touches the GPU runs on a thread of its own.
+
+    A subclass calls ``_start`` once it knows what ``load`` needs.
+
+    Args:
+        section: of the target's manifest.
+        target: the target's name.
+        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+
+    Raises:
+        MissingDependencyError: the library is missing.
+        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+    """
+
+    def __init__(self, bundle: Bundle, section: TensorRtSection, target: str, threads: int) -> None:
+        self._bundle = bundle
+        self._target = target
+        self._threads = threads or available_threads()
+        self._library = open_library(section, f"target {target!r}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
+        self._open = True
+
+    def submit(self, step: StepInput) -> Future[StepOutput]:
+        self._bundle.check_unchanged()
+        return self._thread.submit(self._run, step)
+
+    def describe(self) -> dict[str, str | int]:
+        gpu = self._library.gpu
+        return {
+            "target": self._target,
+            "library": f"{self._library.flavour.name} {self._library.version}",
+            "gpu": f"{gpu.name} ({gpu.capability})",
+            **self._engines.describe(),
+        }
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._thread.submit(self._unload).result()
+            self._thread.shutdown()
+
+    @abstractmethod
+    def _run(self, step: StepInput) -> StepOutput:
+        """A step, on the GPU's thread."""
+
+    def _start(self, load: Callable[[Device], E]) -> None:
+        """Opens the GPU and loads the engines; if that fails, nothing stays open."""
+        try:
+            self._device, self._engines = self._thread.submit(self._load, load).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def _load(self, load: Callable[[Device], E]) -> tuple[Device, E]:
+        device = self._library.open_device()
+        try:
+            return device, load(device)
+        except BaseException:
+            device.close()
+            raise
+
+    def _unload(self) -> None:
+        self._engines.close()
+        self._device.close()
+
+
+def engine_section(bundle: Bundle, target: str) -> TensorRtSection:
+    """What a ready target's manifest says of its engines. Raises BundleError if that is nothing, or there are none."""
+    section = bundle.target(target).section(TensorRtSection)
+    if section is None or not section.engines:
+        raise BundleError(f"{bundle.path}: target {target!r} has no engines", hint="Export the bundle again.")
+    return section

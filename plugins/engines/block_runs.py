@@ -1,0 +1,344 @@
+"""Steps of packed tokens on a GPU, with caches in blocks: memory, padding to a profile, CUDA graphs.
+
+What computes a step is an engine with our plugins (``tensorrt_paged``), or engines with our kernels between them
+(``tensorrt_segments``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import (
+    BYTES_PER_ELEMENT,
+    CacheGroup,
+    FloatArray,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
+
+from ..cpu.sampling import RowSampler
+from ..gpu.carried_sampling import GpuSampler, OpenedSampler
+from ..gpu.cuda_driver import Device, Graph
+from ..gpu.sampling import chosen_rows
+from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, padded, parts
+from ..steps.paged_section import cache_tensors
+from .library import Context
+
+MOST_GRAPHS = 32
+"""CUDA graphs of decode steps that are kept."""
+
+
+class StepMemory:
+    """GPU memory that all steps use: the caches' pools, a step's inputs, and its logits.
+
+    Attributes:
+        device: the GPU, open for this thread.
+        groups, blocks: cache groups, and blocks of their pools by name.
+        limits: of steps.
+        caches: the names of ``cache_tensors`` -> addresses.
+        logits: f32 [R, V].
+
+    The inputs of a step lie one after the other, as closely as its sizes allow, so that one copy brings all of them.
+    """
+
+    def __init__(
+        self, device: Device, groups: Sequence[CacheGroup], blocks: Mapping[str, int], limits: StepLimits, vocab: int
+    ) -> None:
+        """Raises CapacityError where it doesn't fit."""
+        self.device = device
+        self.groups = tuple(groups)
+        self.blocks = dict(blocks)
+        self.limits = limits
+        self._bytes: dict[str, int] = {}
+        self.caches: dict[str, int] = {}
+        for group in groups:
+            for tensor in (tensor for layer in group.layers for tensor in cache_tensors(group, layer)):
+                of_slot = math.prod(tensor.of_slot) * BYTES_PER_ELEMENT[tensor.dtype]
+                self._bytes[tensor.name] = of_slot * group.block_size * blocks[group.name]
+                self.caches[tensor.name] = device.allocate(self._bytes[tensor.name])
+        self._places: dict[tuple[int, int, int, int], dict[str, int]] = {}
+        nbytes = sum(_aligned(4 * n) for n in input_sizes(groups, limits).values())
+        self._inputs, self._staging = device.allocate(nbytes), device.pinned(nbytes)
+        self._copying = False  # whether the stream may still read the staging memory
+        self.logits = device.allocate(4 * limits.rows * vocab)
+        self.clear()
+
+    def inputs_of(self, shape: StepShape) -> dict[str, int]:
+        """Name of an input, as in ``plugins.steps.paged_section`` -> its address in steps of these sizes."""
+        sizes = (shape.tokens, shape.requests, shape.rows, shape.blocks)
+        if sizes not in self._places:
+            at = self._inputs
+            self._places[sizes] = places = {}
+            for name, count in input_sizes(self.groups, shape).items():
+                places[name] = at
+                at += _aligned(4 * count)
+        return self._places[sizes]
+
+    def clear(self) -> None:
+        """Makes all caches zero."""
+        for name, address in self.caches.items():
+            self.device.zero(address, self._bytes[name])
+
+    def prepare(self, step: StepInput) -> None:
+        """Clears and copies the blocks that a step wants it of."""
+        for group in self.groups:
+            cleared, copied = step.clears.get(group.name), step.copies.get(group.name)
+            for layer in group.layers if cleared is not None or copied is not None else ():
+                for name in (tensor.name for tensor in cache_tensors(group, layer)):
+                    size, address = self._bytes[name] // self.blocks[group.name], self.caches[name]
+                    for block in cleared.tolist() if cleared is not None else ():
+                        self.device.zero(address + block * size, size)
+                    for source, to in copied.tolist() if copied is not None else ():
+                        self.device.copy(address + to * size, address + source * size, size)
+
+    def upload(self, arrays: Mapping[str, Int32Array], shape: StepShape) -> None:
+        """The inputs of a step of these sizes, in one copy."""
+        if self._copying:
+            self.device.synchronize()
+        end = 0
+        for name, address in self.inputs_of(shape).items():
+            start, array = address - self._inputs, arrays[name]
+            end = start + array.nbytes
+            self._staging[start:end].view(np.int32)[:] = array.reshape(-1)
+        self.device.upload_pinned(self._inputs, self._staging[:end])
+        self._copying = True
+
+    def draw(self, sampler: GpuSampler, sampling: SamplingBatch) -> Int32Array:
+        """Tokens of the first rows of the logits, when the step is done."""
+        tokens = sampler.draw(self.logits, sampling)
+        self._copying = False
+        return tokens
+
+    def download_logits(self, rows: FloatArray) -> None:
+        """The first rows of the logits, when the step is done."""
+        self.device.download(rows, self.logits)
+        self._copying = False
+
+
+def _aligned(nbytes: int) -> int:
+    """Up to what addresses of inputs are multiples of."""
+    return -(-nbytes // 256) * 256
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What puts a step on the stream, when it is called, and the contexts that run it."""
+
+    run: Callable[[], None]
+    contexts: tuple[Context, ...]
+
+    def __call__(self) -> None:
+        self.run()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph can be made of it now, as far as the library says."""
+        return all(context.capturable for context in self.contexts)
+
+    def close(self) -> None:
+        """Destroys the contexts."""
+        for context in self.contexts:
+            context.close()
+
+
+class PackedProgram(HoldsSteps, Protocol):
+    """What computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
+
+    def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
+        """The sizes to pad to. Raises RequestError for a step that no profile holds."""
+
+    def most_rows(self, shape: StepShape) -> int:
+        """Rows of logits that it gives at once, in the profile of ``shape``."""
+
+    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
+        """What puts a step of these sizes on the stream: now, or, to ``keep`` for a graph, at any time."""
+
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing of its engines."""
+
+    def close(self) -> None:
+        """Destroys contexts and engines, but for what was kept: before the memory that they use is freed."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Of a step's rows, as they come: [R] and [R, V], None where nobody wants them."""
+
+    tokens: Int32Array | None
+    logits: FloatArray | None
+
+
+def _decodes(step: StepInput) -> bool:
+    return bool((np.diff(step.q_start) == 1).all())
+
+
+class PackedSteps:
+    """Runs steps: pads, uploads, launches, samples.
+
+    Steps are put on the stream call by call; decode steps of a shape that comes again are a graph from then on.
+
+    Args:
+        memory: of all steps.
+        program: what computes them.
+        vocab: columns of the logits.
+        threads: of the sampler on the CPU.
+        sampler: where tokens are drawn.
+        graphs: whether graphs are made; False where the library makes them by itself.
+
+    Attributes:
+        graph_launches: how many steps were replayed from a graph.
+        not_captured: why steps of some sizes run without a graph; "" where all have one.
+    """
+
+    def __init__(
+        self,
+        memory: StepMemory,
+        program: PackedProgram,
+        *,
+        vocab: int,
+        threads: int,
+        graphs: bool,
+        sampler: OpenedSampler,
+    ) -> None:
+        self.graph_launches = 0
+        self.not_captured = ""
+        self._device = memory.device
+        self._memory = memory
+        self._program = program
+        self._vocab = vocab
+        self._sampler, self._gpu_sampler = RowSampler(threads), sampler
+        self._makes_graphs = graphs
+        self._seen: set[StepShape] = set()
+        self._refused: set[StepShape] = set()
+        self._graphs: OrderedDict[StepShape, tuple[Graph, StepWork]] = OrderedDict()
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Raises RequestError for a step that can't be, EnginewrightError for what else goes wrong."""
+        if not len(step.ids):
+            raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        self._memory.prepare(step)
+        found = self._found(step)
+        for members in self._parts(step):
+            part, order = of_requests(step, members) if members is not None else (step, np.arange(len(step.rows)))
+            self._run_part(part, order, step.sampling, found)
+        if step.sampling is None:
+            return StepOutput(tokens=None, logits=found.logits)
+        if found.tokens is not None:
+            return self._sampler.of_drawn(found.tokens, found.logits, step.sampling, return_logits=step.return_logits)
+        assert found.logits is not None
+        return self._sampler.sample(found.logits, step.sampling, return_logits=step.return_logits)
+
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing, by name."""
+        found: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
+        found |= self._program.describe()
+        return found | ({"not_captured": self.not_captured} if self.not_captured else {})
+
+    def close(self) -> None:
+        """Frees graphs, then contexts, then engines, all before the memory that they use."""
+        self._device.synchronize()
+        while self._graphs:
+            self._drop_graph()
+        self._program.close()
+
+    def _found(self, step: StepInput) -> _Found:
+        """Room for what comes back of a step's rows: tokens that the GPU draws, logits where something needs them."""
+        rows, sampling = len(step.rows), step.sampling
+        draws = sampling is not None and self._gpu_sampler.sampler is not None
+        needed = step.return_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
+        return _Found(
+            np.empty(rows, np.int32) if draws else None,
+            np.empty((rows, self._vocab), np.float32) if needed else None,
+        )
+
+    def _parts(self, step: StepInput) -> list[list[int]] | list[None]:
+        """Requests that run together; None for all of them."""
+        tokens, requests = self._program.most(decodes=_decodes(step))
+        if len(step.ids) <= tokens and len(step.kv_len) <= requests:
+            return [None]
+        return parts(np.diff(step.q_start), self._program)
+
+    def _run_part(
+        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found
+    ) -> None:
+        """Runs requests whose rows are those of ``order``, and takes what comes of them.
+
+        More rows than a profile has take several runs: a step that is run again writes the same.
+        """
+        tokens, requests = len(step.ids), len(step.kv_len)
+        blocks = max(table.shape[1] for table in step.block_tables.values())
+        start = 0
+        while start < max(len(step.rows), 1):
+            left = max(len(step.rows) - start, 1)
+            shape = self._program.shape_of(tokens, requests, 1, blocks, _decodes(step))
+            rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
+            shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, _decodes(step))
+            self._memory.upload(padded(step, rows, self._memory.groups, shape), shape)
+            self._launch(shape)
+            if len(rows):
+                self._take(order[start : start + len(rows)], sampling, found)
+            start += max(len(rows), 1)
+
+    def _take(self, rows: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found) -> None:
+        """What the stream gives of these rows of the step."""
+        if found.tokens is not None:
+            assert sampling is not None and self._gpu_sampler.sampler is not None
+            own = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)
+            found.tokens[rows] = self._memory.draw(self._gpu_sampler.sampler, own)
+        if found.logits is not None:
+            if len(rows) == len(found.logits):
+                self._memory.download_logits(found.logits)
+            else:
+                some = np.empty((len(rows), self._vocab), np.float32)
+                self._memory.download_logits(some)
+                found.logits[rows] = some
+
+    def _launch(self, shape: StepShape) -> None:
+        if shape in self._graphs:
+            self._graphs.move_to_end(shape)
+            self._graphs[shape][0].launch()
+            self.graph_launches += 1
+        elif shape.decodes and self._makes_graphs and shape in self._seen and shape not in self._refused:
+            work = self._program.bound(shape, keep=True)
+            work()
+            if (graph := self._captured(work)) is None:
+                self._refused.add(shape)
+                self._device.synchronize()
+                work.close()
+                return
+            self._graphs[shape] = graph, work
+            if len(self._graphs) > MOST_GRAPHS:
+                self._device.synchronize()
+                self._drop_graph()
+        else:
+            self._seen.add(shape)
+            self._program.bound(shape, keep=False)()
+
+    def _captured(self, work: StepWork) -> Graph | None:
+        """The graph of what ran once; None where the library or the driver makes none: see ``not_captured``."""
+        if not work.capturable:
+            self.not_captured = "the library says that a step can't be captured"
+            return None
+        try:
+            return self._device.capture(work)
+        except CapacityError:
+            raise
+        except EnginewrightError as e:
+            self.not_captured = e.message
+            return None
+
+    def _drop_graph(self) -> None:
+        """The one that was launched longest ago, and then its contexts."""
+        graph, work = self._graphs.popitem(last=False)[1]
+        graph.close()
+        work.close()

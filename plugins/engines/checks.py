@@ -1,0 +1,105 @@
+"""What a TensorRT engine needs of a machine, compared with what is there: before anything of TensorRT is called.
+
+TensorRT itself says "plugin not found", or nothing, where a library, a driver or a GPU is not the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginewright.plugins.doctor.checks import Problem, is_older
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+
+from ..steps.paged_section import PagedProfile
+from .plan import CAPABILITY_BITS
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A library that runs engines.
+
+    Attributes:
+        name: for people.
+        module: as Python imports it.
+        install: the command that installs it; ``{version}`` is where a version goes.
+        extra: of enginewright, which installs some version that will do.
+        capabilities: compute capabilities that it builds for and runs on; none where it doesn't say.
+    """
+
+    name: str
+    module: str
+    install: str
+    extra: str
+    capabilities: tuple[str, ...] = ()
+
+
+FLAVOURS = {
+    "rtx": Flavour(
+        "TensorRT-RTX", "tensorrt_rtx", "pip install 'tensorrt_rtx{version}'", "tensorrt-rtx", tuple(CAPABILITY_BITS)
+    ),
+    "tensorrt": Flavour("TensorRT", "tensorrt", "pip install 'tensorrt{version}'", "tensorrt"),
+}
+"""By the name in a target's manifest."""
+
+
+def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Problem | None:
+    """A library that is missing, or isn't the one that built the engines.
+
+    Args:
+        flavour: which.
+        found: its version here; None: it isn't installed.
+        built_by: the version that built the engines; "": any will do.
+    """
+    extra = f"pip install 'enginewright[{flavour.extra}]'"
+    install = flavour.install.format(version=f"=={built_by}") if built_by else extra
+    if found is None:
+        needed = f"; the engines were built by {built_by}" if built_by else ""
+        return Problem(f"{flavour.name} is not installed{needed}", f"Install it with: {install}", missing=True)
+    if built_by and _release(found) != _release(built_by):
+        return Problem(
+            f"the engines were built by {flavour.name} {built_by}, and {found} is installed; engines run in the "
+            "version that built them",
+            f"Install that one ({install}), or export again with the one that is here.",
+        )
+    return None
+
+
+def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem | None:
+    """A library that is missing, or too old to build engines.
+
+    Args:
+        flavour: which.
+        found: its version here; None: it isn't installed.
+        oldest: the smallest version that will do.
+    """
+    install = flavour.install.format(version=f">={oldest}")
+    if found is None:
+        message = f"{flavour.name}, which builds the engines, is not installed"
+        hint = f"Install it with: {install}, or pip install 'enginewright[{flavour.extra}]'"
+        return Problem(message, hint, missing=True)
+    if is_older(found, oldest):
+        return Problem(
+            f"building the engines needs {flavour.name} {oldest} or newer, and {found} is installed",
+            f"Install a newer one: {install}",
+        )
+    return None
+
+
+def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: PagedProfile) -> bool:
+    """Whether an engine's own memory has room for a copy of a cache.
+
+    TensorRT may insert copies of what is aliased. Activations are far smaller than a cache of as many blocks as the
+    profile allows (4 million by default), so that the engine's ``device_memory_size_v2`` tells.
+    """
+    smallest = min(
+        profile.P[2] * group.block_size * group.kv_heads * size * BYTES_PER_ELEMENT[group.dtype]
+        for group in groups
+        for size in (group.key_head_size, group.value_head_size)
+    )
+    return scratch_bytes >= smallest
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Of "1.7.1.116" 1, 7 and 1: builds of a release run each other's engines."""
+    return tuple(version.partition("+")[0].split(".")[:3])

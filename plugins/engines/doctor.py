@@ -1,0 +1,41 @@
+"""What targets of TensorRT's engines need of a machine."""
+
+from __future__ import annotations
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+from ..doctor.checks import (
+    Check,
+    Checked,
+    choose_gpu,
+    driver_problem,
+    gpu_problem,
+)
+from ..doctor.machine import Machine
+from .checks import FLAVOURS, build_problem, library_problem
+from .section import TensorRtSection
+
+
+def check_tensorrt(name: str) -> Check:
+    flavour = FLAVOURS[name]
+
+    def check(machine: Machine, target: TargetManifest | None) -> Checked:
+        section = target.section(TensorRtSection) if target is not None else None
+        found = machine.packages.get(flavour.module)
+        capabilities, what = flavour.capabilities, f"{flavour.name}'s engines"
+        library = library_problem(flavour, found, "")
+        if section is not None and target is not None:
+            capabilities, what = section.compute_capabilities, "the engines"
+            library = library_problem(flavour, found, section.version)
+            if target.state == "needs-build" and section.paged is not None:
+                capabilities, what = section.paged.kernel_capabilities, "the attention kernels"
+                library = build_problem(flavour, found, section.paged.library)
+        old = driver_problem(machine, f"{flavour.name} {found}", machine.cuda_of.get(flavour.module, ""))
+        problems = [library, old, gpu_problem(machine.gpus, machine.gpu_problem, capabilities, what)]
+        gpu = choose_gpu(machine.gpus, capabilities)
+        on = [] if found is None else [f"{flavour.name} {found}"]
+        on += [] if gpu is None else [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}"]
+        return Checked(tuple(p for p in problems if p is not None), (", ".join(on),) if on else ())
+
+    return check

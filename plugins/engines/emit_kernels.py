@@ -1,0 +1,175 @@
+"""The kernels of attention and sampling that a program needs on NVIDIA GPUs, compiled into a bundle without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import describe_node
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ..cpu.threads import available_threads
+from ..emit.bundle_writer import BundleWriter
+from ..gpu.call import DeviceArray
+from ..gpu.choose_tiles import compile_layer
+from ..gpu.compile_ahead import files_of
+from ..gpu.compile_workers import KernelCompiler
+from ..gpu.plugin_kernels import plugin_kernels
+from ..gpu.sampling import each_sampling_call
+from ..gpu.specs import AttentionShape
+from ..gpu.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of
+
+ew = torch.ops.ew
+
+
+@dataclass(frozen=True)
+class LayerKernels:
+    """``layers``, whose attention has one shape, on GPUs of one ``capability``: the stems of their kernels' files.
+
+    As ``plugins.gpu.choose_tiles.LayerKernels`` has the kernels themselves.
+    """
+
+    layers: tuple[int, ...]
+    shape: AttentionShape
+    capability: int
+    write: str
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    combine: str
+
+
+def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape, tuple[int, ...]]:
+    """The shapes of a program's attention, each with its layers.
+
+    Args:
+        program: with attention in its paged form. Its cache groups are of 8 bits, or have the type of ``dtype``.
+        dtype: what the target computes in.
+
+    Raises:
+        TargetError: a shape that no kernel has.
+        UnsupportedModelError: an attention whose caches no step writes.
+    """
+    inputs = {node: name for name, node in program.inputs.items()}
+    formats = {
+        layer: SCALED_FORMATS.get(group.dtype, dtype) for group in program.cache_groups for layer in group.layers
+    }
+    shapes: dict[AttentionShape, list[int]] = {}
+    for node in program.nodes_of(ew.paged_attention.default):
+        arguments = bound_arguments(node)
+        q, k, v = (program.value(arguments[name]) for name in ("q", "k_cache", "v_cache"))
+        layer = _layer_of(node, arguments["k_cache"], inputs)
+        shape = AttentionShape(
+            heads=int(q.shape[1]),
+            kv_heads=int(k.shape[2]),
+            head_size=int(q.shape[2]),
+            value_size=int(v.shape[3]),
+            block_size=int(k.shape[1]),
+            dtype=dtype,
+            cache=formats[layer],
+            scale=float(arguments["scale"]),
+            window=int(arguments["window"]),
+            softcap=float(arguments["softcap"]),
+            sinks=arguments["sinks"] is not None,
+            slopes=arguments["slopes"] is not None,
+        )
+        shapes.setdefault(shape, []).append(layer)
+    return {shape: tuple(layers) for shape, layers in shapes.items()}
+
+
+def _layer_of(node: Node, cache: Node, inputs: dict[Node, str]) -> int:
+    """The number in the name of the input (``k_cache:LAYER``) that was written, and then attended to."""
+    write = cache.args[0] if cache.args else None
+    written = bound_arguments(write).get("k_cache") if isinstance(write, Node) else None
+    name = inputs.get(written, "") if isinstance(written, Node) else ""
+    if not name.startswith("k_cache:"):
+        raise UnsupportedModelError(
+            f"{describe_node(node)} attends to a cache that this step doesn't write",
+            hint="Export a program whose attention was lowered by lower_attention.",
+        )
+    return int(name.partition(":")[2])
+
+
+def emit_attention_kernels(
+    program: Program,
+    capabilities: Sequence[int],
+    dtype: FloatType,
+    folder: str,
+    writer: BundleWriter,
+    progress: Progress,
+    *,
+    for_plugins: bool,
+    large_tiles: bool = False,
+) -> tuple[LayerKernels, ...]:
+    """Compiles the kernels of ``program``'s attention, and writes them into the bundle's ``folder``.
+
+    Args:
+        program, dtype: as ``attention_shapes`` has them.
+        capabilities: of the GPUs; 89 for 8.9.
+        folder: in the bundle, such as "targets/tensorrt/kernels".
+        progress: called with the stage "kernels", for one shape on one GPU after the other.
+        for_plugins: TensorRT launches them as plugins, which take less shared memory, unless ``large_tiles``.
+
+    Raises:
+        TargetError: a GPU that isn't known, before anything is compiled; a shape that doesn't fit it.
+        MissingDependencyError: without Triton.
+    """
+    for capability in capabilities:
+        gpu_of(capability)
+    shapes = attention_shapes(program, dtype)
+    needed = [(shape, capability) for shape in shapes for capability in capabilities]
+    make = partial(plugin_kernels, large_tiles=large_tiles) if for_plugins else compile_layer
+    written: set[str] = set()
+    found = []
+    with KernelCompiler(available_threads()) as compiler:  # shapes share writes, and what combines
+        every = compiler.each(lambda need: make(*need, compiler=compiler.compile), needed)
+        for done, ((shape, capability), kernels) in enumerate(zip(needed, every, strict=True), 1):
+            for name, content in (file for kernel in kernels.all() for file in files_of(kernel).items()):
+                if name not in written:
+                    writer.write_bytes(f"{folder}/{name}", content)
+                    written.add(name)
+            found.append(
+                LayerKernels(
+                    shapes[shape],
+                    shape,
+                    capability,
+                    write=kernels.write.spec.stem,
+                    prefill=tuple(kernel.spec.stem for kernel in kernels.prefill),
+                    decode=tuple(kernel.spec.stem for kernel in kernels.decode),
+                    combine=kernels.combine.spec.stem,
+                )
+            )
+            progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
+    return tuple(found)
+
+
+def emit_sampling_kernels(
+    program: Program, capabilities: Sequence[str], folder: str, writer: BundleWriter, progress: Progress
+) -> None:
+    """Compiles the kernels that draw tokens from float32 logits, once for GPUs of one major number.
+
+    Args:
+        capabilities: of the GPUs, such as "8.9"; those that no kernels are compiled for are left out.
+        program, folder, writer, progress: as ``emit_attention_kernels`` has them.
+
+    Raises MissingDependencyError without Triton.
+    """
+    vocab = int(program.value(program.logits).shape[-1])
+    logits = DeviceArray(0, np.dtype(np.float32), (4, vocab))  # how many rows there are is nothing to a kernel
+    known = sorted((number for name in capabilities if (number := int(name.replace(".", ""))) in GPUS), reverse=True)
+    numbers = sorted({number // 10: number for number in known}.values())  # the least of each: it runs on the others
+    specs = dict.fromkeys(call.spec(number) for number in numbers for call in each_sampling_call(logits))
+    with KernelCompiler(available_threads()) as compiler:
+        for done, kernel in enumerate(compiler.each(compiler.compile, specs), 1):
+            for name, content in files_of(kernel).items():
+                writer.write_bytes(f"{folder}/{name}", content)
+            progress(
+                ProgressEvent("kernels", done, len(specs), f"{kernel.spec.kernel} for sm_{kernel.spec.capability}")
+            )

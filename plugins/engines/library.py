@@ -1,0 +1,358 @@
+"""TensorRT and TensorRT-RTX: whether everything is there that engines need, engines, and contexts that run them.
+
+Either library is loaded when a target is opened, and by this module alone. Both have the same Python interface (see
+``tensorrt_api``). What the library logs as an error comes out in our errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
+from enginewright.runtime.bundle.regular_file import open_regular
+from enginewright.runtime.executors.runtime_cache import FOLDER, RuntimeCache, cache_file
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
+
+from ..gpu.cuda_driver import Cuda, Device, Gpu, load_cuda
+from .api import ContextApi, EngineApi
+from .checks import FLAVOURS, Flavour, library_problem
+from .section import TensorRtSection
+
+_NUMPY: Mapping[str, np.dtype[Any]] = {
+    "FLOAT": np.dtype(np.float32),
+    "HALF": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "INT64": np.dtype(np.int64),
+    "INT32": np.dtype(np.int32),
+    "INT8": np.dtype(np.int8),
+    "UINT8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+    "FP8": np.dtype(ml_dtypes.float8_e4m3fn),
+    "INT4": np.dtype(ml_dtypes.int4),
+    "FP4": np.dtype(ml_dtypes.float4_e2m1fn),
+    "E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+"""By the library's names of types. One of fewer than 8 bits is a weight's, and goes to the GPU as it is stored."""
+
+_MOST_SAID = 400  # characters of what the library logged, in an error
+_OF_PLUGINS = re.compile(r"plugin|creator", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of an engine; a size of -1 is free."""
+
+    name: str
+    is_input: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Library:
+    """A loaded library, and the GPU that it will use.
+
+    Attributes:
+        flavour: which library it is.
+        version: its own.
+        gpu: one of a capability that the engines are for.
+    """
+
+    def __init__(self, flavour: Flavour, module: ModuleType, cuda: Cuda, gpu: Gpu) -> None:
+        self.flavour = flavour
+        self.version = str(module.__version__)
+        self.gpu = gpu
+        self._module = module
+        self._cuda = cuda
+        self._log = _logger(module)
+        self._runtime = module.Runtime(self._log)
+
+    def open_device(self) -> Device:
+        """The GPU, for the calling thread."""
+        return self._cuda.open(self.gpu)
+
+    def load_engine(self, path: Path, sha256: str = "") -> Engine:
+        """Deserializes a plan, on the GPU of the calling thread's device. ``sha256``: of it, if the manifest has one.
+
+        Raises:
+            TargetError: it has plugins that aren't known; names them.
+            BundleError: the library refuses it; says why.
+        """
+        try:
+            with open_regular(path) as file:
+                data = file.read()
+        except OSError as e:
+            raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
+        api = self._runtime.deserialize_cuda_engine(data)
+        if api is None:
+            said = self.said()
+            if _OF_PLUGINS.search(said):
+                raise TargetError(
+                    f"{path}: {self.flavour.name} {self.version} here lacks a plugin that this engine has{said}",
+                    hint="Build it again on this machine: `optimize build` registers Enginewright's plugins.",
+                )
+            raise BundleError(
+                f"{path}: {self.flavour.name} {self.version} can't load this engine on {self.gpu.name} "
+                f"({self.gpu.capability}){said}",
+                hint="Run `optimize verify` on the bundle: it finds files that were damaged; or export it again.",
+            )
+        return Engine(self, api, path, sha256)
+
+    def said(self) -> str:
+        """ ": " and what it has logged since this was last asked; "" if that is nothing."""
+        errors: list[str] = self._log.errors
+        text = " ".join(" ".join(errors).split())
+        errors.clear()
+        return f": {text[:_MOST_SAID]}" if text else ""
+
+    def context_config(self, engine: EngineApi, *, captured: bool = False) -> Any:
+        """How contexts of an engine are made: their memory is ours, and TensorRT-RTX captures graphs by itself.
+
+        RTX compiles kernels for a shape while a general one runs already, so that it alone knows when to capture. What
+        we capture together with other things has its kernels compiled before it runs.
+        """
+        config = engine.create_runtime_config()
+        strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
+        config.set_execution_context_allocation_strategy(strategy)
+        if self.captures_itself:
+            strategies = self._module.CudaGraphStrategy
+            config.cuda_graph_strategy = strategies.DISABLED if captured else strategies.WHOLE_GRAPH_CAPTURE
+        if captured and hasattr(self._module, "DynamicShapesKernelSpecializationStrategy"):
+            eager = self._module.DynamicShapesKernelSpecializationStrategy.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = eager
+        return config
+
+    def runtime_cache(self, engine: EngineApi, sha256: str) -> RuntimeCache | None:
+        """The kernels of an engine that are kept from start to start; None where the library compiles none."""
+        config = engine.create_runtime_config()
+        if not hasattr(config, "create_runtime_cache"):
+            return None
+        return RuntimeCache(
+            cache_file(FOLDER, self.version, self.gpu.name, self.gpu.capability, sha256) if sha256 else None, config
+        )
+
+    @property
+    def captures_itself(self) -> bool:
+        """Whether the library makes CUDA graphs of what runs."""
+        return hasattr(self._module, "CudaGraphStrategy")
+
+    @property
+    def tells_capturable(self) -> bool:
+        """Whether a context says if a graph can be made of it."""
+        return hasattr(self._module.IExecutionContext, "is_stream_capturable")
+
+    def is_input(self, mode: Any) -> bool:
+        """Of a tensor's mode."""
+        return bool(mode == self._module.TensorIOMode.INPUT)
+
+
+class Engine:
+    """A deserialized engine.
+
+    Attributes:
+        path: of its plan.
+        tensors: by name.
+        profiles: how many optimization profiles it has.
+        scratch_bytes: of GPU memory that a context needs while it runs, in any profile.
+        contexts: how many were made.
+        shape_changes: how often a context was bound to other sizes than before.
+    """
+
+    def __init__(self, library: Library, api: EngineApi, path: Path, sha256: str = "") -> None:
+        self.path = path
+        self.profiles = api.num_optimization_profiles
+        self.scratch_bytes = api.device_memory_size_v2
+        self.tensors: dict[str, Tensor] = {}
+        for index in range(api.num_io_tensors):
+            name = api.get_tensor_name(index)
+            kind = api.get_tensor_dtype(name).name
+            if kind not in _NUMPY:
+                raise BundleError(f"{path}: tensor {name} has the type {kind}", hint="Export the bundle again.")
+            sizes = api.get_tensor_shape(name)
+            shape = tuple(int(sizes[i]) for i in range(len(sizes)))
+            is_input = library.is_input(api.get_tensor_mode(name))
+            self.tensors[name] = Tensor(name, is_input, _NUMPY[kind], shape)
+        self.contexts = self.shape_changes = 0
+        self._library = library
+        self._api = api
+        self._cache = library.runtime_cache(api, sha256)
+
+    def context(self, profile: int, device: Device, scratch: int, *, captured: bool = False) -> Context:
+        """A context in one optimization profile, with scratch memory that others may use when it doesn't run.
+
+        ``captured``: by us, in a graph with other things.
+
+        Raises CapacityError or EnginewrightError.
+        """
+        config = self._library.context_config(self._api, captured=captured)
+        if self._cache is not None:
+            self._cache.use(config)
+        api: ContextApi | None = self._api.create_execution_context(config)
+        self.contexts += 1
+        if api is None:
+            raise EnginewrightError(
+                f"{self.path}: {self._library.flavour.name} makes no context for it{self._library.said()}",
+                hint="Free memory of the GPU, or pass less memory for the caches.",
+            )
+        api.set_device_memory(scratch, self.scratch_bytes)
+        context = Context(self, api, device)
+        context.check(api.set_optimization_profile_async(profile, device.stream), f"profile {profile}")
+        return context
+
+    @property
+    def runtime_cache(self) -> str:
+        """Whether compiled kernels were found, for people; "" where the library keeps none."""
+        return "" if self._cache is None else self._cache.state
+
+    def close(self) -> None:
+        """Destroys it; its contexts must be closed. Keeps the kernels that the library compiled."""
+        if self._cache is not None:
+            self._cache.save()
+            self._cache = None
+        del self._api
+
+    def refuse(self, what: str) -> EnginewrightError:
+        """The error that the library refused ``what``."""
+        return EnginewrightError(
+            f"{self.path}: {self._library.flavour.name} {self._library.version} refuses {what}{self._library.said()}",
+            hint="Run `optimize verify` on the bundle, and report this with `optimize doctor --json`.",
+        )
+
+
+class Context:
+    """An execution context: sizes and addresses are set, and then it runs, as often as wanted."""
+
+    def __init__(self, engine: Engine, api: ContextApi, device: Device) -> None:
+        self._engine = engine
+        self._api = api
+        self._device = device
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph can be made of a run, as far as the library says: TensorRT-RTX compiles as it runs."""
+        check = getattr(self._api, "is_stream_capturable", None)
+        return check is None or bool(check(self._device.stream))
+
+    def close(self) -> None:
+        """Destroys it; it must not be running."""
+        del self._api
+
+    def bind(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+        """Sizes of the inputs, and where each tensor is. Raises EnginewrightError for what the profile doesn't hold."""
+        free = {name: shape for name, shape in shapes.items() if -1 in self._engine.tensors[name].shape}
+        self._engine.shape_changes += self._shapes not in ({}, free)
+        self._shapes = free
+        for name, shape in free.items():
+            self.check(self._api.set_input_shape(name, shape), f"shape {list(shape)} of {name}")
+        self.place(addresses)
+        missing = self._api.infer_shapes()
+        self.check(not missing, f"a step: it isn't given {', '.join(missing)}")
+
+    def place(self, addresses: Mapping[str, int]) -> None:
+        """Says where tensors are; those that were said stay where they are."""
+        for name, address in addresses.items():
+            self.check(self._api.set_tensor_address(name, address), f"the address of {name}")
+
+    def enqueue(self) -> None:
+        """Puts a run on the device's stream."""
+        self.check(self._api.execute_async_v3(self._device.stream), "a step")
+
+    def check(self, accepted: bool, what: str) -> None:
+        """Raises EnginewrightError if it wasn't."""
+        if not accepted:
+            raise self._engine.refuse(what)
+
+
+def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
+    """What is worth knowing of them, by name."""
+    caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
+    found: dict[str, str | int] = {
+        "contexts": sum(engine.contexts for engine in engines),
+        "shape_changes": sum(engine.shape_changes for engine in engines),
+        "scratch_bytes": max(engine.scratch_bytes for engine in engines),
+    }
+    return found | ({"runtime_cache": caches} if caches else {})
+
+
+def open_library(section: TensorRtSection, where: str) -> Library:
+    """The library, driver and GPU for a target's engines: everything is looked at before anything of it is called.
+
+    Args:
+        section: what the target's manifest says of its engines.
+        where: the target, for errors.
+
+    Raises:
+        MissingDependencyError: the library isn't installed, or doesn't load.
+        TargetError: it is another version, or there is no driver, no GPU, or none that the engines are for. All say
+            what is there and what is needed.
+    """
+    flavour = FLAVOURS[section.flavour]
+    if util.find_spec(flavour.module) is None:
+        _raise(library_problem(flavour, None, section.version), where)
+    install = flavour.install.format(version=f"=={section.version}" if section.version else "")
+    try:
+        module = import_module(flavour.module)
+    except (ImportError, OSError) as e:  # its own libraries are missing
+        raise MissingDependencyError(
+            f"{where}: {flavour.name} is installed and doesn't load: {e}",
+            hint=f"Install it anew: {install}",
+        ) from e
+    _raise(library_problem(flavour, str(module.__version__), section.version), where)
+    cuda = load_cuda()
+    _raise(gpu_problem(cuda.gpus, "the driver shows none", section.compute_capabilities), where)
+    gpu = choose_gpu(cuda.gpus, section.compute_capabilities)
+    assert gpu is not None
+    return Library(flavour, module, cuda, gpu)
+
+
+def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Whether an engine takes and gives what its manifest says. Inputs of ``optional`` may have been dropped.
+
+    Raises BundleError naming what is missing and what is too much.
+    """
+    found = {True: set[str](), False: set[str]()}
+    for tensor in engine.tensors.values():
+        found[tensor.is_input].add(tensor.name)
+    missing = (set(inputs) - found[True]) | (set(outputs) - found[False])
+    wrong = (found[True] - set(inputs) - set(optional)) | (found[False] - set(outputs))
+    if missing or wrong:
+        what = [f"lacks {', '.join(sorted(missing))}"] if missing else []
+        what += [f"has {', '.join(sorted(wrong))} of which it says nothing"] if wrong else []
+        raise BundleError(
+            f"{engine.path}: not what the target's manifest says: it {' and '.join(what)}",
+            hint="Export the bundle again.",
+        )
+
+
+def _raise(problem: Any, where: str) -> None:
+    if problem is not None:
+        error: EnginewrightError = problem.error()
+        raise type(error)(f"{where}: {error.message}", hint=error.hint)
+
+
+@cache
+def _logger(module: ModuleType) -> Any:
+    """An ``ILogger`` that keeps errors: one for the process, as the library keeps to the first that it is given.
+
+    Made here, for its base class isn't there before the library is.
+    """
+    errors: list[str] = []
+
+    def start(self: Any) -> None:
+        module.ILogger.__init__(self)
+
+    def log(self: Any, severity: Any, msg: str) -> None:
+        if severity <= module.ILogger.ERROR:
+            errors.append(msg)
+
+    return type("_Logger", (module.ILogger,), {"__init__": start, "log": log, "errors": errors})()

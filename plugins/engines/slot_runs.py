@@ -1,0 +1,321 @@
+"""Slots on a GPU, and runs of engines of the linear form over them: profiles by size, padding, CUDA graphs.
+
+An engine has optimization profiles, each a range of sizes. A run goes to the smallest that holds it; one that none
+holds is cut into parts. Past and present of a layer are bound to the same memory, which the engine writes in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array, SamplingBatch
+from enginewright.runtime.shared.errors import BundleError, CapacityError
+
+from ..gpu.carried_sampling import OpenedSampler
+from ..gpu.cuda_driver import Device, Graph
+from ..gpu.sampling import chosen_rows
+from ..steps.linear_io import (
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    LinearIo,
+    cache_names,
+)
+from ..steps.packed_steps import rounded
+from ..steps.slots import SlotRun, mask
+from .library import Context, Engine, Library, check_tensors, describe_engines
+from .slot_profiles import Choice, cut, lengthen, widen
+
+MOST_GRAPHS = 32
+"""CUDA graphs of decode steps that are kept. Each has a context of its own, whose state it holds; all contexts have one
+scratch memory."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a run is bound to; equal ones share a graph.
+
+    Attributes:
+        choice: what runs it.
+        first: its first slot.
+        batch, length: [B, S] of its tokens.
+        rows: of logits.
+    """
+
+    choice: Choice
+    first: int
+    batch: int
+    length: int
+    rows: int
+
+
+class EngineSlots:
+    """[slots, Nkv, C, D] on a GPU for the keys and the values of each layer, and engines that run over them.
+
+    See ``slot_steps.Slots``. All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
+
+    Args:
+        library: that loaded the engines.
+        device: the GPU, open for this thread.
+        engines: loaded, in the manifest's order.
+        choices: their profiles.
+        io: what they take and give.
+        slots, capacity: how many, and their size in tokens (C).
+        vocab: columns of the logits.
+        sampler: where tokens are drawn.
+
+    Raises:
+        BundleError: an engine takes or gives something else than ``io`` says.
+        CapacityError: there isn't memory for them.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        device: Device,
+        engines: Sequence[Engine],
+        choices: Sequence[Choice],
+        io: LinearIo,
+        *,
+        slots: int,
+        capacity: int,
+        vocab: int,
+        sampler: OpenedSampler,
+    ) -> None:
+        self.length = capacity
+        self._sampler = sampler
+        self.graph_launches = 0
+        self._device = device
+        self._engines = engines
+        self._choices = choices
+        self._slots = slots
+        self._vocab = vocab
+        self._masks = {group.mask: group.window for group in io.cache_groups}
+        self._captures = not library.captures_itself
+        self._contexts: dict[Choice, Context] = {}
+        self._graphs: OrderedDict[Shape, tuple[Graph, Context]] = OrderedDict()
+        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        _check_engines(engines, io, capacity)
+        self._memory: dict[str, _Cache] = {}
+        for group in io.cache_groups:
+            for layer in group.layers:
+                sizes = (group.key_head_size, group.value_head_size)
+                for (past, present), size in zip(cache_names(layer), sizes, strict=True):
+                    row = group.kv_heads * capacity * size * BYTES_PER_ELEMENT[group.dtype]
+                    shape = (group.kv_heads, capacity, size)
+                    self._memory[past] = _Cache(past, present, shape, row, self._allocate(row * slots))
+        self._small = {name: self._allocate(size) for name, size in self._largest().items()}
+        self._scratch = self._allocate(max(engine.scratch_bytes for engine in engines))
+        self.clear()
+
+    def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
+        """Engines are made for slots of one length, so that there is nothing to do."""
+
+    def run(self, run: SlotRun) -> FloatArray:
+        logits = np.empty((len(run.wanted), self._vocab), np.float32)
+        for rows, dtype in self._parts(run):
+            logits[rows] = self._download(len(rows), dtype)
+        return logits
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens can be drawn here."""
+        return self._sampler.sampler is not None
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Sampling parameters that tokens can't be drawn with here."""
+        return () if self._sampler.sampler is None else self._sampler.sampler.lacks
+
+    def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
+        """See ``slot_steps.Draws``; where there is a sampler."""
+        assert self._sampler.sampler is not None
+        tokens = np.empty(len(run.wanted), np.int32)
+        found = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
+        for rows, dtype in self._parts(run):
+            tokens[rows] = self._sampler.sampler.draw(self._small[LOGITS], chosen_rows(sampling, run.order[rows]))
+            if found is not None:
+                found[rows] = self._download(len(rows), dtype)
+        return tokens, found
+
+    def _parts(self, run: SlotRun) -> Iterator[tuple[npt.NDArray[np.int64], np.dtype[Any]]]:
+        """Runs it, as many runs as it takes: after each one, which wanted tokens' logits are there, and their type."""
+        for choice, part in cut(run, self._choices):
+            most, decodes = choice.sizes.R[2], part.ids.shape[1] == 1
+            if decodes:
+                wide = widen(part, self._slots, choice.sizes.B[2], self.length)
+            else:
+                wide = lengthen(part, choice.sizes.S, self.length)
+            for start in range(0, max(len(wide.wanted), 1), most):  # the same again for more rows than it gives at once
+                some = wide.wanted[start : start + most]
+                rows = min(most, len(wide.ids)) if decodes else rounded(max(len(some), 1), choice.sizes.R)
+                batch, length = wide.ids.shape
+                self._run(Shape(choice, wide.first, batch, length, rows), wide, some)
+                if len(some):  # of a prompt's part nobody waits for any
+                    yield wide.order[start : start + most], self._engines[choice.engine].tensors[LOGITS].dtype
+
+    def forget(self, slots: Int32Array) -> None:
+        for cache in self._memory.values():
+            for slot in slots.tolist():
+                self._device.zero(cache.address + slot * cache.row_bytes, cache.row_bytes)
+
+    def clear(self) -> None:
+        for cache in self._memory.values():
+            self._device.zero(cache.address, cache.row_bytes * self._slots)
+
+    def describe(self) -> dict[str, str | int]:
+        """See ``tensorrt_base.LoadedEngines``."""
+        return {
+            "graph_launches": self.graph_launches,
+            "sampling": self._sampler.where,
+            **describe_engines(self._engines),
+        }
+
+    def close(self) -> None:
+        """Frees graphs, contexts and engines, in this order; memory is the device's."""
+        self._device.synchronize()
+        while self._graphs:
+            self._drop_graph()
+        while self._contexts:
+            self._contexts.popitem()[1].close()
+        for engine in self._engines:
+            engine.close()
+
+    def _drop_graph(self) -> None:
+        """The one that was launched longest ago, and then its context."""
+        graph, context = self._graphs.popitem(last=False)[1]
+        graph.close()
+        context.close()
+
+    def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
+        """Puts a part on the stream; its logits will be those of the wanted tokens: [R, V]."""
+        self._upload(self._engines[shape.choice.engine], shape, part, wanted)
+        if not (self._captures and shape.length == 1 and self._launch(shape)):
+            context = self._contexts.get(shape.choice) or self._contexts.setdefault(shape.choice, self._context(shape))
+            self._bind(context, shape)
+            context.enqueue()
+
+    def _download(self, rows: int, dtype: np.dtype[Any]) -> FloatArray:
+        found = np.empty((rows, self._vocab), dtype)
+        self._device.download(found, self._small[LOGITS])
+        return found.astype(np.float32, copy=False)
+
+    def _launch(self, shape: Shape) -> bool:
+        """Runs the graph of this shape. The first time a shape comes there is none yet: the second time it is made."""
+        if (kept := self._graphs.get(shape)) is None:
+            if shape not in self._seen:
+                self._seen[shape] = None
+                if len(self._seen) > 4 * MOST_GRAPHS:
+                    self._seen.popitem(last=False)
+                return False
+            context = self._context(shape)
+            self._bind(context, shape)
+            context.enqueue()  # in vain: it settles what a capture must not see, and writes what will be written again
+            kept = self._device.capture(context.enqueue), context
+            self._graphs[shape] = kept
+            if len(self._graphs) > MOST_GRAPHS:
+                self._device.synchronize()
+                self._drop_graph()
+        self._graphs.move_to_end(shape)
+        kept[0].launch()
+        self.graph_launches += 1
+        return True
+
+    def _context(self, shape: Shape) -> Context:
+        engine = self._engines[shape.choice.engine]
+        return engine.context(shape.choice.profile, self._device, self._scratch)
+
+    def _bind(self, context: Context, shape: Shape) -> None:
+        engine = self._engines[shape.choice.engine]
+        shapes = {name: dims for name, dims in self._shapes(shape).items() if name in engine.tensors}
+        addresses = {name: self._small[name] for name in (*shapes, LOGITS)}
+        for cache in self._memory.values():
+            shapes[cache.past] = (shape.batch, *cache.shape)
+            at = cache.address + shape.first * cache.row_bytes
+            addresses |= {cache.past: at, cache.present: at}
+        context.bind(shapes, addresses)
+
+    def _upload(self, engine: Engine, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
+        rows = np.zeros(shape.rows, np.int64)
+        rows[: len(wanted)] = wanted
+        arrays: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: part.ids,
+            # What isn't a request's may stand behind the last position that the model has.
+            POSITION_IDS: np.minimum(part.places, self.length - 2),
+            WRITE_INDEX: part.places[:, 0],
+            ROWS: rows,
+        }
+        for name, window in self._masks.items():
+            if name in engine.tensors:  # of an older bundle: newer engines compute it
+                arrays[name] = mask(part.places, self.length, window)
+        for name in arrays.keys() & engine.tensors.keys():
+            array = np.ascontiguousarray(arrays[name], engine.tensors[name].dtype)
+            self._device.upload(self._small[name], array)
+
+    def _shapes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
+        batch, length = shape.batch, shape.length
+        shapes: dict[str, tuple[int, ...]] = {
+            INPUT_IDS: (batch, length),
+            POSITION_IDS: (batch, length),
+            WRITE_INDEX: (batch,),
+            ROWS: (shape.rows,),
+        }
+        return shapes | dict.fromkeys(self._masks, (batch, 1, length, self.length))
+
+    def _largest(self) -> dict[str, int]:
+        """Bytes of each small input, and of the logits, at their largest."""
+        sizes: dict[str, int] = {LOGITS: 0}
+        for choice in self._choices:
+            most = choice.sizes
+            tensors = self._engines[choice.engine].tensors
+            shapes = self._shapes(Shape(choice, 0, most.B[2], most.S[2], most.R[2]))
+            shapes[LOGITS] = (most.R[2], self._vocab)
+            for name in shapes.keys() & tensors.keys():
+                bytes_of = math.prod(shapes[name]) * tensors[name].dtype.itemsize
+                sizes[name] = max(sizes.get(name, 0), bytes_of)
+        return sizes
+
+    def _allocate(self, nbytes: int) -> int:
+        try:
+            return self._device.allocate(nbytes)
+        except CapacityError as e:
+            raise CapacityError(
+                f"memory: {self._slots} slots of {self.length} tokens don't fit into the memory of "
+                f"{self._device.gpu.name}",
+                hint="Pass less memory, or serve fewer requests at a time (max_requests).",
+            ) from e
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """The keys or the values of a layer: slots of ``row_bytes``, each of ``shape`` [Nkv, C, D]."""
+
+    past: str
+    present: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    address: int
+
+
+def _check_engines(engines: Sequence[Engine], io: LinearIo, capacity: int) -> None:
+    """Raises BundleError for an engine that isn't of the linear form, or for other slots."""
+    pairs = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
+    optional = [POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)]
+    for engine in engines:
+        check_tensors(engine, [INPUT_IDS, *(past for past, _ in pairs)], [LOGITS, *(p for _, p in pairs)], optional)
+        for past, _ in pairs:
+            places = engine.tensors[past].shape[2]
+            if places not in (-1, capacity):
+                raise BundleError(
+                    f"{engine.path}: {past} has {places} places, and the target's manifest says {capacity}",
+                    hint="Export the bundle again.",
+                )

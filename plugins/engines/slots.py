@@ -1,0 +1,128 @@
+"""Targets of TensorRT engines in the linear form: the whole model with slots, on a GPU. For either flavour.
+
+No GPU has run this yet. The tests run it with a driver and engines in memory, where onnxruntime computes what engines
+would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, CapacityError
+
+from ..gpu.carried_sampling import open_sampler
+from ..gpu.cuda_driver import Device
+from ..steps.linear_io import LOGITS, LinearIo
+from ..steps.paged_section import KERNELS_FOLDER
+from ..steps.slot_steps import SlotSteps
+from .base import EngineExecutor, engine_section
+from .library import Library, open_library
+from .segments import schedule_of
+from .slot_profiles import check_profiles, choices_of
+from .slot_runs import EngineSlots
+
+FREE_SHARE = 0.8
+"""Of the GPU's memory that engines leave, for the caches, by default: contexts need some as well."""
+
+
+class TensorRtExecutor(EngineExecutor[EngineSlots]):
+    """Blocks are slots, and prefill and decode alternate.
+
+    Args:
+        bundle: with a ready target whose engines are of the whole model.
+        blocks: cache group -> slots to allocate; the same number for each.
+        target: the target's name.
+        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+
+    Raises:
+        BundleError: the bundle has no such target, or an engine is damaged or not what the manifest says.
+        MissingDependencyError: the library is missing.
+        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+        CapacityError: there is no memory for the slots.
+    """
+
+    def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, target: str, threads: int = 0) -> None:
+        section, io = engine_section(bundle, target), _linear_io(bundle, target)
+        capacity = slot_capacity_of(bundle, target)
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group(capacity) for group in io.cache_groups)
+        slots = min(self.blocks[group.name] for group in self.cache_groups)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
+        super().__init__(bundle, section, target, threads)
+
+        def load(device: Device) -> EngineSlots:
+            folder, vocab = bundle.path / target_folder(target), bundle.model.vocab_size
+            engines = [self._library.load_engine(folder / engine.file, engine.sha256) for engine in section.engines]
+            logits = [engine.tensors[LOGITS].dtype for engine in engines if LOGITS in engine.tensors]
+            return EngineSlots(
+                self._library,
+                device,
+                engines,
+                choices_of(section.engines),
+                io,
+                slots=slots,
+                capacity=capacity,
+                vocab=vocab,
+                sampler=open_sampler(device, folder / KERNELS_FOLDER, slots, vocab, logits),
+            )
+
+        self._start(load)
+        draws = self._engines if self._engines.draws else None
+        self.caps = replace(self.caps, lacks=self._engines.lacks)
+        self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads, draws=draws)
+
+    def _run(self, step: StepInput) -> StepOutput:
+        return self._steps.run(step)
+
+
+def slot_capacity_of(bundle: Bundle, target: str) -> int:
+    """Places of a slot (C), which engines fix: requests have one token less. Raises BundleError."""
+    choices = choices_of(engine_section(bundle, target).engines)
+    return check_profiles(choices, f"{bundle.path}: target {target!r}")
+
+
+def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
+    """The cache groups, with slots as their blocks. Raises BundleError."""
+    capacity = slot_capacity_of(bundle, target)
+    return tuple(group.to_group(capacity) for group in _linear_io(bundle, target).cache_groups)
+
+
+def gpu_budget(bundle: Bundle, target: str) -> int:
+    """Bytes for the caches by default: most of what the engines and their weights leave of the GPU's free memory.
+
+    Segments take their weights from the bundle, and hold none themselves. Raises CapacityError if nothing is left, and
+    what opening the target raises.
+    """
+    section = engine_section(bundle, target)
+    library = open_library(section, f"target {target!r}")
+    with ThreadPoolExecutor(1) as thread:
+        free = thread.submit(_free_bytes, library).result()
+    engines = sum(engine.bytes for engine in section.engines)
+    if (schedule := schedule_of(bundle, target)) is not None:
+        engines += sum(bundle.weight(name).nbytes for name in schedule.weight_names)
+    if free <= engines:
+        raise CapacityError(
+            f"memory: {library.gpu.name} has {free:,} bytes free, and the engines alone need {engines:,}",
+            hint="End what else uses the GPU, or take a larger one.",
+        )
+    return int((free - engines) * FREE_SHARE)
+
+
+def _free_bytes(library: Library) -> int:
+    with closing(library.open_device()) as device:
+        return device.free_bytes()
+
+
+def _linear_io(bundle: Bundle, target: str) -> LinearIo:
+    io = bundle.target(target).section(LinearIo)
+    if io is None:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
+        )
+    return io

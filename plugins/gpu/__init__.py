@@ -1,0 +1,1 @@
+"""What GPU targets share: Triton kernels, the CUDA driver, sampling. Only what needs Triton imports it, when needed."""

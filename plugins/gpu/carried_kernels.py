@@ -1,0 +1,142 @@
+"""Kernels that a bundle carries: code that was compiled ahead, read by the name of what it is for. Without torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from enginewright.plugins.gpu.tiles import number_of
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
+
+from .call import Call
+from .compile_ahead import THREADS_OF_WARP, CompiledKernel, read_kernel
+from .cuda_driver import Argument, Device
+from .tiles import GPUS, Gpu, machine_code_runs
+
+
+def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
+    """A kernel of a bundle. Raises BundleError where it is missing, damaged, or isn't what its name says."""
+    return read_kernel(folder, stem, read=partial(read_regular, most=MOST_TEXT_BYTES), with_ptx=False)
+
+
+CUBIN, PTX = "machine code", "PTX"
+"""What a driver loads: code for one GPU, or what it translates itself."""
+
+
+def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[int, str]:
+    """A kernel's handle, and whether its machine code was loaded or its PTX: where the driver refuses the former.
+
+    ``kernel``: what ``read_by_stem`` read. Raises BundleError for damaged PTX, CapacityError where memory runs out, and
+    TargetError where the GPU can't run the kernel, saying why.
+    """
+    gpu, spec = device.gpu, kernel.spec
+    path, number = folder / f"{spec.stem}.cubin", number_of(gpu.capability)
+    if number in GPUS and kernel.shared_memory > (most := GPUS[number].shared_memory):
+        raise TargetError(
+            f"{path}: it takes {kernel.shared_memory:,} bytes of shared memory, and a block of {gpu.name} "
+            f"({gpu.capability}) has {most:,} at most",
+            hint=f"Export again with --gpu {gpu.capability}.",
+        )
+    why = f"it is for compute capability {spec.capability / 10}, and {gpu.name} has {gpu.capability}"
+    if machine_code_runs(spec.capability, number):
+        try:
+            return device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory), CUBIN
+        except CapacityError:
+            raise
+        except EnginewrightError as e:
+            why = e.message
+    read = partial(read_regular, most=MOST_TEXT_BYTES)
+    code = read_kernel(folder, spec.stem, read=read).ptx.encode()
+    try:
+        return device.load_kernel(code, kernel.entry, kernel.shared_memory), PTX
+    except CapacityError:
+        raise
+    except EnginewrightError as e:
+        by = assembler_of(kernel.cubin)
+        raise TargetError(
+            f"{path}: the driver doesn't load it ({why}), nor its PTX ({e.message})",
+            hint=f"Install a newer driver of NVIDIA's: the kernel was made by {kernel.compiler}"
+            f"{f' for CUDA {by}' if by else ''}.",
+        ) from e
+
+
+def assembler_of(cubin: bytes) -> str:
+    """The CUDA whose assembler made a cubin, such as "13.4", as newer ones write into it; "" where it doesn't say."""
+    found = re.search(rb"Cuda compilation tools, release (\d{1,3}\.\d{1,3})", cubin)
+    return "" if found is None else found[1].decode()
+
+
+_REGISTERS, _MOST_RESIDENT = 65536, 4
+"""Of a multiprocessor, of 32 bits; and the most programs of it that go through a list together."""
+
+
+def resident_programs(kernel: CompiledKernel, gpu: Gpu) -> int:
+    """Blocks of a kernel that a multiprocessor has shared memory and registers for at a time, 4 at most.
+
+    CUDA takes 1 KiB of shared memory for each block; a multiprocessor has that much more than a block may take. A
+    warp's registers are a multiple of 256.
+    """
+    by_memory = (gpu.shared_memory + 1024) // (kernel.shared_memory + 1024)
+    a_warp = -(-max(kernel.registers, 1) * THREADS_OF_WARP // 256) * 256
+    by_registers = _REGISTERS // (a_warp * kernel.spec.warps)
+    return max(1, min(by_memory, by_registers, _MOST_RESIDENT))
+
+
+class CarriedKernels:
+    """Launches the kernels of a bundle on a GPU's stream.
+
+    Args:
+        device: the GPU; None where nothing is bound.
+        folder: with the kernels.
+        capability: what they were compiled for; 90 is 9.0.
+
+    Attributes:
+        forms: how many kernels were loaded as ``CUBIN``, and how many as ``PTX``.
+
+    ``bind`` raises BundleError for a kernel that is missing or damaged, and what else ``load_carried`` raises.
+    """
+
+    def __init__(self, device: Device | None, folder: Path, capability: int) -> None:
+        self._device, self._folder, self._capability = device, folder, capability
+        self._loaded: dict[str, int] = {}
+        self._read: dict[str, CompiledKernel] = {}
+        self.forms: Counter[str] = Counter()
+
+    def loaded(self) -> str:
+        """For people: "31 as machine code, 2 as PTX"."""
+        return ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items(), reverse=True))
+
+    def resident(self, call: Call) -> int:
+        """Programs of a call's kernel that a multiprocessor runs at a time. Raises BundleError as ``bind`` does."""
+        number = self._capability if self._device is None else number_of(self._device.gpu.capability)
+        return resident_programs(self._kernel(call), GPUS[number if number in GPUS else self._capability])
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        assert self._device is not None
+        kernel = self._kernel(call)
+        stem = kernel.spec.stem
+        if stem not in self._loaded:
+            self._loaded[stem], form = load_carried(self._device, self._folder, kernel)
+            self.forms[form] += 1
+            self._read[stem] = replace(kernel, cubin=b"")
+        arguments: list[Argument] = [
+            np.int32(value) if isinstance(value, int) else value.data_ptr()
+            for value in call.arguments.values()
+            if value is not None
+        ]
+        sizes = call.grid, kernel.threads, kernel.shared_memory
+        return self._device.launcher(self._loaded[stem], *sizes, arguments)
+
+    def _kernel(self, call: Call) -> CompiledKernel:
+        """What the bundle has for a call, read once."""
+        stem = call.spec(self._capability).stem
+        if stem not in self._read:
+            self._read[stem] = read_by_stem(self._folder, stem)
+        return self._read[stem]

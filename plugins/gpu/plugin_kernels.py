@@ -1,0 +1,99 @@
+"""Which kernels TensorRT's plugins launch, and how: grid, threads, shared memory, integers. Without TensorRT.
+
+Sizes are ints or TensorRT's symbolic shapes, which take an int on their right only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from .choose_tiles import Compile, LayerKernels, compile_attention, compile_layer
+from .compile_ahead import CompiledKernel, compile_kernel
+from .specs import AttentionShape, Number, splits_of, tiles_of_step
+from .tiles import SPLIT_KEYS, gpu_of
+
+SHARED_MEMORY = 48 * 1024
+"""Bytes that a block of a plugin uses at most. For more, a launch has to raise a limit of the kernel first
+(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). TensorRT takes a number of bytes of a kernel that is compiled ahead
+(``KernelLaunchParams.shared_mem``), and its documentation doesn't say whether it raises the limit. Our launches do."""
+
+TACTICS = 1
+"""Tiles that TensorRT may choose among when it builds an engine: it would time them on inputs that it makes up
+(https://github.com/NVIDIA/TensorRT/issues/2552), where lengths and tables say nothing of a step."""
+
+
+@dataclass(frozen=True)
+class Launch(Generic[Number]):
+    """How a kernel is launched; ``integers`` are its arguments between inputs and outputs."""
+
+    grid: tuple[Number | int, Number | int, Number | int]
+    threads: int
+    shared_memory: int
+    integers: tuple[Number | int, ...]
+
+
+def plugin_attention(
+    shape: AttentionShape, capability: int, split_keys: int, compiler: Compile = compile_kernel
+) -> tuple[CompiledKernel, ...]:
+    """The attention kernels to choose from: for prefill (``split_keys`` 0), or for decoding in parts of that many keys.
+
+    Raises TargetError for a GPU that isn't known, or where no tile fits.
+    """
+    return compile_attention(
+        shape,
+        capability,
+        split_keys=split_keys,
+        shared_memory=SHARED_MEMORY,
+        most=TACTICS,
+        clamp=True,
+        compiler=compiler,
+    )
+
+
+def plugin_kernels(
+    shape: AttentionShape,
+    capability: int,
+    split_keys: int = SPLIT_KEYS,
+    compiler: Compile = compile_kernel,
+    *,
+    large_tiles: bool = False,
+) -> LayerKernels:
+    """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape.
+
+    ``large_tiles``: they may use all shared memory that every GPU has which runs them, and not ``SHARED_MEMORY``.
+    """
+    return compile_layer(
+        shape,
+        capability,
+        split_keys=split_keys,
+        shared_memory=gpu_of(capability).portable_memory if large_tiles else SHARED_MEMORY,
+        most=TACTICS,
+        clamp=True,
+        compiler=compiler,
+    )
+
+
+def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, pool: Number) -> Launch[Number]:
+    """``kv_write`` of T tokens into a pool of P blocks."""
+    integers = (pool * shape.block_size, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
+    return Launch((tokens, 1, 1), kernel.threads, kernel.shared_memory, integers)
+
+
+def attention_launch(
+    kernel: CompiledKernel, shape: AttentionShape, tokens: Number, requests: Number, blocks: Number, pool: Number
+) -> Launch[Number]:
+    """``paged_attention`` of T tokens of B requests, whose table has room for ``blocks`` of P blocks each."""
+    split_keys, queries = kernel.constant("SPLIT_KEYS"), kernel.constant("QUERIES")
+    assert isinstance(split_keys, int) and isinstance(queries, int)
+    splits = splits_of(blocks, shape.block_size, split_keys) if split_keys else 1
+    grid = (tiles_of_step(tokens, requests, queries), shape.kv_heads, splits)
+    integers: tuple[Number | int, ...] = (requests, blocks, shape.heads * shape.head_size)
+    if "pool" in dict(kernel.spec.arguments):
+        integers = (*integers, pool, tokens)
+    return Launch(grid, kernel.threads, kernel.shared_memory, integers)
+
+
+def combine_launch(kernel: CompiledKernel, heads: int, tokens: Number, splits: Number) -> Launch[Number]:
+    """``combine_splits`` of T tokens."""
+    return Launch((tokens * heads, 1, 1), kernel.threads, kernel.shared_memory, (splits,))

@@ -1,0 +1,191 @@
+"""Sampling options of a step on their way to the GPU, and which kernels they ask for. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS, Int32Array, SamplingBatch
+from enginewright.runtime.shared.errors import RequestError
+
+from .call import Call, DeviceArray, Operand
+from .sampling_calls import Drawing, SamplingMemory, sampling_calls
+from .specs import SamplingKernel
+
+ALIGNED_WORDS = 4
+"""Kernels are compiled for addresses at multiples of 16 bytes."""
+
+_CARRIED_LATER: Mapping[SamplingKernel, tuple[str, ...]] = {
+    "edit": (
+        *("frequency_penalty", "presence_penalty", "logit_bias"),
+        *("allowed_token_ids", "bad_words", "min_tokens"),
+    ),
+    "spread": ("typical_p",),
+    "nearest": ("typical_p",),
+}
+"""Kernels that older bundles don't have, and the sampling parameters that need them."""
+
+_TYPES: Mapping[str, str] = {
+    **{"top_k": "int32", "seed": "int64", "counter": "int64"},
+    **dict.fromkeys(SAMPLING_LISTS, "int32"),
+}
+"""Of options, where they aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign, whose bits are
+the same."""
+
+
+def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]:
+    """Those that a bundle's folder doesn't have for a GPU since it is older than they are."""
+    return tuple(kernel for kernel in _CARRIED_LATER if not any(folder.glob(f"{kernel}-sm{capability}-*.json")))
+
+
+def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
+    """The sampling parameters that can't be used without these kernels."""
+    return tuple(dict.fromkeys(name for kernel in missing for name in _CARRIED_LATER[kernel]))
+
+
+def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Where arrays of so many words begin that are uploaded as one, at multiples of 16 bytes, and how many it has."""
+    found, at = {}, 0
+    for name, length in lengths.items():
+        found[name] = at
+        at += -(-length // ALIGNED_WORDS) * ALIGNED_WORDS
+    return found, at
+
+
+def option_words(rows: int) -> dict[str, int]:
+    """Words of 32 bits that each option of so many rows takes; where lists begin has one more row."""
+    words = {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS}
+    return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)
+
+
+def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
+    """The options as kernels take them, in an upload at ``address`` that has them at ``places``."""
+    found = {}
+    for name, words in option_words(rows).items():
+        of = option_type(name)
+        found[name] = DeviceArray(address + 4 * places[name], of, (4 * words // of.itemsize,))
+    return found
+
+
+def each_sampling_call(logits: Operand) -> Iterator[Call]:
+    """Every kernel that any step's sampling may launch, for logits [R, V] that needn't be there."""
+
+    def new(shape: tuple[int, ...], of: str) -> DeviceArray:
+        return DeviceArray(0, np.dtype(of), shape)
+
+    rows, vocab = logits.shape
+    memory = SamplingMemory(rows, vocab, new)
+    options = option_arrays(0, places_of(option_words(rows))[0], rows) | {"lists": new((1,), "int32")}
+    for flags in product((False, True), repeat=5):
+        yield from sampling_calls(logits, options, memory, Drawing(*flags))
+    # What else these two bring are the kernels that penalties do.
+    yield from sampling_calls(logits, options, memory, Drawing(True, True, True, True, True, edits=True, typical=True))
+
+
+def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
+    """Puts options of up to ``rows`` rows where ``places`` says; rows that there aren't take the greatest logit.
+
+    Raises RequestError for a value out of range, as the cpu target's sampler does.
+    """
+    arrays = {} if sampling is None else sampling.options()
+    for name, off in SAMPLING_OPTIONS.items():
+        whole = np.full(rows, off, option_type(name))
+        if (array := arrays.get(name)) is not None:
+            _check(name, array)
+            whole[: len(array)] = array.view(whole.dtype)
+        staged[places[name] : places[name] + whole.nbytes // 4] = whole.view(np.int32)
+    if sampling is not None and sampling.bias is not None and (wrong := ~(sampling.bias < np.inf)).any():
+        assert sampling.biased_start is not None
+        row = int(np.searchsorted(sampling.biased_start, wrong.argmax(), side="right")) - 1
+        raise RequestError(f"step: sampled row {row} has a bias that is NaN or +infinity")
+    begins = _begins(arrays)
+    for name in SAMPLING_LISTS:
+        starts = np.zeros(rows + 1, np.int32)
+        if (given := arrays.get(name)) is not None:
+            starts[: len(given)] = given + begins[name]
+            starts[len(given) :] = starts[len(given) - 1]
+        staged[places[name] : places[name] + rows + 1] = starts
+
+
+def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
+    """All lists of a step as one, and the words of the memory that kernels need for it: see logit_kernels.py."""
+    arrays = sampling.options()
+    found = [arrays[name].view(np.int32) for names in _LISTS.values() for name in names if name in arrays]
+    lists = np.concatenate([np.empty(0, np.int32), *found])
+    return lists, len(lists) + len(arrays.get("seen", ()))  # behind the seen ones is room for their logits
+
+
+_LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="seen_start".__eq__)}
+"""In the order in which they are packed: seen tokens last, since what is behind them isn't uploaded."""
+
+
+def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    """Where each list's tokens begin among the packed ones."""
+    found, at = {}, 0
+    for start, names in _LISTS.items():
+        found[start] = at
+        at += sum(len(arrays.get(name, ())) for name in names)
+    return found
+
+
+def drawing_of(sampling: SamplingBatch) -> Drawing:
+    """What the rows ask for."""
+    random = sampling.temperature > 0
+    return Drawing(
+        penalties=sampling.repetition_penalty is not None and sampling.seen is not None and len(sampling.seen) > 0,
+        random=bool(random.any()),
+        top_k=bool((sampling.top_k[random] > 0).any()),
+        top_p=bool((sampling.top_p[random] < 1).any()),
+        min_p=bool((sampling.min_p[random] > 0).any()),
+        edits=any(array is not None and len(array) for array in (sampling.counted, sampling.biased, sampling.allowed)),
+        typical=sampling.typical_p is not None and bool((sampling.typical_p[random] < 1).any()),
+    )
+
+
+def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
+    """The options of some rows, in their order."""
+    cut: dict[str, Any] = {
+        name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
+    }
+    for start, names in SAMPLING_LISTS.items():
+        if (given := getattr(sampling, start)) is None:
+            continue
+        begins, ends = given[rows], given[rows + 1]
+        cut[start] = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int32)
+        for name in names:
+            whole = getattr(sampling, name)
+            cut[name] = np.concatenate([whole[:0], *(whole[i:j] for i, j in zip(begins, ends, strict=True))])
+    return SamplingBatch(**cut, logprobs=sampling.logprobs)
+
+
+def option_type(name: str) -> np.dtype[Any]:
+    """Of an option on the GPU."""
+    return np.dtype(_TYPES.get(name, "float32"))
+
+
+_FINITE = (-np.finfo(np.float32).max, np.finfo(np.float32).max)
+_ABOVE_0 = np.nextafter(np.float32(0), np.float32(1))
+_RANGES = {
+    "temperature": (0, np.inf, "[0, inf)"),
+    "top_k": (0, np.inf, "[0, inf)"),
+    "top_p": (0, 1, "[0, 1]"),
+    "min_p": (0, 1, "[0, 1]"),
+    "typical_p": (_ABOVE_0, 1, "(0, 1]"),
+    "repetition_penalty": (_ABOVE_0, np.inf, "(0, inf)"),
+    "frequency_penalty": (*_FINITE, "(-inf, inf)"),
+    "presence_penalty": (*_FINITE, "(-inf, inf)"),
+}
+
+
+def _check(name: str, array: npt.NDArray[Any]) -> None:
+    if name not in _RANGES:
+        return
+    least, most, said = _RANGES[name]
+    wrong = ~((array >= least) & (array <= most) & (array < np.inf))
+    if wrong.any():
+        raise RequestError(f"step: sampled row {int(wrong.argmax())} has a {name} that is not in {said}")

@@ -1,0 +1,267 @@
+"""How big a kernel's tiles are, by GPU, type and head size; what a GPU can do. Plain numbers: Triton isn't needed.
+
+``shared_memory`` is the most that one thread block may use, in bytes: table "Technical Specifications per Compute
+Capability" of the CUDA C++ Programming Guide.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from enginewright.runtime.shared.errors import TargetError
+
+FloatType = Literal["f16", "bf16", "f32"]
+CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]
+
+CACHE_BYTES: dict[CacheFormat, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1, "fp8": 1}
+CACHE_FORMATS: tuple[CacheFormat, ...] = ("f16", "bf16", "f32", "int8", "fp8")
+SCALED_FORMATS: Mapping[str, Literal["int8", "fp8"]] = {"i8": "int8", "fp8": "fp8"}
+"""Of caches of 8 bits, by ``contracts.CacheDtype``."""
+
+SPLIT_KEYS = 512
+"""Keys of a part of a long context, which one program attends to when decoding."""
+
+FEWEST_ROWS = 16
+"""Of a product on tensor cores."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One compute capability: 89 is 8.9.
+
+    Attributes:
+        fp8: has instructions to convert 8-bit floats.
+        ptx: the version of PTX that kernels for it are written in, 84 for 8.4: an old one, as a driver takes none newer
+            than itself. CUDA 12.4 has 8.4, 12.7 8.6 and 12.8 8.7, the first with these GPUs (PTX ISA, "Release Notes").
+    """
+
+    capability: int
+    shared_memory: int
+    fp8: bool
+    ptx: int = 84
+
+    @property
+    def portable_memory(self) -> int:
+        """Of ``shared_memory``, what every GPU has that runs this one's machine code: 8.6 runs that of 8.0."""
+        return min(gpu.shared_memory for gpu in GPUS.values() if machine_code_runs(self.capability, gpu.capability))
+
+
+GPUS = {
+    gpu.capability: gpu
+    for gpu in (
+        Gpu(80, 163 * 1024, fp8=False),
+        Gpu(86, 99 * 1024, fp8=False),
+        Gpu(89, 99 * 1024, fp8=True),
+        Gpu(90, 227 * 1024, fp8=True),
+        Gpu(100, 227 * 1024, fp8=True, ptx=86),
+        Gpu(120, 99 * 1024, fp8=True, ptx=87),
+    )
+}
+
+
+def gpu_of(capability: int) -> Gpu:
+    """Raises TargetError for a capability that kernels aren't compiled for."""
+    if capability not in GPUS:
+        known = ", ".join(map(str, GPUS))
+        raise TargetError(
+            f"compute capability {capability}: no kernels are compiled for it; known are {known}",
+            hint="Name capabilities without a dot: 89 for 8.9. Older GPUs than 80 have no bfloat16.",
+        )
+    return GPUS[capability]
+
+
+_BOUND_FROM = 90
+"""The first capability whose code Triton binds to that GPU alone: it writes sm_90a, sm_100a and sm_120a, PTX too."""
+
+
+def machine_code_runs(made_for: int, on: int) -> bool:
+    """Whether a cubin for one capability runs on a GPU of another: of the same major number, and not an older one."""
+    return made_for == on or (made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on)
+
+
+def code_for(on: int, made_for: Iterable[int]) -> int | None:
+    """The capability among ``made_for`` whose code is best for a GPU: by its machine code, else by its PTX.
+
+    A driver translates PTX for every later GPU, where it isn't bound to one. None if nothing runs.
+    """
+    known = [c for c in made_for if c <= on]
+    as_it_is = [c for c in known if machine_code_runs(c, on)]
+    return max(as_it_is or [c for c in known if c < _BOUND_FROM], default=None)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program of the attention kernel works on.
+
+    ``queries`` tokens of a request with all heads of a group, in ``rows`` rows of a product (a power of 2), meet
+    ``keys`` keys at a time.
+    """
+
+    queries: int
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of 2 that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def width_of(head_size: int) -> int:
+    """Elements that a kernel makes of a head: a power of 2, and at least what a product on tensor cores takes."""
+    return max(FEWEST_ROWS, power_of_2(head_size))
+
+
+def decode_rows(group: int) -> int:
+    """Rows of a tile of one token."""
+    return max(FEWEST_ROWS, power_of_2(group))
+
+
+@dataclass(frozen=True)
+class TileCase:
+    """What a tile is chosen for.
+
+    Attributes:
+        head_size: of the wider of keys and values.
+        group: query heads of a key/value head.
+        dtype: of the queries.
+        decode: steps of one token a request.
+    """
+
+    head_size: int
+    group: int
+    dtype: FloatType
+    cache: CacheFormat
+    decode: bool
+
+
+def looks_ahead(tile: Tile, gpu: Gpu) -> bool:
+    """Whether the kernel looks blocks up a step before it copies their keys, so that copies may be several steps ahead.
+
+    Triton 3.9 fails at that where it has the tensor cores of 10.0 multiply.
+    """
+    return gpu.capability != 100 or tile.queries == 1
+
+
+def least_shared_memory(tile: Tile, case: TileCase, gpu: Gpu) -> int:
+    """Bytes that a tile takes at least: keys and values, of the step that is attended to and of those copied ahead."""
+    copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
+    return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
+
+
+def attention_tiles(case: TileCase, gpu: Gpu, shared_memory: int | None = None) -> Iterator[Tile]:
+    """Tiles from the most to the least wanted: a measured one if there is one, then those of the rule.
+
+    Those that can't fit ``shared_memory`` (None: the GPU's) are left out; ``compile_attention`` finds those that do.
+    """
+    limit = gpu.shared_memory if shared_memory is None else shared_memory
+    known = measured_tiles(gpu.capability).get(case)
+    if known is not None:
+        yield known
+    for rows, keys, warps, stages in _rule(case, gpu):
+        tile = Tile(1 if case.decode else rows // case.group, rows, keys, warps, stages)
+        if tile != known and least_shared_memory(tile, case, gpu) <= limit:
+            yield tile
+
+
+def _rule(case: TileCase, gpu: Gpu) -> Iterator[tuple[int, int, int, int]]:
+    """(rows, keys, warps, stages): as much as there may be first, and then less and less.
+
+    When decoding, copies ahead (3 stages) come before wide tiles: bytes under way are what counts. A prompt's tiles are
+    best large; their sums are in registers, of which 8 warps have twice as many as 4.
+    """
+    group, width = power_of_2(case.group), width_of(case.head_size)
+    single = case.dtype == "f32"  # multiplied without tensor cores
+    if case.decode:
+        most = 32 if single or width > 128 else 64 if width > 64 else 128
+        deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
+        for depths in (deep, (2,), (1,)):
+            for keys, stages in product(_halves(most, 16), depths):
+                yield decode_rows(case.group), keys, 8 if single else 4, stages
+        return
+    most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
+    most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
+    for depths, fewest in (((3, 2), 32), ((3, 2), 16), ((1,), 16)):
+        for rows in _halves(max(most_rows, group), max(FEWEST_ROWS, group)):
+            for keys, stages in product(_halves(most if fewest > 16 or depths == (1,) else 16, fewest), depths):
+                yield rows, keys, 8 if single or rows * width >= 64 * 128 else 4, stages
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most >= least:
+        yield most
+        most //= 2
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
+SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
+LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
+LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
+OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
+"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
+
+
+def product_tile(rows: int, form: str) -> ProductTile:
+    """For products of so many rows with a weight of this format."""
+    if rows <= 16:
+        return DECODE_PRODUCT
+    if form == "uint4":
+        return OFFSETS_PRODUCT
+    return SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
+
+
+def tiles_file(capability: int) -> Path:
+    """Where the tiles that were measured on a GPU are: a line of JSON for each case."""
+    return Path(__file__).with_name(f"tiles_sm{capability}.jsonl")
+
+
+@cache
+def measured_tiles(capability: int) -> dict[TileCase, Tile]:
+    """Tiles by what they were measured for, of ``tiles_file``; none where there is no such file."""
+    path = tiles_file(capability)
+    return read_tiles(path) if path.exists() else {}
+
+
+def read_tiles(path: Path) -> dict[TileCase, Tile]:
+    """What ``write_tiles`` wrote. Raises TargetError, with the line, for what isn't that."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            case = TileCase(**{field.name: entry[field.name] for field in fields(TileCase)})
+            tile = Tile(**{field.name: entry[field.name] for field in fields(Tile)})
+        except (ValueError, KeyError, TypeError) as e:
+            raise TargetError(f"{path}:{number}: isn't a tile: {e}", hint="Write the file by a sweep.") from e
+        found[case] = tile
+    return found
+
+
+def write_tiles(path: Path, tiles: Mapping[TileCase, tuple[Tile, dict[str, Any]]]) -> None:
+    """Each case with its tile and what else is known of it (what measured it, how long it took), a line each."""
+    lines = [json.dumps({**asdict(case), **asdict(tile), **more}) + "\n" for case, (tile, more) in tiles.items()]
+    path.write_text("".join(sorted(lines)), encoding="utf-8")
+
+
+def number_of(capability: str) -> int:
+    """90 of "9.0"."""
+    major, _, minor = capability.partition(".")
+    return 10 * int(major) + int(minor)

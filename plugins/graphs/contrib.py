@@ -1,0 +1,225 @@
+"""The contrib variant: the same graph with onnxruntime's own operators (domain com.microsoft) where they are faster.
+
+Attention is GroupQueryAttention, a residual with the norm behind it SkipSimplifiedLayerNormalization or
+SkipLayerNormalization, SiLU is QuickGelu. What these don't take stays as it is in the standard file, beside them.
+Weights are the same bytes of the same blobs. Products of int4 stay DequantizeLinear and MatMul, of which onnxruntime
+makes MatMulNBits when it loads the file, with the ``accuracy_level`` that is said here.
+
+Whatever has a meaning that runtimes took differently is said: the window (W tokens, with the query's own), the scale,
+a softmax without one more term (``smooth_softmax``) unless there are sinks. A request has ``write_index + S`` tokens
+behind a step, padding included, so that ``seqlens_k`` (one less) and the longest, ``total_sequence_length``, follow
+from the inputs of the linear form, and no mask is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto, helper
+from torch.fx.node import Node
+
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import WHERE, join_where
+
+from ..steps.linear_io import INPUT_IDS, WRITE_INDEX, AccuracyLevel, cache_names
+from . import ops_attention, ops_ew
+from .contrib_attention import GroupQuery, group_queries
+from .contrib_layout import VIEWS, LayoutBuilder
+from .graph import GraphBuilder, Value
+from .weights import ExternalWeights
+
+ew = torch.ops.ew
+
+DOMAIN = "com.microsoft"
+
+_F32 = torch.float32
+_GROUPS = (16, 32, 64, 128, 256)
+"""Sizes of groups that GatherBlockQuantized takes."""
+_NORMS = {"RMSNormalization": "SkipSimplifiedLayerNormalization", "LayerNormalization": "SkipLayerNormalization"}
+
+
+def accuracy_level(program: Program) -> AccuracyLevel:
+    """4 where there are products with weights of 4 bits, none with offsets, else 1.
+
+    In the program the other factor is rounded to 8 bits, in groups of the weight's size, and so it is at level 4 (in
+    groups of 32 beside one scale a channel). What offsets add is a product of sums that nothing rounds: beside factors
+    that are rounded, that would be worse than to round neither. Products of experts aren't MatMulNBits, and round
+    nothing at any level.
+    """
+    products = [bound_arguments(node) for node in program.nodes_of(ew.quantized_linear.default)]
+    offsets = [a["weight_offsets"] is not None for a in products if a["weight_bits"] == 4]
+    return 4 if offsets and not any(offsets) else 1
+
+
+class ContribBuilder(LayoutBuilder):
+    """Adds to the contrib variant.
+
+    Args:
+        program, weights: as of the standard file, which has stored the weights.
+        context: most tokens of a request.
+    """
+
+    def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
+        super().__init__(program, weights)
+        self.context = context
+        self.attentions = group_queries(program)
+        own = {
+            ew.add_rms_norm.default: self._norm_of_sum("RMSNormalization", ew.add_rms_norm.default),
+            ew.add_layer_norm.default: self._norm_of_sum("LayerNormalization", ew.add_layer_norm.default),
+            ew.gated_activation.default: self._gated_activation,
+        }
+        self.overrides = {
+            **self.overrides,
+            **{target: self.along_last(handler) for target, handler in own.items()},
+            ew.kv_write.default: self._kv_write,
+            ew.paged_attention.default: self._paged_attention,
+            **dict.fromkeys(VIEWS, self._view_of_heads),
+            ew.quantized_embedding.default: self._rows_of_4_bits,
+        }
+        self._results: dict[Node, str] = {}  # of GroupQueryAttention: [B, S, Nq D]
+
+    @property
+    def standard(self) -> tuple[str, ...]:
+        """The attentions that keep standard operators, each with the reason."""
+        found = ((node, a) for node, a in self.attentions.items() if isinstance(a, str))
+        return tuple(f"{join_where(node.meta[WHERE])}: {reason}" for node, reason in found)
+
+    # ---- attention
+
+    def _kv_write(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        taken = next((g for g in self.attentions.values() if isinstance(g, GroupQuery) and g.write is node), None)
+        if taken is None:
+            return ops_attention.HANDLERS[ew.kv_write.default](b, node, a)
+        for past, present in (names := cache_names(taken.layer)):
+            shape: list[str | int | None] = ["B", taken.kv_heads, "C", taken.size]
+            self.inputs[past] = helper.make_tensor_value_info(past, TensorProto.FLOAT, shape)
+            self.outputs[present] = helper.make_tensor_value_info(present, TensorProto.FLOAT, shape)
+        return tuple(present for _, present in names)
+
+    def _paged_attention(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        taken = self.attentions[node]
+        if isinstance(taken, str):
+            return ops_attention.HANDLERS[ew.paged_attention.default](b, node, a)
+        if taken.packed is not None:
+            given = [self._by_request(taken.packed, (taken.heads + 2 * taken.kv_heads) * taken.size), "", ""]
+        else:
+            counts = (taken.heads, taken.kv_heads, taken.kv_heads)
+            parts = zip((taken.q, taken.k, taken.v), counts, strict=True)
+            given = [self._by_request(part, count * taken.size) for part, count in parts]
+        pasts, presents = zip(*cache_names(taken.layer), strict=True)
+        given += [*pasts, *self.once("lengths", self._lengths).split()]
+        given += self._tables(taken.table) if taken.table is not None else ["", ""]
+        given += ["", "", "" if a["sinks"] is None else self.cast(a["sinks"], _F32)]
+        while not given[-1]:
+            given.pop()
+        y, *_ = self.ops(
+            "GroupQueryAttention",
+            given,
+            3,
+            (f"GroupQueryAttention_{taken.layer}", *presents),
+            domain=DOMAIN,
+            num_heads=taken.heads,
+            kv_num_heads=taken.kv_heads,
+            scale=float(a["scale"]),
+            softcap=float(a["softcap"]),
+            local_window_size=int(a["window"]) or -1,
+            do_rotary=int(taken.table is not None),
+            rotary_interleaved=int(taken.interleaved),
+            smooth_softmax=0,
+        )
+        self._results[node] = y
+        return self.reshape(y, -1, taken.heads, taken.size)
+
+    def _view_of_heads(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        """A view of an attention's heads beside each other is what the operator gives."""
+        source = next(iter(a.values()))
+        sizes = self.expressions(node)
+        if source in self._results and len(sizes) == 2 and int(sizes[-1]) == self._width(source):
+            return self.lie_by_request(node, self._results[source])
+        return self.view(b, node, a)
+
+    def _width(self, node: Node) -> int:
+        """Numbers of all heads of a token."""
+        _, heads, size = self.expressions(node)
+        return int(heads * size)
+
+    def _by_request(self, node: Node, width: int) -> str:
+        """A value [T, ..] as [B, S, width]."""
+        source = node.args[0] if node.target in VIEWS else None
+        if isinstance(source, Node) and source in self.by_request and int(self.expressions(source)[-1]) == width:
+            node = source
+        with self.taken_as_it_lies():
+            x = self.cast(node, _F32)
+        return x if node in self.by_request else self.in_requests(x, width)
+
+    def _lengths(self) -> str:
+        """The names of ``seqlens_k`` i32 [B] and ``total_sequence_length`` i32 [1], with a space between."""
+        tokens = self.op("Shape", INPUT_IDS, start=1, end=2)
+        ends = self.op("Add", WRITE_INDEX, tokens)  # [B]
+        last = self.op("Cast", self.op("Sub", ends, self.integers(1)), to=TensorProto.INT32)
+        return f"{last} {self.op('Cast', self.op('ReduceMax', ends), to=TensorProto.INT32)}"
+
+    def _tables(self, table: Node) -> list[str]:
+        """Cosines and sines of all places of a slot, [C, F] each: constants to who loads the file."""
+        a = bound_arguments(table)
+
+        def made(kind: str) -> str:
+            zero, places, one = (self.constant(np.asarray(n, np.int64)) for n in (0, self.context + 1, 1))
+            positions = self.once("places", lambda: self.op("Cast", self.op("Range", zero, places, one), to=1))
+            columns = self.once("places of rows", lambda: self.op("Unsqueeze", positions, self.integers(1)))
+            angles = self.once(("angles", table), lambda: self.op("Mul", columns, self.cast(a["inv_freq"], _F32)))
+            found = self.op(kind, angles)
+            return found if a["scale"] == 1 else self.op("Mul", found, self.number(a["scale"], _F32))
+
+        return [self.once((kind, table), lambda kind=kind: made(kind)) for kind in ("Cos", "Sin")]  # type: ignore[misc]
+
+    # ---- tables, norms and activations
+
+    def _rows_of_4_bits(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        """Rows of a table without offsets. Its bytes are the standard file's, here as the numbers that lie in them."""
+        size, group = int(self.expressions(node)[-1]), int(a["group_size"])
+        ids = str(a["ids"].target) == "ids"
+        if a["bits"] != 4 or a["offsets"] is not None or group not in _GROUPS or size % group or not ids:
+            return self.row_of_table(b, node, a)
+        pairs = self.initializers[self.stored(str(a["table"].target), "rows", "i4 pairs")]
+        numbers = TensorProto()
+        numbers.CopyFrom(pairs)
+        numbers.name, numbers.data_type = f"{pairs.name}.numbers", TensorProto.INT4
+        numbers.dims[-1] = size
+        self.initializers[numbers.name] = numbers
+        scales = self.stored(str(a["scales"].target), "rows", "f32")
+        rows = (numbers.name, INPUT_IDS, scales)
+        found = self.op(
+            "GatherBlockQuantized", *rows, domain=DOMAIN, gather_axis=0, quantize_axis=1, block_size=group, bits=4
+        )
+        return self.lie_by_request(node, found)
+
+    def _norm_of_sum(self, kind: str, target: Any) -> Any:
+        """The handler of a norm of a sum, which gives the sum, too. Both must be matrices of the same shape."""
+
+        def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+            x, residual = (self.expressions(a[name]) for name in ("x", "residual"))
+            if len(x) != 2 or x != residual:
+                return ops_ew.HANDLERS[target](b, node, a)
+            weight, size = a["weight"], int(x[-1])
+            given = [self.cast(a["x"], _F32), self.cast(a["residual"], _F32)]
+            given.append(self.constant(np.ones(size, np.float32)) if weight is None else self.cast(weight, _F32))
+            if a.get("bias") is not None:
+                given.append(self.cast(a["bias"], _F32))
+            stem = f"{_NORMS[kind]}_{len(self.nodes)}"
+            names = (f"{stem}:0", "", "", f"{stem}:1")
+            found = self.ops(_NORMS[kind], given, 4, names, domain=DOMAIN, epsilon=float(a["eps"]))
+            return (found[0], found[3])
+
+        return emit
+
+    def _gated_activation(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        if a["kind"] != "silu":
+            return ops_ew.HANDLERS[ew.gated_activation.default](b, node, a)
+        width = int(self.expressions(node)[-1])
+        gate, up = self.ops("Split", (self.cast(a["gate_up"], _F32), self.integers(width, width)), 2, axis=-1)
+        return self.op("Mul", self.op("QuickGelu", gate, domain=DOMAIN, alpha=1.0), up)

@@ -1,0 +1,160 @@
+"""Values by request: [B, S, X] in the graph where the program has [T, X].
+
+GroupQueryAttention takes and gives values by request. Products, norms and all that works along the last dimension, or
+number by number, do not care; so between attentions nothing need be reshaped. What does care gets [N, X], as in a
+standard file.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program, has_tensors
+
+from ..steps.linear_io import INPUT_IDS
+from . import ops_elementwise, ops_ew, ops_quantized, ops_views
+from .graph import GraphBuilder, Handler, Value
+from .weights import ExternalWeights
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_HANDLERS: Mapping[Any, Handler] = {
+    **ops_elementwise.ELEMENTWISE,
+    **ops_ew.HANDLERS,
+    **ops_quantized.HANDLERS,
+    **ops_views.HANDLERS,
+}
+_TABLES = (ew.embedding.default, ew.quantized_embedding.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_ALONG_LAST = (
+    ew.linear.default,
+    ew.quantize_activation.default,
+    ew.quantized_linear.default,
+    ew.rms_norm.default,
+    ew.layer_norm.default,
+    ew.add_rms_norm.default,
+    ew.add_layer_norm.default,
+    ew.gated_activation.default,
+    aten.slice.Tensor,
+)
+
+
+class LayoutBuilder(GraphBuilder):
+    """Adds to a graph in which values may lie by request. ``program``, ``weights``: as of a standard file.
+
+    Attributes:
+        by_request: the calls whose results do.
+    """
+
+    def __init__(self, program: Program, weights: ExternalWeights) -> None:
+        super().__init__(program, weights)
+        self.by_request: set[Node] = set()
+        self._as_it_lies = False
+        self._reshapes: dict[str, onnx.NodeProto] = {}
+        self.overrides = {
+            **dict.fromkeys(_TABLES, self.row_of_table),
+            **{target: self.along_last(_HANDLERS[target]) for target in (*ops_elementwise.ELEMENTWISE, *_ALONG_LAST)},
+            **dict.fromkeys(VIEWS, self.view),
+            operator.getitem: self._getitem,
+        }
+
+    # ---- values
+
+    def value(self, node: object) -> str:
+        """As of a standard file, [N, X], unless the call being emitted takes values as they lie."""
+        name = super().value(node)
+        if not isinstance(node, Node) or node not in self.by_request or self._as_it_lies:
+            return name
+        width = int(self.expressions(node)[-1])
+        return self.once(("rows", name), lambda: self.reshape(name, -1, width))
+
+    def lie_by_request(self, node: Node, name: str) -> str:
+        """A tensor [B, S, X] that stands for a call's result [T, X]."""
+        self.by_request.add(node)
+        return name
+
+    def in_requests(self, x: str, width: int) -> str:
+        """A tensor of N rows as [B, S, width]."""
+        sizes = self.once("B, S", lambda: self.op("Shape", INPUT_IDS))
+        shape = self.once(("by request", width), lambda: self.op("Concat", sizes, self.integers(width), axis=0))
+        return self.op("Reshape", x, shape)
+
+    @contextmanager
+    def taken_as_it_lies(self) -> Iterator[None]:
+        """Within it, values are given by request where they lie so."""
+        self._as_it_lies = True
+        try:
+            yield
+        finally:
+            self._as_it_lies = False
+
+    def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """As of a standard file; a reshape of what was reshaped is one of what that was made of."""
+        if kind == "Reshape" and name is None:
+            source = self._reshapes.get(inputs[0])
+            if source is not None and self._says_all(inputs[1]):
+                inputs = (source.input[0], inputs[1])
+        made = super().op(kind, *inputs, name=name, **attributes)
+        if kind == "Reshape":
+            self._reshapes[made] = self.nodes[-1]
+        return made
+
+    def _says_all(self, shape: str) -> bool:
+        """Whether a shape says every size by itself; a 0 says that it is the input's."""
+        tensor = self.initializers.get(shape)
+        return tensor is None or bool(np.all(numpy_helper.to_array(tensor)))
+
+    # ---- calls
+
+    def along_last(self, handler: Handler) -> Handler:
+        """The handler of a call that gives values by request if it gets them so, and nothing else but weights."""
+
+        def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+            if not self._can_keep(node, a):
+                return handler(b, node, a)
+            with self.taken_as_it_lies():
+                found = handler(b, node, a)
+            self.by_request.add(node)
+            return found
+
+        return emit
+
+    def _can_keep(self, node: Node, a: Mapping[str, Any]) -> bool:
+        inputs = [n for n in node.all_input_nodes if has_tensors(n)]
+        if not any(n in self.by_request for n in inputs):
+            return False
+        weights = [n for n in inputs if n.op == "get_attr"]
+        if any(n not in self.by_request for n in inputs if n.op != "get_attr"):
+            return False
+        if node.target is ew.linear.default:  # a table that rows are taken of is multiplied by an operator of matrices
+            return all(user.target is ew.linear.default for user in a["weight"].users)
+        if node.target is ew.quantized_linear.default:
+            return a["weight_offsets"] is None
+        if node.target is aten.slice.Tensor:
+            return a["dim"] in (-1, 1) and all(isinstance(a[name], int) for name in ("start", "end"))
+        return node.target in _ALONG_LAST or all(n.meta["val"].dim() <= 1 for n in weights)
+
+    def row_of_table(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        """The handler of a table, whose rows lie by request from the beginning."""
+        found = _HANDLERS[node.target](b, node, a)
+        assert isinstance(found, str)
+        return self.lie_by_request(node, self.in_requests(found, int(self.expressions(node)[-1])))
+
+    def view(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        """The handler of a reshape, for which it is all one how its input lies."""
+        with self.taken_as_it_lies():
+            return _HANDLERS[node.target](b, node, a)
+
+    def _getitem(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        if a["0"] in self.by_request:
+            self.by_request.add(node)
+        return _HANDLERS[operator.getitem](b, node, a)

@@ -1,0 +1,230 @@
+"""A Program as a ModelProto: what goes in and out, and each call by its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import onnx.shape_inference
+import sympy
+import torch
+from onnx import TensorProto, helper
+from torch.fx.node import Node
+
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.ir.program import Program, has_tensors
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ..emit.bundle_writer import BundleWriter
+from ..steps.linear_io import (
+    CONTRIB_FILE,
+    INPUT_IDS,
+    KERNELS_FILE,
+    LOGITS,
+    MODEL_FILE,
+    NARROW_FILE,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    LinearCacheGroup,
+    LinearIo,
+    NarrowFile,
+    NarrowFloats,
+    VariantFile,
+)
+from . import ops_attention, ops_dequantize, ops_elementwise, ops_ew, ops_experts, ops_quantized, ops_routing, ops_views
+from .contrib import ContribBuilder, accuracy_level
+from .float_types import FloatType
+from .graph import FLAT_IDS, GraphBuilder, Handler
+from .kernels import KernelsBuilder
+from .weights import ExternalWeights
+
+OPSET = 24
+IR_VERSION = 12
+ONNXRUNTIME = "1.25"
+"""The smallest version that has kernels for this opset's TensorScatter on a CPU."""
+
+_TOKENS = sympy.Symbol("N")
+"""T of the program, B*S of the graph's inputs."""
+
+HANDLERS: Mapping[Any, Handler] = {
+    **ops_attention.HANDLERS,
+    **ops_dequantize.HANDLERS,
+    **ops_elementwise.ELEMENTWISE,
+    **ops_elementwise.REDUCTIONS,
+    **ops_ew.HANDLERS,
+    **ops_experts.HANDLERS,
+    **ops_quantized.HANDLERS,
+    **ops_routing.HANDLERS,
+    **ops_views.HANDLERS,
+}
+
+
+def emit_model(
+    program: Program,
+    writer: BundleWriter,
+    progress: Progress,
+    floats: FloatType = "f32",
+    capacity: int | None = None,
+    contrib: int | None = None,
+    kernels: int | None = None,
+    narrow: NarrowFloats | None = None,
+) -> LinearIo:
+    """Writes model.onnx at the bundle's root, and its weights into the bundle's.
+
+    Args:
+        program: with attention in its paged form.
+        writer: of the bundle.
+        progress: called with the stage "emit", weight by weight.
+        floats: what the graph computes in, and its caches have.
+        capacity: places of a slot; None leaves it free.
+        contrib, kernels: most tokens of a request, for a contrib or a kernels variant beside it; None leaves that out.
+        narrow: floats of a variant of 16 bits beside it; None leaves that out.
+
+    Raises:
+        UnsupportedModelError: an op that standard operators can't express, named with its module.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+    """
+    progress(ProgressEvent("emit", 0, len(program.weights)))
+    weights = ExternalWeights(writer, progress, len(program.weights))
+    model = graph_model(GraphBuilder(program, weights, floats, capacity))
+    writer.write_bytes(MODEL_FILE, model.SerializeToString(deterministic=True))
+    beside = None if narrow is None else _emit_narrow(program, writer, progress, narrow)
+    variant = None if contrib is None else _emit_contrib(ContribBuilder(program, weights, contrib), writer)
+    return LinearIo(
+        opset=OPSET,
+        onnxruntime=ONNXRUNTIME,
+        contrib=variant,
+        narrow=beside,
+        kernels=None if kernels is None else _emit_kernels(KernelsBuilder(program, weights, kernels), writer),
+        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype=floats)) for group in program.cache_groups),
+        summed_products=summed_products(program),
+    )
+
+
+def _emit_narrow(program: Program, writer: BundleWriter, progress: Progress, floats: NarrowFloats) -> NarrowFile:
+    """Writes the variant of 16 bits, with weights of its own where they are floats."""
+    weights = ExternalWeights(writer, progress, len(program.weights), suffix=f"onnx.{floats}")
+    path = NARROW_FILE.format(floats)
+    writer.write_bytes(path, graph_model(GraphBuilder(program, weights, floats)).SerializeToString(deterministic=True))
+    return NarrowFile(file=path, dtype=floats)
+
+
+def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> VariantFile:
+    """Writes the contrib variant, unless no attention of the program is one of it."""
+    if len(b.standard) == len(b.attentions):
+        return VariantFile(file="", standard=b.standard)
+    writer.write_bytes(CONTRIB_FILE, graph_model(b).SerializeToString(deterministic=True))
+    return VariantFile(file=CONTRIB_FILE, standard=b.standard, accuracy_level=accuracy_level(b.program))
+
+
+def _emit_kernels(b: KernelsBuilder, writer: BundleWriter) -> VariantFile:
+    writer.write_bytes(KERNELS_FILE, graph_model(b).SerializeToString(deterministic=True))
+    return VariantFile(file=KERNELS_FILE, standard=b.standard)
+
+
+def graph_model(b: GraphBuilder) -> onnx.ModelProto:
+    for name, kind, shape in (
+        (INPUT_IDS, TensorProto.INT64, ["B", "S"]),
+        (POSITION_IDS, TensorProto.INT64, ["B", "S"]),
+        (WRITE_INDEX, TensorProto.INT64, ["B"]),
+        (ROWS, TensorProto.INT64, ["R"]),
+    ):
+        b.inputs[name] = helper.make_tensor_value_info(name, kind, shape)
+    vocabulary = int(b.expressions(b.program.logits)[-1])
+    b.outputs[LOGITS] = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["R", vocabulary])
+    given = {
+        "ids": lambda: b.op("Reshape", INPUT_IDS, b.integers(-1), name=FLAT_IDS),
+        "positions": lambda: b.op("Reshape", POSITION_IDS, b.integers(-1)),
+        "rows": lambda: ROWS,
+    }
+    for node in b.program.graph.nodes:
+        if node.op == "placeholder" and str(node.target) in given:
+            b.names[node] = given[str(node.target)]()
+        elif node.op == "call_function" and has_tensors(node):
+            b.node = node
+            b.names[node] = emit_call(b, node)
+    b.node = None
+    b.op("Identity", b.wide(b.cast(b.program.logits, torch.float32)), name=LOGITS)
+    model = model_of(b, "step", _input_order(b))
+    add_shapes(model, b)
+    return model
+
+
+def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
+    """What a builder has collected, as a graph called ``name`` that takes ``inputs`` in this order."""
+    nodes = _live(b)  # first: it drops constants, too
+    values = [b.inputs[given] for given in inputs]
+    domains = sorted({"", *(node.domain for node in nodes)})
+    graph = helper.make_graph(nodes, name, values, list(b.outputs.values()), list(b.initializers.values()))
+    return helper.make_model(
+        graph,
+        producer_name="enginewright",
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid(name, OPSET if not name else 1) for name in domains],
+    )
+
+
+def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
+    """Writes the shapes of what a graph computes into it (``value_info``), as far as onnx infers them.
+
+    A size that it can't infer has the program's expression, in N tokens and R rows, where the tensor is a call's
+    result; else it stays free. What follows operators of other domains, which onnx doesn't know, has no shape.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    known = {name: node for node, name in b.names.items() if isinstance(name, str) and node.op == "call_function"}
+    for value in inferred.graph.value_info:
+        dims = value.type.tensor_type.shape.dim
+        node = known.get(value.name)
+        wanted = () if node is None else b.expressions(node)
+        fits = len(wanted) == len(dims) and all(
+            not d.HasField("dim_value") or (e.is_Integer and int(e) == d.dim_value)
+            for d, e in zip(dims, wanted, strict=True)
+        )
+        for at, dim in enumerate(dims):
+            if dim.HasField("dim_value"):
+                continue
+            if fits and wanted[at].is_Integer:
+                dim.dim_value = int(wanted[at])
+            elif fits:
+                dim.dim_param = str(wanted[at].xreplace({s: _TOKENS for s in wanted[at].free_symbols if str(s) == "T"}))
+            elif dim.dim_param.startswith("unk__"):
+                dim.Clear()
+    model.graph.value_info.extend(sorted(inferred.graph.value_info, key=lambda v: v.name))
+
+
+def emit_call(b: GraphBuilder, node: Node) -> Any:
+    """The names of a call's results, by its handler. Raises UnsupportedModelError, naming it, if there is none."""
+    handler = b.overrides.get(node.target) or HANDLERS.get(node.target)
+    if handler is None:
+        raise b.unsupported("standard ONNX operators don't express it here")
+    arguments = bound_arguments(node)
+    ops_experts.check_spread(b, node, arguments)
+    return handler(b, node, arguments)
+
+
+def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
+    """The nodes that an output needs; drops the constants that only others read."""
+    needed = set(b.outputs)
+    kept = []
+    for node in reversed(b.nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(filter(None, node.input))  # of one that may be missing the name is empty
+    b.initializers = {name: tensor for name, tensor in b.initializers.items() if name in needed}
+    return kept[::-1]
+
+
+def _input_order(b: GraphBuilder) -> list[str]:
+    """Those of every model first, then masks, then caches by layer."""
+    return sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
+
+
+def summed_products(program: Program) -> int:
+    """Over all products with weights, how many terms a result of each is the sum of."""
+    total = 0
+    for node in program.nodes_of(*ops_ew.PRODUCTS, *ops_experts.PRODUCTS, *ops_quantized.PRODUCTS):
+        total += int(program.shape(bound_arguments(node)["weight"])[-1])
+    return total

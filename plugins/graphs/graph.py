@@ -1,0 +1,284 @@
+"""Builds an ONNX graph from a Program: its nodes, constants, and weights as external data in the bundle.
+
+Floats are 32-bit ones and integers 64-bit ones in the graph, whatever the program has; conditions are bool. A graph of
+16-bit floats has casts between what has them and what hasn't (``float_types.py``), which no operator's handler sees.
+Tokens are packed as in the program, N = B*S of them; only attention sees [B, S].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import sympy
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program, affine_of
+from enginewright.passes.ir.provenance import WHERE, join_where, op_and_where
+from enginewright.runtime.shared.errors import UnsupportedModelError
+
+from ..steps.linear_io import ROWS
+from .float_types import ELEMENTS, FloatType, narrowed, operand_type, result_type
+from .weights import ExternalWeights, Form, Stored
+
+FLAT_IDS = "ids"
+"""The token ids as i64 [N]."""
+
+Value = str | tuple[str, ...]
+"""The name of a tensor in the graph, or those of a call's several results."""
+
+Handler = Callable[["GraphBuilder", Node, Mapping[str, Any]], Value]
+"""Gets a call and its arguments by the names of the op's schema; gives the names of its results."""
+
+TYPES: Mapping[torch.dtype, int] = {
+    **dict.fromkeys((torch.float32, torch.float64, torch.bfloat16, torch.float16), TensorProto.FLOAT),
+    **dict.fromkeys((torch.int64, torch.int32, torch.int8, torch.uint8), TensorProto.INT64),
+    torch.bool: TensorProto.BOOL,
+}
+"""The element type of a tensor of the program in the graph."""
+
+_NUMPY: Mapping[int, Any] = {TensorProto.FLOAT: np.float32, TensorProto.INT64: np.int64, TensorProto.BOOL: np.bool_}
+
+_PRODUCTS = frozenset(
+    {torch.ops.ew.linear.default, torch.ops.ew.embedding.default, torch.ops.ew.grouped_linear.default}
+)
+
+
+class GraphBuilder:
+    """Adds to a graph; ``node`` is the call of the program being emitted, which names and errors refer to.
+
+    Args:
+        program: what is emitted.
+        weights: where weights go.
+        floats: what the graph computes in.
+        capacity: places of a slot, C; None leaves it free.
+        target: that errors name.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: ExternalWeights,
+        floats: FloatType = "f32",
+        capacity: int | None = None,
+        target: str = "onnx",
+    ) -> None:
+        self.program = program
+        self.target = target
+        self.weights = weights
+        self.floats: FloatType = floats
+        self.element = ELEMENTS[floats]
+        self.capacity: int | str = capacity or "C"
+        self.overrides: Mapping[Any, Handler] = {}  # in the place of the target's handlers
+        self.node: Node | None = None
+        self.names: dict[Node, Value] = {}
+        self.halves: dict[Node, tuple[str, str]] = {}  # rope_table -> cosines and sines [N, 1, F]
+        self.spread: set[Node] = set()  # [E, N, ..] in the graph where the program has [N*k, ..]: see ops_experts
+        self.inputs: dict[str, onnx.ValueInfoProto] = {}
+        self.outputs: dict[str, onnx.ValueInfoProto] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self._constants: dict[tuple[object, ...], str] = {}
+        self._computed: dict[object, str] = {}
+        self._types: dict[str, int] = {}  # the float types of computed tensors, in a graph of 16 bits
+        self._count = 0
+
+    # ---- nodes
+
+    def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """A call of a standard operator with one result, whose name is given back."""
+        return self.ops(kind, inputs, 1, (name,) if name else (), **attributes)[0]
+
+    def ops(
+        self, kind: str, inputs: Sequence[str], results: int, names: Sequence[str] = (), **attributes: Any
+    ) -> tuple[str, ...]:
+        """The same with several results."""
+        types: list[int] = []
+        if self.floats != "f32":
+            inputs, types = self._operands(kind, inputs)
+        self._count += 1
+        stem = f"{kind}_{self._count}"
+        outputs = tuple(names) or tuple(f"{stem}:{i}" if results > 1 else stem for i in range(results))
+        where = join_where(self.node.meta[WHERE]) if self.node is not None else ""
+        label = f"{where}/{stem}" if where else stem
+        self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=label, **attributes))
+        if (given := result_type(kind, types, attributes.get("to"))) is not None:
+            self._types |= dict.fromkeys(outputs[:1] if kind == "TopK" else outputs, given)
+        return outputs
+
+    def once(self, key: object, make: Callable[[], str]) -> str:
+        """What ``make`` gives, made at the first call with this key."""
+        if key not in self._computed:
+            self._computed[key] = make()
+        return self._computed[key]
+
+    def unsupported(self, reason: str) -> UnsupportedModelError:
+        """The error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
+        assert self.node is not None
+        reason = reason.replace("the onnx target", f"the {self.target} target")
+        return UnsupportedModelError(
+            f"{op_and_where(self.node)}: {reason}",
+            hint=f"This model can't run on the {self.target} target; the cpu target may take it.",
+        )
+
+    # ---- float types
+
+    def wide(self, name: str) -> str:
+        """A float tensor of the graph with 32 bits."""
+        return self._in_type(name, TensorProto.FLOAT)
+
+    def _float_type(self, name: str) -> int | None:
+        """Of a tensor of the graph; None if it has no floats."""
+        if name in self._types:
+            return self._types[name]
+        if name in self.inputs:
+            kind = self.inputs[name].type.tensor_type.elem_type
+        elif name in self.initializers:
+            kind = self.initializers[name].data_type
+        else:
+            return None
+        return kind if kind in ELEMENTS.values() else None
+
+    def _operands(self, kind: str, names: Sequence[str]) -> tuple[list[str], list[int]]:
+        """An operator's operands as it takes them, and the types of those that are floats."""
+        types = [self._float_type(name) for name in names]
+        computed = [t for name, t in zip(names, types, strict=True) if t is not None and name not in self.initializers]
+        constant = [t for name, t in zip(names, types, strict=True) if t is not None and name in self.initializers]
+        wanted = None if kind == "Cast" else operand_type(kind, computed, constant, self.element)
+        if kind == "DequantizeLinear":
+            return list(names), [t for t in types if t is not None]
+        if wanted is None:
+            return list(names), [*computed, *constant]
+        taken = [name if t is None else self._in_type(name, wanted) for name, t in zip(names, types, strict=True)]
+        return taken, [wanted]
+
+    def _in_type(self, name: str, kind: int) -> str:
+        if self._float_type(name) in (kind, None):
+            return name
+        tensor = self.initializers.get(name)
+        if tensor is not None and tensor.data_location != TensorProto.EXTERNAL and kind != TensorProto.FLOAT:
+            return self.once(("narrow", name), lambda: self.constant(narrowed(numpy_helper.to_array(tensor), kind)))
+        return self.once(("float type", name, kind), lambda: self.op("Cast", name, to=kind))
+
+    # ---- values
+
+    def constant(self, value: npt.NDArray[Any]) -> str:
+        """A small constant in the file itself."""
+        array = np.asarray(value, order="C")
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            self._constants[key] = name
+            self.initializers[name] = numpy_helper.from_array(array, name)
+        return self._constants[key]
+
+    def integers(self, *values: int) -> str:
+        """A constant i64 [n], as shapes and axes are given."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def number(self, value: float, dtype: torch.dtype) -> str:
+        """A constant without dimensions."""
+        return self.constant(np.asarray(value, _NUMPY[TYPES[dtype]]))
+
+    def value(self, node: object) -> str:
+        """The tensor of a node with one result, in its own type."""
+        if not isinstance(node, Node):
+            raise self.unsupported(f"{node!r} isn't a tensor")
+        if node.op == "get_attr":
+            return self.weight(node)
+        found = self.names.get(node)
+        if not isinstance(found, str):
+            raise self.unsupported(f"the onnx target has no {node.target} to give it")
+        return found
+
+    def cast(self, value: object, dtype: torch.dtype) -> str:
+        """An argument, a tensor or a number, in the type that stands for ``dtype``."""
+        if isinstance(value, (bool, int, float)):
+            return self.number(value, dtype)
+        name = self.value(value)
+        assert isinstance(value, Node)
+        return self.to(name, value.meta["val"].dtype, dtype)
+
+    def to(self, name: str, before: torch.dtype, after: torch.dtype) -> str:
+        """A tensor of the graph from the type of one dtype into that of another."""
+        if TYPES[before] == TYPES[after]:
+            return name
+        return self.once(("cast", name, TYPES[after]), lambda: self.op("Cast", name, to=TYPES[after]))
+
+    def weight(self, node: Node, form: Form = "rows") -> str:
+        """A weight as external data, floats as f32, or as a constant if it has integers."""
+        name = str(node.target)
+        dtype = self.program.weights[name].dtype
+        if not dtype.is_floating_point:
+            return self.once((name, form), lambda: self._integers_of(name))
+        if self.floats != "f32":
+            return self.stored(name, form, self.floats if self._is_multiplied(node) else "f32")
+        if dtype != torch.bfloat16:
+            return self.stored(name, form, "f32")
+        # onnxruntime multiplies no bf16 on a CPU: it makes this cast when it loads the file.
+        narrow = self.stored(name, form, "bf16")
+        return self.once((name, form), lambda: self.op("Cast", narrow, to=TensorProto.FLOAT))
+
+    def stored(self, name: str, form: Form, stored: Stored) -> str:
+        """A weight as external data, in a type that it is stored in."""
+        tensor = self.weights.add(name, self.program.weights[name], form, stored)
+        self.initializers[tensor.name] = tensor
+        return str(tensor.name)
+
+    def _is_multiplied(self, node: Node) -> bool:
+        """Whether a weight is a matrix of products, or a table, and nothing else."""
+        return len(self.program.weights[str(node.target)].shape) > 1 and all(u.target in _PRODUCTS for u in node.users)
+
+    def _integers_of(self, name: str) -> str:
+        value = self.program.weights[name].evaluate()
+        return self.constant(value.numpy().astype(_NUMPY[TYPES[value.dtype]]))
+
+    # ---- sizes
+
+    def expressions(self, node: Node, index: int | None = None) -> tuple[sympy.Expr, ...]:
+        """The shape of a call's result, or of one of several."""
+        value = node.meta["val"] if index is None else node.meta["val"][index]
+        return tuple(self.program.expression(s) for s in value.shape)
+
+    def size(self, expr: sympy.Expr) -> str:
+        """A size as i64 [1]: an expression in T and R is computed in the graph."""
+        if expr.is_Integer:
+            return self.integers(int(expr))
+
+        def make() -> str:
+            affine = affine_of(expr)
+            if affine.b:
+                raise self.unsupported(f"the size {expr} depends on how many requests there are")
+            total = self.integers(affine.constant)
+            for factor, count in ((affine.t, self.tokens), (affine.r, self.sampled)):
+                if factor:
+                    term = self.op("Mul", count(), self.integers(factor)) if factor != 1 else count()
+                    total = self.op("Add", total, term) if total != self.integers(0) else term
+            return total
+
+        return self.once(("size", expr), make)
+
+    def tokens(self) -> str:
+        """N as i64 [1]."""
+        return self.once("N", lambda: self.op("Shape", FLAT_IDS))
+
+    def sampled(self) -> str:
+        """R as i64 [1]."""
+        return self.once("R", lambda: self.op("Shape", ROWS))
+
+    def shape(self, sizes: Sequence[sympy.Expr], free: bool = True) -> str:
+        """A shape as i64 [rank]; of a reshape one unknown size may be left ``free``, to be inferred."""
+        unknown = [s for s in sizes if not s.is_Integer]
+        if not unknown or (free and len(unknown) == 1):
+            return self.integers(*(int(s) if s.is_Integer else -1 for s in sizes))
+        parts = [self.size(s) for s in sizes]
+        return self.once(("shape", tuple(sizes)), lambda: self.op("Concat", *parts, axis=0))
+
+    def reshape(self, name: str, *sizes: int) -> str:
+        """A tensor of another shape, -1 standing for what is left over."""
+        return self.op("Reshape", name, self.integers(*sizes))

@@ -1,0 +1,163 @@
+"""Weights of an ONNX graph as external data: written one by one into the bundle's blobs, referred to by offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from onnx import StringStringEntryProto, TensorProto, helper
+
+from enginewright.passes.ir.stacked_weights import pieces
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.lowering.builder import Packing
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, Layout, TensorEntry, WeightDtype, pack_nibbles
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ..emit.bundle_writer import BundleWriter, blob_path
+from ..emit.weights import add_weight, part_rows
+
+Form = Literal["rows", "columns"]
+"""As the program has a weight, [.., N, K], or with its last two axes exchanged, as a product takes it: [.., K, N]."""
+
+Stored = Literal["f32", "bf16", "f16", "fp8", "i8", "i4", "u4 less 8", "i4 pairs", "u4 pairs"]
+"""How the elements are stored. Those of 4 bits lie two in a byte, the first in its low half; as pairs they are the
+bytes u8 [.., K/2] to the graph, for operators that know no 4 bits. 0 .. 15 less 8 is i4: TensorRT has no u4."""
+
+_ELEMENTS: dict[Stored, int] = {
+    "f32": TensorProto.FLOAT,
+    "bf16": TensorProto.BFLOAT16,
+    "f16": TensorProto.FLOAT16,
+    "fp8": TensorProto.FLOAT8E4M3FN,
+    "i8": TensorProto.INT8,
+    "i4": TensorProto.INT4,
+    "u4 less 8": TensorProto.INT4,
+    "i4 pairs": TensorProto.UINT8,
+    "u4 pairs": TensorProto.UINT8,
+}
+_DTYPES: dict[Stored, WeightDtype] = {
+    "f32": "f32",
+    "bf16": "bf16",
+    "f16": "f16",
+    "fp8": "fp8",
+    "i8": "i8",
+    "i4": "i4",
+    "u4 less 8": "i4",
+    "i4 pairs": "i4",
+    "u4 pairs": "u4",
+}
+_FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_MOST_F16 = 65504
+_CHUNK_BYTES = 32 << 20
+"""A weight is transposed and written in pieces of about this size."""
+
+
+class ExternalWeights:
+    """Writes weights when they are asked for; each of them once in a form and a type.
+
+    Args:
+        writer: of the bundle.
+        progress: called with the stage "emit", weight by weight.
+        total: how many there are in the program.
+        suffix: of their names in the bundle, where another target may have the same weights in another type.
+    """
+
+    def __init__(self, writer: BundleWriter, progress: Progress, total: int, suffix: str = "onnx") -> None:
+        self._suffix = suffix
+        self._writer = writer
+        self._progress = progress
+        self._total = total
+        self._tensors: dict[tuple[str, Form, Stored], TensorProto] = {}
+        self._panels: dict[str, TensorProto] = {}
+        self._names: set[str] = set()
+
+    def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
+        """The initializer that stands for a weight of the program, without data of its own.
+
+        One weight is in memory at a time, or one expert of those that are stored one by one.
+
+        Raises:
+            SourceError: its values aren't finite.
+            UnsupportedModelError: f16 has no such values.
+            BundleError, CapacityError: it can't be written.
+        """
+        key = (name, form, stored)
+        if key not in self._tensors:
+            self._tensors[key] = self._write(name, expr, form, stored)
+            self._names.add(name)
+            self._progress(ProgressEvent("emit", min(len(self._names), self._total), self._total, name))
+        return self._tensors[key]
+
+    def add_panels(self, name: str, expr: WeightExpr, packing: Packing) -> TensorProto:
+        """The same of a weight in the layout of the kernels. Those bytes are the cpu target's, if the bundle has it."""
+        label = f"{name}.{self._suffix}.panels"
+        if label not in self._panels:
+            use = WeightUse(name=label, dtype=packing.dtype, shape=expr.shape, layout=packing.layout)
+            entry = add_weight(self._writer, use, expr)
+            element = helper.np_dtype_to_tensor_dtype(entry.stored_dtype)
+            self._panels[label] = _external(label, entry, element, entry.stored_shape)
+        return self._panels[label]
+
+    def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
+        shape = expr.shape if form == "rows" else (*expr.shape[:-2], expr.shape[-1], expr.shape[-2])
+        dtype = _DTYPES[stored]
+        layout: Layout = "nibbles" if dtype in ("i4", "u4") else "rows"
+        # The cpu target may have stored the same weight in another layout, under its own name.
+        label = f"{name}.{self._suffix}" if form == "rows" else f"{name}.{self._suffix}.columns"
+        axis = 1 if form == "columns" and len(shape) == 2 else 0
+        parts = tuple(part_rows(part) for part in expr.parts(axis))
+        chunks = _chunks(name, expr, form, stored)
+        entry = self._writer.weights().add(label, chunks, layout, parts, shape=shape, dtype=dtype)
+        dims = (*shape[:-1], shape[-1] // 2) if "pairs" in stored else shape
+        return _external(label, entry, _ELEMENTS[stored], dims)
+
+
+def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]) -> TensorProto:
+    """A tensor that lies in a blob."""
+    tensor = TensorProto(name=name, data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
+    for field, value in (
+        ("location", blob_path(entry.blob)),
+        ("offset", str(entry.offset)),
+        ("length", str(entry.bytes)),
+    ):
+        tensor.external_data.append(StringStringEntryProto(key=field, value=value))
+    return tensor
+
+
+def _chunks(name: str, expr: WeightExpr, form: Form, stored: Stored) -> Iterator[Array]:
+    """The stored elements in order."""
+    for part in pieces(expr):
+        value = part.evaluate()
+        if stored == "f16" and not value.abs().max() <= _MOST_F16:
+            raise UnsupportedModelError(
+                f"weight {name}: it has values beyond {_MOST_F16:,}, which f16 does not have",
+                hint="Take bf16 for this target: dtype in [engines] of the recipe.",
+            )
+        if form == "columns":
+            value = value.transpose(-1, -2)
+        for matrix in value if value.dim() > 2 else (value,):  # of 4 bits one fills its last byte: K is even
+            yield from _rows(matrix, stored)
+
+
+def _rows(value: torch.Tensor, stored: Stored) -> Iterator[Array]:
+    if value.dim() < 2:
+        yield _array(value, stored)
+        return
+    step = max(1, _CHUNK_BYTES // max(1, 4 * value.shape[1])) // 2 * 2 or 2  # an even number has whole bytes
+    for start in range(0, value.shape[0], step):
+        array = _array(value[start : start + step], stored)
+        yield pack_nibbles(array) if _DTYPES[stored] in ("i4", "u4") else array
+
+
+def _array(value: torch.Tensor, stored: Stored) -> Array:
+    """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
+    if stored == "u4 less 8":
+        value = value - 8
+    exact = value.to(_FLOATS.get(stored, value.dtype)).contiguous()
+    if exact.dtype == torch.bfloat16:
+        return exact.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
+    if exact.dtype == torch.float8_e4m3fn:
+        return exact.view(torch.uint8).numpy().view(NUMPY_DTYPES["fp8"])
+    return exact.numpy()

@@ -1,0 +1,48 @@
+"""The onnx target's emitter."""
+
+from __future__ import annotations
+
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.progress import Progress
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...onnxruntime.library import operators_library
+from ..recipe import OnnxSection
+
+
+class OnnxEmitter:
+    """Writes model.onnx, of standard operators, the variants that are asked for, and the weights of all, one by one."""
+
+    name = "onnx"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``: onnxruntime and TensorRT fuse by themselves."""
+        return []
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where the package onnx is missing, too.
+
+        So it is where the kernels variant is asked for without its library: what is exported is run before it counts.
+        """
+        if options.section(OnnxSection).kernels:
+            operators_library()
+        try:
+            from ...graphs.emit_model import emit_model  # only this target needs the package
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] != "onnx":
+                raise
+            raise MissingDependencyError(
+                "target onnx: writing it needs onnx, which is not installed",
+                hint="Install it with: pip install 'enginewright[onnx]'",
+            ) from e
+        contrib = options.context_length if options.section(OnnxSection).contrib else None
+        kernels = options.context_length if options.section(OnnxSection).kernels else None
+        narrow = options.section(OnnxSection).floats
+        io = emit_model(program, writer, progress, contrib=contrib, kernels=kernels, narrow=narrow)
+        return TargetManifest(sections={"io": io})

@@ -1,0 +1,6 @@
+"""The compiler's half of the onnx target."""
+
+from ...emit.target import Target
+from .emitter import OnnxEmitter
+
+TARGET = Target(OnnxEmitter(), ("onnx",))

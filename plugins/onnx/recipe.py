@@ -1,0 +1,23 @@
+"""[onnx] of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import StrictBool
+
+from enginewright.passes.formats.section import Section
+
+
+class OnnxSection(Section):
+    """Further files, which run in the place of the standard one.
+
+    Attributes:
+        floats: with activations, float weights and caches of 16 bits, for GPUs.
+        contrib: with onnxruntime's own operators, for CPUs.
+        kernels: with products by the cpu target's kernels as well; preferred to ``contrib``.
+    """
+
+    floats: Literal["f16", "bf16"] | None = None
+    contrib: StrictBool = False
+    kernels: StrictBool = False

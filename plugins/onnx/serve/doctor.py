@@ -1,0 +1,70 @@
+"""What the onnx target needs of a machine."""
+
+from __future__ import annotations
+
+from importlib import util
+from typing import Any
+
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import MissingDependencyError
+
+from ...doctor.checks import (
+    Checked,
+    Problem,
+    is_older,
+)
+from ...doctor.machine import Machine
+from ...onnxruntime.library import NAME as OPERATORS
+from ...onnxruntime.library import find_operators
+from ...steps.linear_io import LinearIo
+from .session import OLDEST, PROVIDERS, load_onnxruntime
+
+
+def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
+    io = target.section(LinearIo) if target is not None else None
+    needed = OLDEST if io is None else io.onnxruntime
+    found = machine.packages.get("onnxruntime")
+    install = f"Install it with: pip install 'onnxruntime>={needed}', or enginewright[onnx], or [onnx-gpu] for a GPU"
+    if found is None:
+        return Checked((Problem("onnxruntime is not installed", install, missing=True),))
+    if why := machine.problems.get("onnxruntime"):
+        return Checked((Problem(why, f"Install it anew: pip install --force-reinstall 'onnxruntime>={needed}'"),))
+    if is_older(found, needed):
+        return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
+    known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
+    on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
+    return Checked(on=(on, *_variant(io, machine), *_idle_gpu(machine)))
+
+
+def _idle_gpu(machine: Machine) -> tuple[str, ...]:
+    """What to install for onnxruntime to use the GPU that is there."""
+    if not machine.gpus or PROVIDERS["cuda"].full_name in machine.providers:
+        return ()
+    return (
+        f"{machine.gpus[0].name} isn't used: that needs provider cuda (pip uninstall onnxruntime, then pip install "
+        "'enginewright[onnx-gpu]')",
+    )
+
+
+def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
+    """Which of several files runs on a CPU, and why it isn't the fastest."""
+    if io is None or len(io.variants) == 1:
+        return ()
+    taken = io.fastest(operators=machine.onnx_operators)
+    runs = f"on a CPU its variant {taken} runs"
+    return (runs if taken == io.variants[-1] else f"{runs}: variant kernels needs {OPERATORS}, which is missing",)
+
+
+def look(problems: dict[str, str]) -> dict[str, Any]:
+    """What ``Machine`` says of it. onnxruntime is imported, for only it knows its providers."""
+    return {"providers": _providers(problems), "onnx_operators": find_operators() is not None}
+
+
+def _providers(problems: dict[str, str]) -> tuple[str, ...]:
+    if util.find_spec("onnxruntime") is None:
+        return ()
+    try:
+        return tuple(load_onnxruntime("0").get_available_providers())
+    except MissingDependencyError as e:
+        problems["onnxruntime"] = e.message
+        return ()

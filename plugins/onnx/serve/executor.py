@@ -1,0 +1,184 @@
+"""The onnx target: a file of ONNX operators in the linear form, run by onnxruntime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from enginewright.plugins.doctor.checks import gpu_problem
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Deferred
+from enginewright.runtime.kv_cache.cache_groups import default_budget
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.runtime.shared.errors import BundleError, CapacityError
+
+from ...cpu.threads import available_threads
+from ...gpu.cuda_driver import Cuda, load_cuda
+from ...onnxruntime.library import find_operators, operators_library
+from ...steps.linear_io import LinearIo
+from ...steps.slot_steps import SlotSteps
+from .session import PROVIDERS, find_provider, load_onnxruntime, open_session
+from .slot_caches import SlotCaches
+
+FREE_SHARE = 0.5
+"""Of the GPU's memory that weights leave, for the caches, by default: onnxruntime takes the rest as steps need it."""
+
+
+def device_budget(bundle: Bundle, target: str, provider: str, variant: str | None = None) -> int:
+    """Bytes for the caches where the caller says nothing: of the memory that they will lie in.
+
+    Raises RequestError for a provider that there is none of, TargetError without a driver for one that needs it,
+    CapacityError if nothing is left.
+    """
+    known = PROVIDERS.get(provider)
+    if known is None or known.device != "cuda":
+        return default_budget()
+    cuda = load_cuda()
+    if (problem := gpu_problem(cuda.gpus, "the driver shows none", ())) is not None:
+        raise problem.error()
+    with ThreadPoolExecutor(1) as thread:  # a device belongs to the thread that opened it
+        free = thread.submit(_free_bytes, cuda).result()
+    variant = variant_io(bundle, target, provider, variant).variant
+    if variant in ("f16", "bf16"):
+        weights = sum(t.bytes for name, t in bundle.index.tensors.items() if f".onnx.{variant}" in name)
+    else:
+        own = bundle.index.stored_once().items()
+        weights = sum(t.bytes for name, t in own if ".onnx" in name and not NARROW_WEIGHT.search(name))
+    if free <= weights:
+        raise CapacityError(
+            f"memory: {cuda.gpus[0].name} has {free:,} bytes free, and the weights alone need {weights:,}",
+            hint="End what else uses the GPU, or take a larger one.",
+        )
+    return int((free - weights) * FREE_SHARE)
+
+
+def _free_bytes(cuda: Cuda) -> int:
+    with closing(cuda.open(cuda.gpus[0])) as device:
+        return device.free_bytes()
+
+
+NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
+"""In names of weights of the variant of 16 bits."""
+
+
+class OnnxExecutor:
+    """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
+
+    A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
+    other; prompts run one by one, or padded together where that costs little.
+
+    Args:
+        bundle: with a ready target of the linear form.
+        blocks: cache group -> slots to allocate; the same number for each.
+        capacity: tokens of a slot (C), the last of which is for rows that rest: ``slot_capacity``.
+        threads: of the kernels on the CPU; 0 takes as many as there are cores.
+        provider: one of ``onnx_session.PROVIDERS``.
+        target: the target's name.
+        variant: of the target's file; None takes the fastest that there is for the provider.
+
+    Raises:
+        BundleError: the bundle has no such target or variant, or its file is damaged.
+        MissingDependencyError: onnxruntime, the provider or the variant's library is missing, or too old.
+        CapacityError: there is no memory for the slots.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        capacity: int,
+        *,
+        threads: int = 0,
+        provider: str = "cpu",
+        target: str = "onnx",
+        variant: str | None = None,
+    ) -> None:
+        io = variant_io(bundle, target, provider, variant)
+        self._bundle, self.blocks = bundle, dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
+        slots = min(self.blocks[g.name] for g in self.cache_groups)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
+        self._target = target
+        self._variant = io.variant
+        self._threads = threads or available_threads()
+        self._module = load_onnxruntime(io.onnxruntime)
+        self._provider = find_provider(provider, self._module)
+        if io.file not in bundle.files:
+            raise BundleError(
+                f"{bundle.path / io.file} is not listed in manifest.json", hint="Export the bundle again."
+            )
+        path = bundle.path / io.file
+        self._caches = SlotCaches(
+            open_session(
+                path,
+                self._provider,
+                self._threads,
+                self._module,
+                io.accuracy_level,
+                operators_library() if io.variant == "kernels" else None,
+            ),
+            io,
+            path,
+            slots=slots,
+            capacity=capacity,
+            vocab=bundle.model.vocab_size,
+            device=self._provider.device,
+            module=self._module,
+        )
+        together = io.variant not in ("contrib", "kernels")
+        self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
+
+    def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
+        return Deferred(self._steps.run, step)
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "target": self._target,
+            "onnxruntime": str(self._module.__version__),
+            "provider": self._provider.full_name,
+            "variant": self._variant,
+            "threads": self._threads,
+        }
+
+    def close(self) -> None:
+        """Nothing runs between steps; memory goes with the object."""
+
+
+def linear_io(bundle: Bundle, target: str) -> LinearIo:
+    """What a target's steps take and give. Raises BundleError if it isn't there, not ready, or of another form."""
+    io = bundle.target(target).section(LinearIo)
+    if io is None:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
+        )
+    return io
+
+
+def variant_io(bundle: Bundle, target: str, provider: str, variant: str | None) -> LinearIo:
+    """``linear_io`` with the file that is to run: on a CPU our kernels are the fastest, with CUDA 16 bits.
+
+    Raises BundleError.
+    """
+    io = linear_io(bundle, target)
+    if variant is None:
+        variant = io.fastest(operators=find_operators() is not None) if provider == "cpu" else io.variant
+        variant = io.narrow.dtype if provider == "cuda" and io.narrow is not None else variant
+    if variant not in io.variants:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} has no variant {variant!r}; it has {', '.join(io.variants)}",
+            hint="Leave the variant out, or export the bundle with it.",
+        )
+    return io.of_variant(variant)
+
+
+def slot_capacity(context: int) -> int:
+    """Tokens that a slot needs for requests of up to ``context`` tokens."""
+    return context + 1
+
+
+def slot_groups(io: LinearIo, capacity: int) -> tuple[CacheGroup, ...]:
+    """The cache groups, with slots of so many tokens as their blocks."""
+    return tuple(group.to_group(capacity) for group in io.cache_groups)

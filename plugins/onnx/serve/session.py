@@ -1,0 +1,204 @@
+"""onnxruntime: whether it is there and new enough, its execution providers by name, and sessions with every option set.
+
+onnxruntime is loaded when a session is opened, and by this module alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from enginewright.plugins.doctor.checks import is_older
+from enginewright.runtime.shared.errors import (
+    BundleError,
+    CapacityError,
+    EnginewrightError,
+    MissingDependencyError,
+    RequestError,
+)
+
+from ...onnxruntime.library import MOST_THREADS
+from ...steps.linear_io import AccuracyLevel
+
+OLDEST = "1.25.0"
+"""The first release whose CPU provider runs opset 24 as bundles need it: 1.24 has no kernel for TensorScatter."""
+
+_INSTALL = "Install it with: pip install 'enginewright[onnx]'"
+_OUT_OF_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider.
+
+    Attributes:
+        full_name: onnxruntime's.
+        package: what has to be installed in the place of onnxruntime.
+        device: where its memory is, as onnxruntime calls it; "cpu" also where memory elsewhere has no address that one
+            could reckon with: then a step's caches are copied there and back.
+    """
+
+    full_name: str
+    package: str
+    device: str = "cpu"
+
+
+PROVIDERS: Mapping[str, Provider] = {
+    "cpu": Provider("CPUExecutionProvider", "onnxruntime"),
+    "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", "cuda"),
+    "tensorrt-rtx": Provider("NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx", "cuda"),
+    "directml": Provider("DmlExecutionProvider", "onnxruntime-directml"),
+    "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+}
+"""What ``LLM(provider=...)`` takes; only "cpu" has been run by the tests."""
+
+_EXTRAS = {"cuda": " (pip uninstall onnxruntime, then pip install 'enginewright[onnx-gpu]')"}
+
+
+def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
+    """The module onnxruntime. Raises MissingDependencyError if it is not installed, or older than ``smallest``."""
+    try:
+        module = import_module("onnxruntime")
+    except ImportError as e:
+        raise MissingDependencyError(
+            f"onnxruntime, which target 'onnx' runs on, can't be loaded: {e}", hint=_INSTALL
+        ) from e
+    found = str(module.__version__)
+    if is_older(found, smallest):
+        raise MissingDependencyError(
+            f"target 'onnx' needs onnxruntime {smallest} or newer, for opset 24, and {found} is installed",
+            hint=f"Install a newer one: pip install 'onnxruntime>={smallest}'",
+        )
+    return module
+
+
+def find_provider(name: str, module: ModuleType) -> Provider:
+    """The provider ``name``.
+
+    Raises:
+        RequestError: there is none of that name.
+        MissingDependencyError: this onnxruntime was built without it; names those that it has.
+    """
+    if name not in PROVIDERS:
+        raise RequestError(f"provider: there is no {name!r}", hint=f"Take one of {', '.join(PROVIDERS)}.")
+    provider, there = PROVIDERS[name], module.get_available_providers()
+    if provider.full_name not in there:
+        known = [short for short, one in PROVIDERS.items() if one.full_name in there]
+        raise MissingDependencyError(
+            f"provider: onnxruntime {module.__version__} here has no {provider.full_name}; it has {', '.join(there)}",
+            hint=f"Install {provider.package} in the place of onnxruntime{_EXTRAS.get(name, '')}, or take provider "
+            f"{' or '.join(known)}.",
+        )
+    return provider
+
+
+def open_session(
+    path: Path,
+    provider: Provider,
+    threads: int,
+    module: ModuleType,
+    accuracy_level: AccuracyLevel = 1,
+    operators: Path | None = None,
+) -> Any:
+    """An ``onnxruntime.InferenceSession`` of a file, on one provider, with the CPU's for what that one lacks.
+
+    ``accuracy_level``: see ``LinearIo``. ``operators``: a library that the file's operators come from.
+
+    Raises:
+        BundleError: the file can't be read, or is damaged, or not for this onnxruntime.
+        CapacityError: there isn't memory for it.
+        MissingDependencyError: the provider is installed, and doesn't start (a driver or library is missing), or the
+            library of operators doesn't load.
+    """
+    names = list(dict.fromkeys([provider.full_name, PROVIDERS["cpu"].full_name]))
+    try:
+        options = _options(module, threads, accuracy_level)
+        if operators is not None:
+            _register(options, operators, threads, module)
+        session = module.InferenceSession(str(path), options, providers=names)
+    except _errors(module) as e:
+        if _OUT_OF_MEMORY.search(str(e)):
+            raise CapacityError(f"{path}: no memory to load it: {_first_line(e)}", hint="Free some memory.") from e
+        raise BundleError(
+            f"{path}: onnxruntime {module.__version__} can't load it: {_first_line(e)}",
+            hint="Run `optimize verify` on the bundle: it finds files that were damaged; or export it again.",
+        ) from e
+    used = session.get_providers()
+    if provider.full_name not in used:  # onnxruntime falls back to the CPU, and says so in its log alone
+        raise MissingDependencyError(
+            f"provider: {provider.full_name} is installed and doesn't start; onnxruntime took {', '.join(used)}",
+            hint="Its driver or libraries are missing or too old: see onnxruntime's documentation of this provider.",
+        )
+    return session
+
+
+def run_session(session: Any, binding: Any, options: Any, module: ModuleType) -> None:
+    """Runs what was bound. Raises CapacityError if memory runs out, EnginewrightError for what else goes wrong."""
+    try:
+        session.run_with_iobinding(binding, options)
+    except _errors(module) as e:
+        if _OUT_OF_MEMORY.search(str(e)):
+            raise CapacityError(
+                f"onnxruntime: no memory for a step of this size: {_first_line(e)}",
+                hint="Run fewer tokens in a step (prefill_chunk), or make slots smaller (context).",
+            ) from e
+        raise EnginewrightError(f"onnxruntime: a step failed: {_first_line(e)}") from e
+
+
+def run_options(module: ModuleType) -> Any:
+    """Options of a run after which what it took of the arena beyond need is given back."""
+    options = module.RunOptions()
+    options.log_severity_level = 3
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _options(module: ModuleType, threads: int, accuracy_level: AccuracyLevel = 1) -> Any:
+    """Everything that changes numbers, memory or threads, said and not left to defaults."""
+    options = module.SessionOptions()
+    options.log_severity_level = 3  # errors, which are raised as well
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = module.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = module.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Steps come in all sizes: a plan of memory for each would be kept.
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = True
+    for key, value in {
+        # Of products with weights of 4 bits. Left alone, activations are rounded to 8 bits.
+        "session.qdq_matmulnbits_accuracy_level": str(accuracy_level),
+        "optimization.enable_gelu_approximation": "0",
+        # Weights stay out of the arena, which grows by doubling.
+        "session.use_device_allocator_for_initializers": "1",
+        "session.intra_op.allow_spinning": "1",
+    }.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def _register(options: Any, operators: Path, threads: int, module: ModuleType) -> None:
+    """Gives a session the operators of a library, which run on the session's threads. Raises MissingDependencyError."""
+    options.add_session_config_entry("enginewright.threads", str(min(threads, MOST_THREADS)))
+    try:
+        options.register_custom_ops_library(str(operators))
+    except _errors(module) as e:
+        raise MissingDependencyError(
+            f"{operators}: onnxruntime {module.__version__} can't load these operators: {_first_line(e)}",
+            hint="Install enginewright again: pip install --force-reinstall enginewright",
+        ) from e
+
+
+def _errors(module: ModuleType) -> tuple[type[BaseException], ...]:
+    """What onnxruntime raises: classes of its own, which share no base below Exception."""
+    state = import_module(f"{module.__name__}.capi.onnxruntime_pybind11_state")
+    own = [v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception)]
+    return (*own, RuntimeError, ValueError, OSError)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

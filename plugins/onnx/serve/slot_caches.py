@@ -1,0 +1,263 @@
+"""The memory of slots, and runs of a session over it: past and present are the same memory."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import FloatArray, Int32Array
+from enginewright.runtime.shared.errors import BundleError, CapacityError
+
+from ...steps.linear_io import (
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    LinearIo,
+    cache_names,
+)
+from ...steps.slots import SlotRun, mask
+from .session import run_options, run_session
+
+MOST_BINDINGS = 16
+"""Runs of the same slots and sizes (decodes, mostly) are bound once. A binding holds small arrays, no cache."""
+
+LENGTH_STEP = 64
+"""Slots have a multiple of so many places, and grow by an eighth to a quarter: copying the tokens that are held then
+costs less than attention would over places that nobody needs yet."""
+
+_TYPES: dict[str, tuple[np.dtype[Any], int]] = {
+    "f32": (np.dtype(np.float32), 1),
+    "f16": (np.dtype(np.float16), 10),
+    "bf16": (np.dtype(ml_dtypes.bfloat16), 16),
+}
+"""Of a cache's elements: numpy's type, and the number that ONNX has for it."""
+
+
+class SlotCaches:
+    """A session, and [slots, Nkv, C, D] for the keys and the values of each layer, of which a run takes some rows.
+
+    Attention behind a mask passes over all places of a slot, masked or not. So slots have no more of them than the
+    longest request calls for: ``length``, which grows up to C, and falls again. It is C on a device, where the file
+    says so, and where it takes no mask: such attention looks at no more places than are held.
+
+    All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
+
+    Args:
+        session: an ``onnxruntime.InferenceSession`` in the linear form.
+        io: what it takes and gives.
+        path: of its file.
+        slots, capacity: how many, and their size in tokens (C).
+        vocab: columns of the logits.
+        device: where caches lie, as onnxruntime calls it.
+        module: onnxruntime.
+
+    Raises:
+        BundleError: the file takes or gives something else than ``io`` says.
+        CapacityError: there isn't memory for them; the file is for slots of a fixed size, which is another.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        io: LinearIo,
+        path: Path,
+        *,
+        slots: int,
+        capacity: int,
+        vocab: int,
+        device: str,
+        module: ModuleType,
+    ) -> None:
+        self.session = session
+        self.capacity = capacity
+        self._vocab = vocab
+        self._device = device
+        self._module = module
+        # Of prompts; decodes have none. onnxruntime's binding looks for an entry in options, and raises and catches.
+        self._options = run_options(module)
+        self._bindings: OrderedDict[tuple[int, int, int, int], _Bound] = OrderedDict()
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._masks = {group.mask: group.window for group in io.cache_groups if group.mask in self._inputs}
+        said = _check_names(session, io, path, capacity)
+        self._fixed = said or device != "cpu" or not self._masks
+        self.length = capacity if self._fixed else self._length_for(1)
+        self._memory: list[_Memory] = []
+        for group in io.cache_groups:
+            for layer in group.layers:
+                sizes = (group.key_head_size, group.value_head_size)
+                for (past, present), size in zip(cache_names(layer), sizes, strict=True):
+                    shape = (slots, group.kv_heads, self.length, size)
+                    self._memory.append(_Memory(past, present, shape, group.dtype, device, module))
+
+        self._held = np.zeros(slots, np.int64)  # tokens of each slot's latest request
+
+    def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
+        """Makes slots as long as these requests, [B] each, and the latest in each other slot, call for.
+
+        Raises CapacityError if there isn't memory for it.
+        """
+        self._held[slot_of] = kv_len
+        length = self.length if self._fixed else self._length_for(int(self._held.max()) + 1)
+        if length <= self.length < 2 * length:
+            return
+        self._bindings.clear()
+        held = [(slot, int(self._held[slot])) for slot in np.flatnonzero(self._held).tolist()]
+        try:
+            for memory in self._memory:
+                memory.resize(length, held)
+        except CapacityError:
+            for memory in self._memory:  # of one length again; the engine's requests are lost
+                memory.resize(self.length, ())
+            raise
+        self.length = length
+
+    def _length_for(self, needed: int) -> int:
+        """So many places, and some more."""
+        step = max(LENGTH_STEP, 1 << max(needed.bit_length() - 3, 0))
+        return min(-(-needed // step) * step, self.capacity)
+
+    def run(self, run: SlotRun) -> FloatArray:
+        """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
+        batch, length = run.ids.shape
+        key = (run.first, batch, length, len(run.wanted))
+        bound = self._bindings.pop(key, None) or self._bind(*key)
+        self._bindings[key] = bound
+        if len(self._bindings) > MOST_BINDINGS:
+            self._bindings.popitem(last=False)
+        bound.arrays[INPUT_IDS][:] = run.ids
+        # What isn't a request's may stand behind the last position that the model has.
+        np.minimum(run.places, self.capacity - 2, out=bound.arrays[POSITION_IDS])
+        bound.arrays[WRITE_INDEX][:] = run.places[:, 0]
+        bound.arrays[ROWS][: len(run.wanted)] = run.wanted
+        for name, window in self._masks.items():
+            mask(run.places, self.length, window, out=bound.arrays[name])
+        run_session(self.session, bound.binding, self._options if length > 1 else None, self._module)
+        logits: FloatArray = bound.arrays[LOGITS][: len(run.wanted)]
+        return logits
+
+    def forget(self, slots: Int32Array) -> None:
+        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
+        for memory in self._memory:
+            memory.forget(slots)
+
+    def _bind(self, first: int, batch: int, length: int, rows: int) -> _Bound:
+        """Names to memory. A run that wants no row gives one that nobody reads: some providers take no empty arrays."""
+        rows = max(rows, 1)
+        binding = self.session.io_binding()
+        arrays: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: np.zeros((batch, length), np.int64),
+            POSITION_IDS: np.zeros((batch, length), np.int64),
+            WRITE_INDEX: np.zeros(batch, np.int64),
+            ROWS: np.zeros(rows, np.int64),
+        }
+        for name in self._masks:
+            arrays[name] = np.zeros((batch, 1, length, self.length), np.bool_)
+        for name in self._inputs & set(arrays):
+            array = arrays[name]
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        logits = np.empty((rows, self._vocab), np.float32)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        for memory in self._memory:
+            shape, address = (batch, *memory.row), memory.address(first)
+            binding.bind_input(memory.past, self._device, 0, memory.type, shape, address)
+            binding.bind_output(memory.present, self._device, 0, memory.type, shape, address)
+        return _Bound(binding, arrays | {LOGITS: logits})
+
+
+def _check_names(session: Any, io: LinearIo, path: Path, capacity: int) -> bool:
+    """Whether the file says how long slots are. Inputs that it has no use for may be missing, apart from the caches."""
+    caches = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
+    pasts, presents = ({pair[i] for pair in caches} for i in range(2))
+    small = {INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)}
+    inputs = {value.name: value.shape for value in session.get_inputs()}
+    outputs = {value.name for value in session.get_outputs()}
+    wrong = sorted((set(inputs) - small - pasts) | (outputs - presents - {LOGITS}))
+    missing = sorted((pasts - set(inputs)) | (presents - outputs) | ({INPUT_IDS, ROWS, LOGITS} - set(inputs) - outputs))
+    if wrong or missing:
+        what = [f"has {', '.join(wrong)} of which it says nothing"] if wrong else []
+        what += [f"lacks {', '.join(missing)}"] if missing else []
+        raise BundleError(
+            f"{path}: not what the target's io section says: it {' and '.join(what)}", hint="Export the bundle again."
+        )
+    sizes = {size for name in pasts if isinstance(size := inputs[name][2], int)}
+    for size in sizes:
+        if size != capacity:
+            raise CapacityError(
+                f"context: {path} was made for slots of {size} tokens, and {capacity} are asked for",
+                hint=f"Open the model with a context of {size - 1} tokens.",
+            )
+    return bool(sizes)
+
+
+class _Bound:
+    """A binding with the arrays that it reads and writes, apart from the caches."""
+
+    def __init__(self, binding: Any, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self.binding = binding
+        self.arrays = arrays
+
+
+class _Memory:
+    """The keys or the values of a layer: [slots, Nkv, length, D]."""
+
+    def __init__(
+        self, past: str, present: str, shape: tuple[int, ...], dtype: str, device: str, module: ModuleType
+    ) -> None:
+        self.past, self.present = past, present
+        kind, self.type = _TYPES[dtype]
+        self._bytes_per_place = shape[3] * kind.itemsize
+        self._shape = shape
+        zeros = self._zeros()
+        if device == "cpu":
+            self._kept: Any = zeros
+            self._address = int(zeros.ctypes.data)
+        else:
+            self._kept = module.OrtValue.ortvalue_from_numpy(zeros, device, 0)
+            self._address = int(self._kept.data_ptr())
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """A slot's shape: [Nkv, length, D]."""
+        return self._shape[1:]
+
+    def forget(self, slots: Int32Array) -> None:
+        if isinstance(self._kept, np.ndarray):
+            self._kept[slots] = 0
+            return
+        there = self._kept.numpy().copy()  # onnxruntime copies a device's memory as a whole; bindings stay
+        there[slots] = 0
+        self._kept.update_inplace(there)
+
+    def resize(self, length: int, held: Iterable[tuple[int, int]]) -> None:
+        """Gives slots another length, with the tokens of ``held``: (slot, how many). For memory of the CPU."""
+        old = self._kept
+        kept = min(length, self._shape[2]) - 1  # the last place is nobody's
+        self._shape = (*self._shape[:2], length, self._shape[3])
+        new = self._zeros()
+        for slot, tokens in held:  # the others' memory isn't touched
+            new[slot, :, : min(tokens, kept)] = old[slot, :, : min(tokens, kept)]
+        self._kept, self._address = new, int(new.ctypes.data)
+
+    def address(self, slot: int) -> int:
+        """Where a slot's memory begins."""
+        return self._address + slot * math.prod(self._shape[1:3]) * self._bytes_per_place
+
+    def _zeros(self) -> npt.NDArray[np.uint8]:
+        """[slots, Nkv, length, bytes of D]: address space until it is written. Raises CapacityError."""
+        try:
+            return np.zeros((*self._shape[:3], self._bytes_per_place), np.uint8)
+        except MemoryError as e:
+            raise CapacityError(
+                f"memory: {self._shape[0]} slots of {self._shape[2]} tokens don't fit into it",
+                hint="Pass less memory, or a smaller context.",
+            ) from e

@@ -1,0 +1,105 @@
+"""A Program as StableHLO modules: the graph in slot form once, then a module for every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
+
+from onnx import TensorProto
+
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.stablehlo.recipe import StableHloOptions
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...emit.bundle_writer import BundleWriter
+from ...graphs.emit_model import graph_model, summed_products
+from ...graphs.graph import GraphBuilder
+from ...graphs.kernels import PanelProducts
+from ...graphs.weights import ExternalWeights
+from ...steps.linear_io import LOGITS, LinearCacheGroup
+from ..section import (
+    KERNELS,
+    LINEAR,
+    ROTATE,
+    IreeSection,
+    ModuleSection,
+    StableHloSection,
+)
+from ..serve.pjrt_library import load_stablehlo
+from . import kernels as our_kernels
+from . import ops_model, ops_plain
+from .graph import Graph, Handler
+from .iree_files import compile_for_cuda, compile_for_level, compiler_version, device_name
+
+NAME = "stablehlo"
+VERSION = "1.9.0"
+"""That modules are written for: of 2025-01. What is newer reads it for five years, by StableHLO's compatibility."""
+
+HANDLERS: Mapping[str, Handler] = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
+
+
+def emit_modules(
+    program: Program,
+    modules: tuple[ModuleSection, ...],
+    positions: int,
+    writer: BundleWriter,
+    progress: Progress,
+    options: StableHloOptions = StableHloOptions(),
+) -> StableHloSection:
+    """Writes the modules into the target's folder, and the weights into the bundle.
+
+    Args:
+        program: with attention in its paged form.
+        modules: their sizes.
+        positions: that the model has.
+        writer: of the bundle.
+        progress: called with the stages "emit", weight by weight, and "modules".
+        options: with kernels, products and, where they know it, attention are calls of the cpu target's kernels.
+
+    Raises:
+        MissingDependencyError: jaxlib is missing, or of another version, or IREE's compiler, where it is asked for.
+        TargetError: IREE's compiler can't compile a module.
+        UnsupportedModelError: an op that standard ONNX operators can't express, or StableHLO here, with its module.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+    """
+    stablehlo = load_stablehlo()
+    iree = None
+    if options.iree or options.iree_cuda:
+        iree = IreeSection(version=compiler_version(), levels=options.iree, cuda=options.iree_cuda)
+    progress(ProgressEvent("emit", 0, len(program.weights)))
+    builder = GraphBuilder(program, ExternalWeights(writer, progress, len(program.weights), suffix=NAME), target=NAME)
+    handlers = HANDLERS
+    names: tuple[str, ...] = ()
+    if options.kernels:
+        builder.overrides = PanelProducts(builder).handlers
+        handlers = {**handlers, **our_kernels.PRODUCTS}
+    model = graph_model(builder)
+    if options.kernels:
+        by_kernel = our_kernels.attends(model)
+        handlers = {**handlers, **our_kernels.CACHES} if by_kernel else handlers
+        names = KERNELS if by_kernel else (LINEAR, ROTATE)
+    folder = target_folder(NAME)
+    for done, sizes in enumerate(modules):
+        progress(ProgressEvent("modules", done, len(modules), sizes.name))
+        text = Graph(model, sizes, positions).translate(model.graph.node, handlers)
+        artifact: bytes = stablehlo.serialize_portable_artifact_str(text, VERSION)
+        writer.write_bytes(f"{folder}/{sizes.file}", artifact)
+        for level in options.iree:
+            writer.write_bytes(f"{folder}/{sizes.compiled(level)}", compile_for_level(artifact, sizes.name, level))
+        for capability in options.iree_cuda:
+            file = sizes.compiled(device_name(capability))
+            writer.write_bytes(f"{folder}/{file}", compile_for_cuda(artifact, sizes.name, capability))
+    progress(ProgressEvent("modules", len(modules), len(modules)))
+    return StableHloSection(
+        version=VERSION,
+        jaxlib=metadata.version("jaxlib"),
+        modules=modules,
+        caches=tuple(v.name.replace("present_", "past_") for v in model.graph.output if v.name != LOGITS),
+        weights=tuple(t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL),
+        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype="f32")) for group in program.cache_groups),
+        summed_products=summed_products(program),
+        kernels=names,
+        iree=iree,
+    )

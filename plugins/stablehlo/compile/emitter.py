@@ -1,0 +1,44 @@
+"""The stablehlo target's emitter."""
+
+from __future__ import annotations
+
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.progress import Progress
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ..recipe import StableHloOptions
+from ..section import BLOCK
+from .sizes import modules_of
+
+
+class StableHloEmitter:
+    """Writes a module for each bucket into targets/stablehlo/modules, and the weights of all, one by one."""
+
+    name = "stablehlo"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``: XLA and IREE fuse by themselves."""
+        return []
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib, onnx or IREE is missing, too."""
+        own = options.section(StableHloOptions)
+        block = BLOCK if own.kernels else 1
+        modules = modules_of(options.engines, options.context_length, options.buckets, block)
+        try:
+            from .emit_modules import emit_modules  # only few targets need the package
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] != "onnx":
+                raise
+            raise MissingDependencyError(
+                f"target {self.name}: writing it needs onnx, which is not installed",
+                hint="Install it with: pip install 'enginewright[stablehlo]'",
+            ) from e
+        section = emit_modules(program, modules, options.context_length, writer, progress, own)
+        return TargetManifest(sections={"stablehlo": section})

@@ -1,0 +1,280 @@
+"""Translates the onnx target's graph, with the sizes of one bucket, to a StableHLO module.
+
+The graph is the program in slot form (``plugins/steps/linear_io.py``), of standard operators, whose sizes B, S, C and
+R are free. Here they are numbers, so what only reckons with sizes is known, and no operation of the module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from enginewright.runtime.shared.errors import UnsupportedModelError
+
+from ...steps.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX
+from ..section import ModuleSection
+from .module_text import Array, ModuleText, Tensor
+
+KINDS = {
+    TensorProto.FLOAT: "f32",
+    TensorProto.BFLOAT16: "bf16",
+    TensorProto.FLOAT16: "f16",
+    TensorProto.FLOAT8E4M3FN: "f8E4M3FN",
+    TensorProto.INT64: "i64",
+    TensorProto.INT32: "i32",
+    TensorProto.INT8: "i8",
+    TensorProto.INT4: "i4",
+    TensorProto.UINT8: "ui8",
+    TensorProto.BOOL: "i1",
+}
+"""StableHLO's names of ONNX's element types."""
+
+_BITS = {"bf16": "ui16", "f8E4M3FN": "ui8"}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A weight of few bits: its stored values, and what they are times.
+
+    Attributes:
+        values: [.., K, N] of integers or 8-bit floats; of 4 bits the bytes that they lie in, in a row.
+        scales: [N] along ``axis``, or of every group of ``block`` along it.
+        bits: 4 or 8.
+    """
+
+    values: Tensor
+    scales: Tensor
+    axis: int
+    block: int
+    bits: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values of all slots of a step, [B*Nkv, C, D].
+
+    Requests and heads are one axis, the batch of attention's products: with a reshape between, XLA would write the
+    cache once for the result and once more, to a copy, for the product.
+    """
+
+    rows: Tensor
+    shape: tuple[int, ...]
+
+
+Value = Tensor | Array | Scaled | Cache
+"""Computed by the module, known when it is written, a weight that is still to be scaled, or a cache."""
+
+Handler = Callable[["Graph", "Call"], Any]
+"""Gives the value of a node, or those of its several results."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node of the graph: its operator, its attributes, its inputs' names ("" for one that is left out)."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    label: str
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+
+class Graph:
+    """One module being written.
+
+    Args:
+        model: the graph with free sizes.
+        sizes: of the bucket.
+        positions: how many the model has; later ones are padding.
+    """
+
+    def __init__(self, model: onnx.ModelProto, sizes: ModuleSection, positions: int) -> None:
+        self.text = ModuleText()
+        self.sizes = sizes
+        self.values: dict[str, Value] = {}
+        self.call: Call | None = None
+        self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._order = [value.name for value in model.graph.input]
+        self._inputs = {value.name: value for value in model.graph.input}
+        self._outputs = [value.name for value in model.graph.output]
+        self._computed: dict[object, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
+        self.weights = [t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+        self._arguments(positions)
+
+    def _arguments(self, positions: int) -> None:
+        """ids, write_index and rows, then caches in the order of their results, then weights."""
+        text, s = self.text, self.sizes
+        self.values[INPUT_IDS] = text.argument((s.requests, s.tokens), "i64")
+        index = self.values[WRITE_INDEX] = text.argument((s.requests,), "i64")
+        self.values[ROWS] = text.argument((s.rows,), "i64")
+        for number, name in enumerate(self._caches()):
+            _, heads, _, size = self._inputs[name].type.tensor_type.shape.dim
+            shape = (s.requests, int(heads.dim_value), s.places, int(size.dim_value))
+            rows = text.argument((shape[0] * shape[1], *shape[2:]), "f32", aliases=number + 1)
+            self.values[name] = Cache(rows, shape)
+        for name in self.weights:
+            tensor = self._initializers[name]
+            self.values[name] = self._weight(name, tuple(tensor.dims), KINDS[tensor.data_type])
+        steps = text.iota((s.requests, s.tokens), 1)
+        self._places = text.binary("add", text.reshape(index, (s.requests, 1)), steps)  # [B, S]
+        last = text.constant(np.asarray(positions - 1, np.int64))
+        self.values[POSITION_IDS] = text.binary("minimum", self._places, last)
+        for name in self._order:
+            if name.startswith("mask"):
+                self.values[name] = self._mask(self.window(name))
+
+    def _weight(self, name: str, dims: tuple[int, ...], kind: str) -> Tensor:
+        """An argument as the bundle stores it: where two values of 4 bits share a byte, those are in a row.
+
+        Floats that NumPy doesn't have, and so doesn't give away, come as integers of their bits.
+        """
+        if kind in ("i4", "ui8"):
+            count = math.prod(dims)
+            stored = self._stored[name] = self.text.argument((-(-count // 2) if kind == "i4" else count,), "ui8")
+            return stored if kind == "i4" else self.text.reshape(stored, dims)
+        stored = self._stored[name] = self.text.argument(dims, _BITS.get(kind, kind))
+        return self.text.bitcast(stored, kind) if kind in _BITS else stored
+
+    def _mask(self, window: int) -> Tensor:
+        """i1 [B, 1, S, C]: the places up to a token's own, ``window`` of them at most (0: all)."""
+        text, s = self.text, self.sizes
+        keys = text.iota((1, 1, 1, s.places), 3)
+        places = text.reshape(self._places, (s.requests, 1, s.tokens, 1))
+        seen = text.compare("LE", keys, places)
+        if not window:
+            return seen
+        first = text.binary("subtract", places, text.constant(np.asarray(window, np.int64)))
+        return text.binary("and", seen, text.compare("GT", keys, first))
+
+    def _caches(self) -> list[str]:
+        """The pasts, each at the place of its present among the results."""
+        return [name.replace("present_", "past_") for name in self._outputs if name != LOGITS]
+
+    def translate(self, nodes: Sequence[onnx.NodeProto], handlers: Mapping[str, Handler]) -> str:
+        """The module's text. Raises UnsupportedModelError for an operator without a handler."""
+        for node in nodes:
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            self.call = Call(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name)
+            handler = handlers.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+            if handler is None:
+                raise self.unsupported("StableHLO has no operation for it here")
+            found = handler(self, self.call)
+            results = found if isinstance(found, tuple) else (found,)
+            self.values |= dict(zip(filter(None, node.output), results, strict=False))
+        presents = [self.cache(name).rows for name in self._outputs if name != LOGITS]
+        return self.text.finish([self.tensor(LOGITS), *presents])
+
+    # ---- values
+
+    def value(self, name: str) -> Value:
+        """What a name stands for; small constants of the graph are known."""
+        if name not in self.values:
+            self.values[name] = np.asarray(numpy_helper.to_array(self._initializers[name]))
+        return self.values[name]
+
+    def known(self, name: str) -> Array:
+        """A value that the module's sizes decide. Raises UnsupportedModelError if tokens decide it."""
+        found = self.value(name)
+        if not isinstance(found, np.ndarray):
+            raise self.unsupported("its sizes depend on the tokens")
+        return found
+
+    def integers(self, name: str) -> list[int]:
+        """The same as a list."""
+        return [int(n) for n in self.known(name).reshape(-1)]
+
+    def tensor(self, name: str) -> Tensor:
+        """A value in the module; a weight of few bits is scaled first."""
+        found = self.value(name)
+        if isinstance(found, np.ndarray):
+            return self.text.constant(found)
+        if isinstance(found, Scaled):
+            return self.once(("scaled", name), lambda: self.scaled(found))
+        if isinstance(found, Cache):
+            return self.once(("cache", name), lambda: self.text.reshape(found.rows, found.shape))
+        return found
+
+    def stored(self, name: str) -> Tensor:
+        """The argument that a weight comes as."""
+        return self._stored[name]
+
+    def places(self) -> Tensor:
+        """i64 [B]: where in its slot each request's first token goes."""
+        found = self.values[WRITE_INDEX]
+        assert isinstance(found, Tensor)
+        return found
+
+    def window(self, mask: str) -> int:
+        """How many places the mask of this name lets a token see; 0: all."""
+        return int(mask.partition("_w")[2] or 0)
+
+    def cache(self, name: str) -> Cache:
+        found = self.value(name)
+        assert isinstance(found, Cache), name
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.value(name).shape
+        return found
+
+    def dims(self, name: str) -> tuple[int, ...]:
+        """The sizes of a weight, however it is stored."""
+        return tuple(self._initializers[name].dims)
+
+    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._computed:
+            self._computed[key] = make()
+        return self._computed[key]
+
+    def scaled(self, weight: Scaled) -> Tensor:
+        """A weight of few bits as floats."""
+        text = self.text
+        values = text.convert(self.unpacked(weight), "f32")
+        scales = text.convert(weight.scales, "f32")
+        if not weight.block:
+            sizes = [1] * len(weight.shape)
+            sizes[weight.axis] = weight.shape[weight.axis]
+            return text.binary("multiply", values, text.reshape(scales, sizes))
+        axis, size = weight.axis, weight.shape[weight.axis]
+        groups = -(-size // weight.block)
+        spread = text.reshape(scales, (*scales.shape[: axis + 1], 1, *scales.shape[axis + 1 :]))
+        spread = text.broadcast(spread, (*scales.shape[:axis], groups, weight.block, *scales.shape[axis + 1 :]))
+        spread = text.reshape(spread, (*scales.shape[:axis], groups * weight.block, *scales.shape[axis + 1 :]))
+        return text.binary("multiply", values, text.slice(spread, axis, 0, size))
+
+    def unpacked(self, weight: Scaled) -> Tensor:
+        """The stored values, one in each element: two of 4 bits lie in a byte, the first in its low half."""
+        if weight.bits == 8:
+            return weight.values
+        text = self.text
+        four = text.constant(np.asarray(4, np.uint8))
+        low = text.binary(
+            "shift_right_arithmetic",
+            *self._signed(text.binary("shift_left", *text.together(weight.values, four)), four),
+        )
+        high = text.binary("shift_right_arithmetic", *self._signed(weight.values, four))
+        pair = [text.reshape(half, (*half.shape, 1)) for half in (low, high)]
+        return text.reshape(text.concatenate(pair, len(pair[0].shape) - 1), weight.shape)
+
+    def _signed(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        return self.text.convert(x, "i8"), self.text.convert(count, "i8")
+
+    def unsupported(self, reason: str) -> UnsupportedModelError:
+        """The error for the node being translated, named with its module."""
+        assert self.call is not None
+        where = self.call.label.rpartition("/")[0]
+        return UnsupportedModelError(
+            f"{self.call.kind}{f' at {where}' if where else ''}: {reason}",
+            hint="This model can't run on the stablehlo target; the cpu target may take it.",
+        )

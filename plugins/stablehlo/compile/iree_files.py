@@ -1,0 +1,69 @@
+"""Modules compiled ahead by IREE's compiler: for levels of x86-64, and for CUDA without a GPU, as files."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata, util
+from pathlib import Path
+
+from enginewright.plugins.steps.x86_levels import LEVELS, LevelName
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
+
+from ..serve.iree_library import INSTALL
+
+_HOST = "x86_64-unknown-linux-gnu"
+_SAYS = 300
+"""Most characters of what the compiler says: what it was compiling comes after."""
+
+
+def compiler_version() -> str:
+    """Of IREE's compiler. Raises MissingDependencyError without it."""
+    _compiler()
+    return metadata.version("iree-base-compiler")
+
+
+def compile_for_level(artifact: bytes, name: str, level: LevelName) -> bytes:
+    """A portable artifact as IREE's runtime takes it. ``name``: of the module, for messages. Raises TargetError."""
+    kind = LEVELS[level]
+    options = [f"--iree-llvmcpu-target-triple={_HOST}", f"--iree-llvmcpu-target-cpu={kind.cpu}"]
+    if kind.features:
+        options.append(f"--iree-llvmcpu-target-cpu-features={','.join(kind.features)}")
+    return _compile(artifact, f"{name} for x86-64-{level}", "llvm-cpu", options)
+
+
+def compile_for_cuda(artifact: bytes, name: str, capability: str) -> bytes:
+    """The same for a compute capability of NVIDIA's GPUs. Raises TargetError."""
+    options = [f"--iree-cuda-target={device_name(capability)}"]
+    return _compile(artifact, f"{name} for CUDA {capability}", "cuda", options)
+
+
+def device_name(capability: str) -> str:
+    """Of "9.0" "sm_90"."""
+    return f"sm_{capability.replace('.', '')}"
+
+
+def _compile(artifact: bytes, what: str, backend: str, options: list[str]) -> bytes:
+    """In a process of its own, which gets no name of a file: none is in what it writes."""
+    chosen = ["--iree-input-type=stablehlo", f"--iree-hal-target-backends={backend}", "--iree-opt-level=O2", *options]
+    done = subprocess.run([str(_compiler()), "-", *chosen, "-o", "-"], input=artifact, capture_output=True)
+    if done.returncode != 0 or not done.stdout:
+        lines = done.stderr.decode(errors="replace").splitlines()
+        first = next((line for line in lines if "error" in line), f"it ended with {done.returncode}")
+        raise TargetError(
+            f"target stablehlo: IREE did not compile {what}: {first[:_SAYS]}",
+            hint="Leave that out of iree or iree_cuda in [stablehlo] of the recipe.",
+        )
+    return done.stdout
+
+
+def _compiler() -> Path:
+    """The program. Raises MissingDependencyError."""
+    spec = util.find_spec("iree.compiler") if util.find_spec("iree") is not None else None
+    places = spec.submodule_search_locations if spec is not None else None
+    found = Path(places[0], "_mlir_libs", "iree-compile") if places else None
+    if found is None or not found.is_file():
+        raise MissingDependencyError(
+            "target stablehlo: iree in the recipe needs IREE's compiler (iree-base-compiler), which is not installed",
+            hint=INSTALL,
+        )
+    return found

@@ -1,0 +1,68 @@
+"""The sizes that modules are made for: of a recipe's buckets, or stated defaults."""
+
+from __future__ import annotations
+
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.shared.errors import RecipeError
+
+from ..section import ModuleSection
+
+REQUESTS, CHUNKS = (1, 2, 4, 8, 16), (32, 64, 128, 256, 512)
+"""Requests of a decode step, and tokens of a prompt's, by default."""
+
+_SHORTEST = 160
+"""Places of the shortest slots; the next are twice as long, so that 640 hold a prompt of 512 and an answer."""
+
+_SCORED = 128
+"""Most tokens of a step whose logits are all wanted: they take a row of the vocabulary each."""
+
+
+def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
+    """How many places slots may have, for requests of up to ``context`` tokens: the last has one more than those, or as
+    many more as make it a multiple."""
+    lengths, length, last = [], _SHORTEST, -(-(context + 1) // multiple) * multiple
+    while length < last:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, last)
+
+
+def modules_of(
+    engines: EnginesSection, context_length: int, buckets: BucketPlan | None, multiple: int = 1
+) -> tuple[ModuleSection, ...]:
+    """Those of decode steps, of prompts and of prompts whose tokens are all scored, for every length of slots.
+
+    ``multiple``: of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
+    """
+    context = engines.context or context_length
+    if context > context_length:
+        raise RecipeError(
+            f"engines.context: slots of {context:,} tokens are longer than the model's context of {context_length:,}",
+            hint="Ask for fewer, or export with a longer --context, if the model has one.",
+        )
+    requests = tuple(b.tokens for b in buckets.buckets if b.kind == "batch") if buckets else ()
+    chunks = tuple(b.tokens for b in buckets.buckets if b.kind == "tokens") if buckets else ()
+    if chunks and chunks[-1] > context:
+        raise RecipeError(
+            f"buckets.tokens: {chunks[-1]:,} tokens are more than the slots can hold, {context:,}",
+            hint="Leave that size out, or let slots be longer (context in [engines]).",
+        )
+    most = engines.requests or (max(requests) if requests else REQUESTS[-1])
+    if requests and requests[-1] > most:
+        raise RecipeError(
+            f"buckets.batch: {requests[-1]:,} requests are more than engines.requests, {most:,}",
+            hint="Leave that size out, or raise requests in [engines].",
+        )
+    batches = sorted({1, *(n for n in requests or REQUESTS if n < most), most})
+    chunks = chunks or tuple(n for n in CHUNKS if n <= (engines.chunk or CHUNKS[-1]))
+    return tuple(module for places in slot_lengths(context, multiple) for module in _modules(places, batches, chunks))
+
+
+def _modules(places: int, batches: list[int], chunks: tuple[int, ...]) -> list[ModuleSection]:
+    fitting = [n for n in chunks if 1 < n < places]
+    scored = max((n for n in fitting if n <= _SCORED), default=0)
+    decode = [ModuleSection(requests=n, tokens=1, places=places, rows=n) for n in batches]
+    prompts = [ModuleSection(requests=1, tokens=n, places=places, rows=1) for n in fitting]
+    scores = [ModuleSection(requests=1, tokens=n, places=places, rows=n) for n in (scored,) if n]
+    return [*decode, *prompts, *scores]

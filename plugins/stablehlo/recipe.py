@@ -1,0 +1,36 @@
+"""[stablehlo] of a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from enginewright.passes.formats.section import Section
+
+from ..gpu.recipe import known_gpus
+from ..steps.x86_levels import LevelName, levels_in_order
+
+
+class StableHloOptions(Section):
+    """Of the target stablehlo.
+
+    Attributes:
+        kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls.
+            None: all are compiled by XLA, and the modules run on other devices too.
+        iree: levels of x86-64 that IREE compiles them for ahead. Its runtime runs the best that the processor has.
+        iree_cuda: compute capabilities of GPUs that IREE compiles them for, as files that nothing of ours runs.
+    """
+
+    kernels: Literal["enginewright"] | None = None
+    iree: tuple[LevelName, ...] = ()
+    iree_cuda: tuple[str, ...] = ()
+
+    _gpus_are_known = field_validator("iree_cuda")(known_gpus)
+    _in_order = field_validator("iree")(levels_in_order)
+
+    @model_validator(mode="after")
+    def _iree_has_none_of_our_kernels(self) -> Self:
+        if self.kernels and (self.iree or self.iree_cuda):
+            raise ValueError("modules that call our kernels run by XLA alone: leave out kernels, or iree and iree_cuda")
+        return self

@@ -1,0 +1,156 @@
+"""IREE's runtime: modules that its compiler made ahead, on the CPU; arrays in and out without copies.
+
+Neither its compiler nor jaxlib is loaded. Modules say which version they were made by, and run with that one alone:
+what IREE's compiler writes is for its own release.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from importlib import import_module, util
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from enginewright.plugins.cpu.processor import processor_features
+from enginewright.plugins.doctor.checks import Problem
+from enginewright.plugins.steps.x86_levels import best_level
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.trust import read_code
+from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
+
+from ...doctor.machine import iree_version
+from ...steps.host_arrays import Array, capsule_of
+from ..section import IreeSection, ModuleSection, StableHloSection
+from .doctor import iree_level_problem, iree_problem
+
+INSTALL = "Install it with: pip install 'enginewright[iree]'"
+PROVIDER = "iree"
+"""What ``--provider`` calls it."""
+
+_LOCK = threading.Lock()
+_drivers: dict[str, tuple[Any, int]] = {}
+"""IREE has one pool of threads in a process: the driver, and how many."""
+
+
+def load_iree() -> ModuleType:
+    """IREE's runtime. Raises MissingDependencyError."""
+    if iree_version() is None or util.find_spec("iree.runtime") is None:
+        raise MissingDependencyError("IREE's runtime (iree-base-runtime) is not installed", hint=INSTALL)
+    try:
+        return import_module("iree.runtime")
+    except (ImportError, OSError) as e:
+        raise MissingDependencyError(f"IREE's runtime doesn't load: {e}", hint=f"{INSTALL} --force-reinstall") from e
+
+
+class Iree:
+    """A device, and the modules for this processor. See ``stablehlo_slots.ModuleClient``.
+
+    Args:
+        section: of the target.
+        threads: of the kernels; the first client of a process says how many all have.
+
+    Raises:
+        MissingDependencyError: the runtime is missing.
+        TargetError: its modules are missing from the bundle, or are for other processors or another version.
+    """
+
+    def __init__(self, section: StableHloSection, threads: int) -> None:
+        self._api = load_iree()
+        said = check_section(section)
+        level = best_level(said.levels, processor_features())
+        if level is None:
+            raise _refused(iree_level_problem(said))
+        self._level = level
+        self._device, self._threads = _device(self._api, threads)
+        self._instance = self._api.VmInstance()
+        self._library = self._api.create_hal_module(self._instance, self._device)
+        self._loaded = 0
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "iree": iree_version() or "",
+            "provider": PROVIDER,
+            "level": f"x86-64-{self._level}",
+            "threads": self._threads,
+            "loaded": self._loaded,
+        }
+
+    def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
+        """What ``run`` takes. Raises BundleError for a file that isn't what was exported, or no module of IREE's."""
+        name = f"{target_folder(target)}/{module.compiled(self._level)}"
+        content = read_code(bundle, name)
+        try:
+            loaded = self._api.VmModule.copy_buffer(self._instance, content)
+            context = self._api.VmContext(self._instance, [self._library, loaded])
+            function = loaded.lookup_function("main")
+        except (RuntimeError, ValueError, LookupError) as e:
+            raise BundleError(
+                f"{bundle.path / name}: IREE {iree_version()} can't load it: {_first_line(e)}",
+                hint="Export the bundle again.",
+            ) from e
+        if function is None:
+            raise BundleError(f"{bundle.path / name}: it has no function main", hint="Export the bundle again.")
+        self._loaded += 1
+        return context, function
+
+    def view(self, array: Array, *, donated: bool = False) -> Any:
+        """A buffer that is an array's memory, which must be aligned (``aligned``); a module writes into it if its
+        arguments say so (``tf.aliasing_output``), and it may be given again."""
+        return self._device.from_dlpack_capsule(capsule_of(array))
+
+    def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
+        """The results' buffers. Raises CapacityError without memory for it."""
+        context, function = executable
+        given, results = self._api.VmVariantList(len(arguments)), self._api.VmVariantList(1)
+        for argument in arguments:
+            given.push_ref(argument.ref)
+        try:
+            context.invoke(function, given, results)
+        except (RuntimeError, ValueError, LookupError, MemoryError) as e:
+            raise CapacityError(
+                f"step: IREE can't run it: {_first_line(e)}", hint="Pass less memory, or a smaller context."
+            ) from e
+        return [results.get_as_object(i, self._api.HalBufferView) for i in range(len(results))]
+
+    def array(self, buffer: Any) -> Array:
+        """What lies in a buffer of floats: its own memory."""
+        found: Array = buffer.map().asarray(buffer.shape, np.dtype(np.float32))
+        return found
+
+    def address(self, buffer: Any) -> int:
+        """Where a buffer of floats lies."""
+        return self.array(buffer).ctypes.data
+
+
+def check_section(section: StableHloSection) -> IreeSection:
+    """What was compiled for IREE. Raises TargetError if nothing was, or by another version than is installed."""
+    if section.iree is None or not section.iree.levels:
+        raise TargetError(
+            "provider: the bundle has no modules that IREE's runtime runs",
+            hint='Export it with iree = ["v3"] in [stablehlo] of the recipe, or take provider "cpu".',
+        )
+    if problem := iree_problem(section.iree, iree_version()):
+        raise _refused(problem)
+    return section.iree
+
+
+def _refused(problem: Problem) -> TargetError:
+    return TargetError(f"target stablehlo: {problem.message}", hint=problem.hint)
+
+
+def _device(api: ModuleType, threads: int) -> tuple[Any, int]:
+    """(a device, how many threads it has)."""
+    with _LOCK:
+        if PROVIDER not in _drivers:
+            api.flags.parse_flags(f"--task_topology_group_count={threads}")
+            _drivers[PROVIDER] = api.get_driver("local-task"), threads
+        driver, had = _drivers[PROVIDER]
+    return driver.create_default_device(), had
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

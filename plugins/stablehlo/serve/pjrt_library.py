@@ -1,0 +1,257 @@
+"""jaxlib's PJRT without jax: its CPU client, or a plugin's by name; arrays in and out without copies; compiled modules.
+
+Importing jaxlib's extension module imports neither jax nor torch. Its interface is private and changes between minor
+versions, so it is used by this module alone, and ``jaxlib`` must be of a version that the tests ran with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module, metadata, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
+
+from ...steps.host_arrays import Array, capsule_of
+from ...xla.library import handlers_library
+
+TESTED = "0.10"
+"""The minor version of jaxlib that this module is written against."""
+
+INSTALL = "Install it with: pip install 'enginewright[stablehlo]'"
+
+PLUGINS_PACKAGE = "jax_plugins"
+"""The namespace that packages with PJRT plugins install a module in, with the plugin's library beside it."""
+
+_HOST = 1, 0
+"""DLPack's name of the CPU."""
+
+_ENVIRONMENT = threading.Lock()
+
+
+def load_jaxlib() -> ModuleType:
+    """jaxlib's extension module. Raises MissingDependencyError if it isn't there, or of an untested version."""
+    try:
+        found = metadata.version("jaxlib")
+    except metadata.PackageNotFoundError as e:
+        raise MissingDependencyError("jaxlib, which target 'stablehlo' runs on, is not installed", hint=INSTALL) from e
+    if not is_tested(found):
+        raise MissingDependencyError(
+            f"target 'stablehlo' runs on jaxlib {TESTED}, whose interface it was tested with, and {found} is installed",
+            hint=f"Install that one: pip install 'jaxlib=={TESTED}.*'",
+        )
+    try:
+        with _quiet():
+            return import_module("jaxlib._jax")
+    except ImportError as e:
+        raise MissingDependencyError(f"jaxlib {found} can't be loaded: {e}", hint=INSTALL) from e
+
+
+def load_stablehlo() -> ModuleType:
+    """StableHLO's functions on modules, of jaxlib. Raises what ``load_jaxlib`` raises."""
+    load_jaxlib()
+    return import_module("jaxlib.mlir._mlir_libs._stablehlo")
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of jaxlib is one that this module is written against."""
+    return version.split(".")[:2] == TESTED.split(".")
+
+
+def plugins() -> dict[str, Path]:
+    """The PJRT plugins that are installed: name -> library. None is loaded, and no code of theirs runs."""
+    found: dict[str, Path] = {}
+    try:
+        spec = util.find_spec(PLUGINS_PACKAGE)
+    except (ImportError, ValueError):
+        spec = None
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        for folder in sorted(Path(root).iterdir()) if Path(root).is_dir() else ():
+            libraries = sorted(folder.glob("*.so"))
+            if libraries:
+                found[folder.name] = libraries[0]
+    return found
+
+
+class Pjrt:
+    """A client with one device.
+
+    Args:
+        provider: "cpu", or the name of an installed plugin.
+        threads: of the CPU's kernels.
+
+    Raises:
+        MissingDependencyError: jaxlib is missing or of another version.
+        TargetError: there is no such plugin, or it doesn't start.
+    """
+
+    def __init__(self, provider: str, threads: int) -> None:
+        self._api = load_jaxlib()
+        self.version = metadata.version("jaxlib")
+        self.provider = provider
+        with _quiet(), _threads(threads):
+            self._client = self._open(provider)
+        self._devices = self._client.local_devices()[:1]
+        if not self._devices:
+            raise TargetError(f"provider: {provider!r} has no device here", hint='Take "cpu".')
+
+    def _open(self, provider: str) -> Any:
+        if provider == "cpu":
+            return self._api.get_tfrt_cpu_client(asynchronous=True)
+        there = plugins()
+        if provider not in there:
+            raise TargetError(
+                f"provider: there is no PJRT plugin {provider!r} installed; there is {', '.join(('cpu', *there))}",
+                hint="Install the package that brings it (one with a module in jax_plugins), or take one of these.",
+            )
+        try:
+            if not self._api.pjrt_plugin_loaded(provider):
+                self._api.load_pjrt_plugin(provider, str(there[provider]), c_api=None)
+            if not self._api.pjrt_plugin_initialized(provider):
+                self._api.initialize_pjrt_plugin(provider)
+            return self._api.get_c_api_client(provider, {})
+        except (self._api.JaxRuntimeError, RuntimeError) as e:
+            raise TargetError(
+                f"provider: PJRT plugin {provider!r} ({there[provider].name}) doesn't start: {e}",
+                hint='Look whether its device and driver are there, or take provider "cpu".',
+            ) from e
+
+    def compile(self, artifact: bytes, name: str) -> Any:
+        """A loaded executable. Raises BundleError for what isn't a module, CapacityError without memory."""
+        try:
+            return self._client.compile_and_load(artifact, self._api.DeviceList(tuple(self._devices)))
+        except (self._api.JaxRuntimeError, RuntimeError, ValueError) as e:
+            if "RESOURCE_EXHAUSTED" in str(e):
+                raise CapacityError(f"{name}: there is no memory to compile it: {e}", hint="Free some.") from e
+            first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+            raise BundleError(
+                f"{name}: jaxlib {self.version} can't compile it: {first}",
+                hint="If the file was altered, copy the bundle again; else export the model again with this version.",
+            ) from e
+
+    def serialize(self, executable: Any) -> bytes:
+        """A compiled module for a file; b"" where the device's client can't."""
+        try:
+            data: bytes = executable.serialize()
+            return data
+        except (self._api.JaxRuntimeError, RuntimeError):
+            return b""
+
+    def deserialize(self, data: bytes) -> Any:
+        """What ``serialize`` gave, which is trusted as code is; None for what isn't that of this version."""
+        try:
+            return self._client.deserialize_executable(data, self._api.DeviceList(tuple(self._devices)), None)
+        except (self._api.JaxRuntimeError, RuntimeError, ValueError):
+            return None
+
+    def register(self, handlers: Sequence[str]) -> None:
+        """Lets modules call these functions of our kernels.
+
+        Raises TargetError for another provider than the CPU, and for a function that there isn't;
+        MissingDependencyError where the library isn't built.
+        """
+        if not handlers:
+            return
+        if self.provider != "cpu":
+            raise TargetError(
+                f"provider: the bundle's modules call our kernels, which run on a CPU, and not on {self.provider!r}",
+                hint='Take "cpu", or export without kernels in [stablehlo] of the recipe.',
+            )
+        library = ctypes.CDLL(str(handlers_library()))
+        for name in handlers:
+            if name in self._api.custom_call_targets("Host"):
+                continue
+            if not name.startswith("enginewright_") or not hasattr(library, name):
+                raise TargetError(
+                    f"the bundle's modules call {name!r}, which this version of enginewright doesn't have",
+                    hint="Run it with the version that exported it, or export the model again.",
+                )
+            function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+            self._api.register_custom_call_target(name, _capsule(function), "Host", api_version=1)
+
+    def view(self, array: Array, *, donated: bool = False) -> Any:
+        """A buffer that is an array's memory, which must be aligned (``aligned``).
+
+        ``donated``: the next run that takes it may write to it. PJRT takes memory that isn't its own as an input that
+        nothing else reads only where a copy is asked for; in fact none is made, which ``Executable`` looks at.
+        """
+        asked = True if donated else None
+        return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, asked)
+
+    def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
+        """The results' buffers.
+
+        Raises BundleError for a module that calls our kernels with what they don't take, CapacityError without memory.
+        """
+        try:
+            results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+            results[0][0].block_until_ready()
+        except self._api.JaxRuntimeError as e:
+            if "INVALID_ARGUMENT: enginewright: " in str(e):
+                hint = "If its file was altered, copy the bundle again; else report this."
+                raise BundleError(f"step: XLA can't run its module: {e}", hint=hint) from e
+            raise CapacityError(f"step: XLA can't run it: {e}", hint="Pass less memory, or a smaller context.") from e
+        return [of_devices[0] for of_devices in results]
+
+    def address(self, buffer: Any) -> int:
+        """Where a buffer lies."""
+        found: int = buffer.unsafe_buffer_pointer()
+        return found
+
+    def array(self, buffer: Any) -> Array:
+        """What lies in a buffer: its own memory where that is the CPU's."""
+        return np.from_dlpack(_Shared(self._api.buffer_to_dlpack_managed_tensor(buffer)))
+
+
+class _Shared:
+    """A buffer as ``np.from_dlpack`` takes it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _HOST
+
+
+def _capsule(function: ctypes.c_void_p) -> Any:
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make(function, None, None)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """XLA's CPU client takes the number of its threads from the environment, when it is made."""
+    with _ENVIRONMENT:
+        before = os.environ.get("NPROC")
+        os.environ["NPROC"] = str(count)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["NPROC"]
+            else:
+                os.environ["NPROC"] = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines that the library writes to stderr when it starts."""
+    before = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)

@@ -1,0 +1,125 @@
+"""Which modules a run over slots goes to: how it is cut, and padded to their sizes. Free of any library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...steps.slots import Int64Array, SlotRun
+from ..section import ModuleSection
+
+_OVERHEAD = 16
+"""What a run of its own costs, in tokens: it reads the weights once more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one module computes.
+
+    Attributes:
+        module: whose sizes it has.
+        first: the first slot.
+        ids: [B, S].
+        index: [B], where in its slot each row's first token goes.
+        wanted: [R], indices into the B*S tokens.
+        order: which of the run's wanted tokens the first of these are.
+    """
+
+    module: ModuleSection
+    first: int
+    ids: Int64Array
+    index: Int64Array
+    wanted: Int64Array
+    order: Int64Array
+
+
+class Plan:
+    """The modules for slots of one length.
+
+    Args:
+        modules: all there are.
+        places: the slots' length.
+        slots: how many there are.
+    """
+
+    def __init__(self, modules: Sequence[ModuleSection], places: int, slots: int) -> None:
+        fitting = [module for module in modules if module.places == places]
+        self._places, self._slots = places, slots
+        self._decodes = sorted((m for m in fitting if m.tokens == 1), key=lambda m: m.requests)
+        self._decodes = [m for m in self._decodes if m.requests <= slots]
+        self._prompts = {m.tokens: m for m in fitting if m.rows == 1}
+        self._scores = {m.tokens: m for m in fitting if m.rows == m.tokens and m.requests == 1}
+
+    def parts(self, run: SlotRun) -> Iterator[Part]:
+        """In order: a decode step over more slots than a module has in several, prompts row by row in chunks."""
+        if run.ids.shape[1] == 1:
+            yield from self._decode(run)
+            return
+        for row in range(len(run.ids)):
+            yield from self._prompt(run, row)
+
+    def _decode(self, run: SlotRun) -> Iterator[Part]:
+        """Rows that are added rest: they write to the last place of their slot, which is nobody's."""
+        most = self._decodes[-1].requests
+        for top in range(0, len(run.ids), most):
+            count = min(most, len(run.ids) - top)
+            module = next(m for m in self._decodes if m.requests >= count)
+            first = max(min(run.first + top, self._slots - module.requests), 0)
+            offset = run.first + top - first
+            ids = np.zeros((module.requests, 1), np.int64)
+            index = np.full(module.requests, self._places - 1, np.int64)
+            ids[offset : offset + count] = run.ids[top : top + count]
+            index[offset : offset + count] = run.places[top : top + count, 0]
+            inside = np.flatnonzero((run.wanted >= top) & (run.wanted < top + count))
+            wanted = np.zeros(module.rows, np.int64)
+            wanted[: len(inside)] = run.wanted[inside] - top + offset
+            yield Part(module, first, ids, index, wanted, inside)
+
+    def _prompt(self, run: SlotRun, row: int) -> Iterator[Part]:
+        length = run.ids.shape[1]
+        own = np.flatnonzero(run.wanted // length == row)
+        columns = run.wanted[own] % length
+        start = 0
+        for size, scored in self._chunks(length, int(run.places[row, 0]), columns.tolist()):
+            module = (self._scores if scored else self._prompts)[size]
+            ids = np.zeros((1, size), np.int64)
+            tokens = run.ids[row, start : start + size]
+            ids[0, : len(tokens)] = tokens
+            inside = np.flatnonzero((columns >= start) & (columns < start + size))
+            wanted = np.zeros(module.rows, np.int64)
+            wanted[: len(inside)] = columns[inside] - start
+            yield Part(module, run.first + row, ids, run.places[row, start : start + 1], wanted, own[inside])
+            start += size
+
+    def _chunks(self, length: int, place: int, columns: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """Sizes whose sum is at least ``length``, each with whether it must give logits of several tokens."""
+        done = 0
+        while done < length:
+            left, room = length - done, self._places - place - done
+            size = self._best(self._prompts, left, room)
+            scored = sum(done <= c < done + size for c in columns) > 1
+            if scored:
+                size = self._best(self._scores, left, room)
+            yield size, scored
+            done += size
+
+    def _best(self, sizes: Sequence[int] | dict[int, ModuleSection], left: int, room: int) -> int:
+        """The chunk to take first, of those that fit into the slot."""
+        fitting = sorted(size for size in sizes if size <= room)
+
+        def cost(tokens: int) -> tuple[int, int]:
+            """(tokens that are computed, the first chunk) if the rest is cut from the largest down."""
+            above = next((size for size in fitting if size >= tokens), None)
+            below = max((size for size in fitting if size < tokens), default=None)
+            choices = []
+            if above is not None:
+                choices.append((above + _OVERHEAD, above))
+            if below is not None:
+                choices.append((below + _OVERHEAD + cost(tokens - below)[0], below))
+            return min(choices)
+
+        if left > 2 * fitting[-1]:
+            return fitting[-1]
+        return cost(left)[1]

@@ -1,0 +1,194 @@
+"""Steps in the linear form: which rows of which slots run together, and the arrays for it. Free of any library.
+
+A slot is one block of a cache group, of C tokens in a row, or less while no request needs so many. Its last place is
+never a request's: what an inactive row of a run writes goes there, so that a run may cover slots whose requests rest.
+See ``plugins/steps/linear_io.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.contracts import CacheGroup, Int32Array, StepInput
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+MOST_HOLES = 3
+"""Decodes of slots that are no further apart run together: up to three idle rows cost less than a run of its own."""
+
+PADDED_SHARE = 0.25
+"""Prompts run together if that makes no more padding than this share of their tokens: each token costs about the same,
+and a run reads the weights once."""
+
+
+@dataclass(frozen=True)
+class SlotRun:
+    """One run: slots first .. first+B-1, S tokens each.
+
+    Attributes:
+        first: the first slot.
+        ids: [B, S], 0 where there is none.
+        places: [B, S], where in its slot a token's key and value go; it sees this place and those before it.
+        wanted: [R], indices into the B*S tokens.
+        order: [R], which rows of the step's logits these are; ascending.
+    """
+
+    first: int
+    ids: Int64Array
+    places: Int64Array
+    wanted: Int64Array
+    order: Int64Array
+
+
+def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32Array:
+    """Each request's slot: [B], the same in every group.
+
+    Args:
+        step: as it came.
+        groups: the executor's, each with a block of C tokens.
+        slots: how many there are.
+
+    Raises:
+        RequestError: a slot that isn't there, or not the same in every group, or held by two requests.
+        CapacityError: a request is longer than a slot.
+    """
+    longest = max(step.kv_len.tolist(), default=0)
+    if longest >= groups[0].block_size:
+        raise CapacityError(
+            f"context: a request has {longest} tokens, and a slot holds {groups[0].block_size - 1}",
+            hint="Open the model with a larger context.",
+        )
+    first: Int32Array = step.block_tables[groups[0].name][:, 0]
+    for group in groups[1:]:
+        if not np.array_equal(step.block_tables[group.name][:, 0], first):
+            raise RequestError(
+                f"step: a request's slots in {groups[0].name} and {group.name} differ",
+                hint="Give each request the same slot in every cache group.",
+            )
+    listed = first.tolist()  # sets and lists of Python: NumPy sets out at several times what they take
+    if listed and not 0 <= min(listed) <= max(listed) < slots:
+        raise RequestError(f"step: slots are 0 to {slots - 1}, and it names {listed}")
+    if len(set(listed)) != len(listed):
+        raise RequestError(f"step: two requests have the same slot: {listed}")
+    return first
+
+
+def plan_runs(
+    step: StepInput,
+    slot_of: Int32Array,
+    capacity: int,
+    *,
+    chunks_together: bool = True,
+    prompts_alone: bool = False,
+) -> list[SlotRun]:
+    """The runs of a step: decodes over ranges of slots, prompts together where they are of like length.
+
+    Args:
+        step: as it came.
+        slot_of: each request's slot, [B].
+        capacity: places that slots have now, more than any request of the step has tokens.
+        chunks_together: whether parts of prompts that are behind others may run together, too.
+        prompts_alone: whether no prompts run together.
+    """
+    if (decodes_alone := _decodes(step, slot_of, capacity)) is not None:
+        return [decodes_alone]
+    counts = np.diff(step.q_start)
+    rows_of: list[list[int]] = [[] for _ in counts]  # request -> which of step.rows are its own
+    owners = np.searchsorted(step.q_start, step.rows, side="right") - 1
+    for index, owner in enumerate(owners.tolist()):
+        rows_of[owner].append(index)
+    requests = [b for b in np.argsort(slot_of, kind="stable").tolist() if counts[b]]
+    decodes = _ranges([b for b in requests if counts[b] == 1], slot_of)
+    alone = np.full(len(counts), prompts_alone) if chunks_together else step.kv_len > counts
+    prefills = _padded([b for b in requests if counts[b] > 1], slot_of, counts, step.kv_len, capacity, alone)
+    return [_run(step, members, slot_of, rows_of, capacity) for members in decodes + prefills]
+
+
+def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | None:
+    """The run of a step of decodes that all want logits, as most steps are; None if it is another, or takes several."""
+    count = len(slot_of)
+    each = list(range(count + 1))
+    if not count or step.q_start.tolist() != each or step.rows.tolist() != each[:-1]:
+        return None
+    by_slot = sorted(slot_of.tolist())
+    if any(after - before > MOST_HOLES + 1 for before, after in pairwise(by_slot)):
+        return None
+    first = by_slot[0]
+    row_of = slot_of.astype(np.int64) - first  # [B]
+    ids = np.zeros((by_slot[-1] - first + 1, 1), np.int64)
+    places = np.full_like(ids, capacity - 1)
+    ids[row_of, 0] = step.ids
+    places[row_of, 0] = step.kv_len - 1
+    return SlotRun(first, ids, places, row_of, np.arange(count))
+
+
+def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None = None) -> BoolArray:
+    """Which places of a slot each token sees: its own and those before it, ``window`` of them at most (0: all).
+
+    [B, S] -> [B, 1, S, C]
+    """
+    keys = np.arange(capacity)
+    seen: BoolArray = np.less_equal(keys, places[:, None, :, None], out=out)
+    if window:
+        seen &= keys > places[:, None, :, None] - window
+    return seen
+
+
+def _ranges(requests: Sequence[int], slot_of: Int32Array) -> list[list[int]]:
+    """Requests in the order of their slots, cut where more than ``MOST_HOLES`` slots lie between two."""
+    ranges: list[list[int]] = []
+    for b in requests:
+        if ranges and slot_of[b] - slot_of[ranges[-1][-1]] <= MOST_HOLES + 1:
+            ranges[-1].append(b)
+        else:
+            ranges.append([b])
+    return ranges
+
+
+def _padded(
+    requests: Sequence[int],
+    slot_of: Int32Array,
+    counts: Int32Array,
+    kv_len: Int32Array,
+    capacity: int,
+    alone: BoolArray,
+) -> list[list[int]]:
+    """Requests of neighbouring slots, together as long as little is padding and it fits into their slots.
+
+    No slot between them may be left out: padding of a whole prompt would not fit into its last place.
+    """
+    runs: list[list[int]] = []
+    for b in requests:
+        if runs and slot_of[b] == slot_of[runs[-1][-1]] + 1 and not alone[[*runs[-1], b]].any():
+            members = [*runs[-1], b]
+            longest, tokens = int(counts[members].max()), int(counts[members].sum())
+            fits = int((kv_len[members] - counts[members]).max()) + longest <= capacity
+            if fits and longest * len(members) - tokens <= PADDED_SHARE * tokens:
+                runs[-1].append(b)
+                continue
+        runs.append([b])
+    return runs
+
+
+def _run(
+    step: StepInput, members: Sequence[int], slot_of: Int32Array, rows_of: Sequence[Sequence[int]], capacity: int
+) -> SlotRun:
+    first, last = int(slot_of[members[0]]), int(slot_of[members[-1]])
+    longest = max(int(step.q_start[b + 1] - step.q_start[b]) for b in members)
+    ids = np.zeros((last - first + 1, longest), np.int64)
+    places = np.full_like(ids, capacity - 1)
+    wanted: dict[int, int] = {}  # row of the step's logits -> index into the run's tokens
+    for b in members:
+        row, start, end = int(slot_of[b]) - first, int(step.q_start[b]), int(step.q_start[b + 1])
+        ids[row, : end - start] = step.ids[start:end]
+        places[row] = np.arange(longest) + (int(step.kv_len[b]) - (end - start))
+        wanted |= {r: row * longest + int(step.rows[r]) - start for r in rows_of[b]}
+    order = sorted(wanted)
+    return SlotRun(first, ids, places, np.array([wanted[r] for r in order], np.int64), np.array(order, np.int64))

@@ -1,0 +1,76 @@
+"""Levels of x86-64 that libraries and modules are compiled for ahead, and which of them a processor has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
+
+
+def best_level(levels: Sequence[LevelName], features: Sequence[str]) -> LevelName | None:
+    """The last of ``levels`` whose instructions a processor has; None if it has none's."""
+    here = set(features)
+    fitting = [name for name in levels if FEATURES[name] <= here]
+    return fitting[-1] if fitting else None
+
+
+_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
+"""Level -> what Linux calls the instructions that it needs."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of processor that libraries are compiled for, and what a schedule takes from its registers.
+
+    Attributes:
+        name: in a recipe, and of its library in a bundle.
+        cpu: what LLVM calls it.
+        features: of LLVM, beside those of ``cpu``.
+        rows, vectors: of the block of sums that a product keeps in registers: rows by vectors of 16 floats.
+        vnni: whether it multiplies bytes by an instruction of its own.
+        lanes: floats that loops handle at a time.
+        grid: whether loops over rows are a grid of threads, of a GPU.
+    """
+
+    name: str
+    cpu: str
+    features: tuple[str, ...]
+    rows: int
+    vectors: int
+    vnni: bool = False
+    lanes: int = 16
+    grid: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose kernels they are, for messages."""
+        return "the tvm target on a GPU" if self.grid else "the tvm target"
+
+    @property
+    def without(self) -> str:
+        """What to do without a kernel."""
+        if self.grid:
+            return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
+        return "Use --target cpu, or a recipe that doesn't need it."
+
+
+LEVELS: Mapping[str, Level] = {
+    level.name: level
+    for level in (
+        Level("v2", "x86-64-v2", (), 2, 1),
+        Level("v3", "x86-64-v3", (), 6, 1),
+        Level("v4", "x86-64-v4", ("-prefer-256-bit",), 12, 2),
+        Level("v4-vnni", "x86-64-v4", ("-prefer-256-bit", "+avx512vnni"), 12, 2, vnni=True),
+    )
+}
+"""The plainest first; every one runs on the processors of those behind it."""
+
+
+def levels_in_order(value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
+    """Each once, the plainest first."""
+    return tuple(sorted(set(value), key=list(FEATURES).index))

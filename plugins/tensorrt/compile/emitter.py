@@ -1,0 +1,128 @@
+"""The tensorrt target's emitter: all that engines are built of where TensorRT and a GPU are."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.passes.quantization.dequantize_tables import DequantizeTables
+from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
+from enginewright.plugins.gpu.recipe import MOST_BLOCKS, EnginesSection
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
+from enginewright.runtime.shared.errors import MissingDependencyError, RecipeError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...engines.emit_kernels import emit_attention_kernels, emit_sampling_kernels
+from ...engines.gpus import KERNELS_FOR, check_kernels
+from ...engines.section import TensorRtSection
+from ...gpu.formats import check_formats
+from ...gpu.tiles import SPLIT_KEYS
+from ...steps.paged_section import (
+    KERNELS_FOLDER,
+    NETWORK_FILE,
+    PagedCacheGroup,
+    PagedProfile,
+    PagedSection,
+)
+
+LIBRARY = "11.4"
+"""The smallest version of TensorRT: that of the bindings which the plugins were checked with."""
+
+_REQUESTS, _PROMPTS, _CHUNK = 16, 4, 512
+_USUAL_REQUESTS, _USUAL_CHUNK, _USUAL_POOL = 4, 128, 1024
+
+
+class TensorRtEmitter:
+    """Writes the network's description, its weights, and the code of the plugins for each kind of GPU."""
+
+    name = "tensorrt"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``: TensorRT fuses by itself. It gathers floats alone, and needs no offsets of int4."""
+        return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where onnx or triton are missing, too."""
+        capabilities, floats = options.engines.gpus or KERNELS_FOR, options.engines.dtype or "f16"
+        check_kernels(capabilities)
+        check_formats(capabilities, (floats,))
+        profiles = profiles_of(options.engines, options.context_length)
+        for package in ("onnx", "triton"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingDependencyError(
+                    f"target {self.name}: writing it needs {package}, which is not installed",
+                    hint=f"Install it with: pip install {package} (or 'enginewright[tensorrt]', with TensorRT itself)",
+                )
+        from ...graphs.emit_model import summed_products
+        from ...graphs.weights import ExternalWeights
+        from .describe_network import describe_network  # only this target, and the onnx target, need the package
+
+        total, folder = len(program.weights), target_folder(self.name)
+        progress(ProgressEvent("emit", 0, total))
+        network = describe_network(program, ExternalWeights(writer, progress, total, suffix=self.name), floats)
+        writer.write_text(f"{folder}/{NETWORK_FILE}", network.to_json())
+        numbers = [int(name.replace(".", "")) for name in capabilities]
+        kernels = f"{folder}/{KERNELS_FOLDER}"
+        large = options.engines.large_tiles
+        emit_attention_kernels(program, numbers, floats, kernels, writer, progress, for_plugins=True, large_tiles=large)
+        emit_sampling_kernels(program, capabilities, kernels, writer, progress)
+        return TargetManifest(
+            state="needs-build",
+            needs=f"TensorRT {LIBRARY} or newer and a GPU of compute capability {' or '.join(capabilities)}",
+            sections={
+                "tensorrt": TensorRtSection(
+                    flavour="tensorrt",
+                    compute_capabilities=capabilities,
+                    dtype=floats,
+                    paged=PagedSection(
+                        library=LIBRARY,
+                        cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
+                        profiles=profiles,
+                        kernel_capabilities=capabilities,
+                        split_keys=SPLIT_KEYS,
+                        summed_products=summed_products(program),
+                        caches=options.engines.caches,
+                    ),
+                )
+            },
+        )
+
+
+def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProfile, PagedProfile]:
+    """Of decode steps, and of prompts with decodes beside them.
+
+    Raises RecipeError if requests are to be longer than the model's context.
+    """
+    context = engines.context or context_length or KV_BLOCK_SIZE
+    if context_length and context > context_length:
+        raise RecipeError(
+            f"engines.context: {context:,} tokens are more than the model's context of {context_length:,}",
+            hint="Ask for fewer, or export with a longer --context, if the model has one.",
+        )
+    blocks = -(-context // KV_BLOCK_SIZE)
+    requests = engines.requests or _REQUESTS
+    tokens = max(engines.chunk or _CHUNK, requests)
+    prompts = min(max(engines.prompts or _PROMPTS, requests), tokens)
+    usual = min(_USUAL_REQUESTS, requests)
+    most = engines.blocks or MOST_BLOCKS
+    tables, pool = (1, blocks, blocks), (1, min(_USUAL_POOL, most), most)
+    return (
+        PagedProfile(
+            phase="decode", T=(1, usual, requests), B=(1, usual, requests), R=(1, usual, requests), M=tables, P=pool
+        ),
+        PagedProfile(
+            phase="prefill",
+            T=(1, min(_USUAL_CHUNK, tokens), tokens),
+            B=(1, 1, prompts),
+            R=(1, 1, tokens),
+            M=tables,
+            P=pool,
+        ),
+    )

@@ -1,0 +1,15 @@
+"""The compiler's half of the tensorrt target."""
+
+from ...emit.target import SCALED, Target
+from ...engines.gpus import KERNELS_FOR, check_kernels
+from .emitter import TensorRtEmitter
+
+TARGET = Target(
+    TensorRtEmitter(),
+    ("onnx", "triton"),
+    gpus=KERNELS_FOR,
+    check_gpus=check_kernels,
+    caches=lambda engines: SCALED if engines.caches != "ordered" else (),
+    cache_instructions=("fp8",),
+    no_cache='writes that are "ordered" have none (caches in [engines])',
+)

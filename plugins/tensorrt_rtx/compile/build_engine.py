@@ -1,0 +1,171 @@
+"""Builds an engine in a process of its own: its memory is measured apart, and a crash of the library is an error here.
+
+The child (``build_child.py``) knows nothing of models; it gets an ONNX file, sizes and GPUs, and writes a plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
+
+Sizes = Mapping[str, tuple[int, int, int]]
+"""Least, best and most of each free dimension of the graph's inputs, by its name there: an optimization profile."""
+
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
+"""Of the environment: its size moves what lies in memory, and plans depend on that (see ``build_child``)."""
+
+CHILD = "enginewright.plugins.tensorrt_rtx.compile.build_child"
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What to build.
+
+    Attributes:
+        graph: the ONNX file; its weights lie beside it.
+        plan: the file to write.
+        compute_capabilities: such as "8.9"; at least one.
+        profiles: at least one.
+        inputs, outputs: names that the network must have; the library drops an input that it thinks nothing reads.
+        lengths: attention is given how much of each slot is held (``write_index`` and the tokens of the step), so that
+            it needn't look at the rest. The graph has a mask all the same.
+        name: what progress and errors call it.
+    """
+
+    graph: Path
+    plan: Path
+    compute_capabilities: tuple[str, ...]
+    profiles: tuple[Sizes, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    lengths: bool = False
+    name: str = "engine"
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """What came out.
+
+    Attributes:
+        version: of the library.
+        bytes: of the plan.
+        seconds: of parsing and building, without starting the process.
+        peak_rss_bytes: the most that the child had resident.
+        layers: of the network as it was parsed.
+        attentions: that were fused, and given lengths if that was asked for.
+    """
+
+    version: str
+    bytes: int
+    seconds: float
+    peak_rss_bytes: int
+    layers: int
+    attentions: int
+
+
+def build_engine(
+    request: EngineRequest, progress: Callable[[int, int, str], None] = lambda done, total, what: None
+) -> BuiltEngine:
+    """Builds one engine. Ctrl-C ends the child, too, and the plan is not to be used then.
+
+    Args:
+        request: what to build.
+        progress: called with the library's phase, and how many of its steps are done, of how many.
+
+    Raises:
+        MissingDependencyError: tensorrt_rtx is not installed.
+        TargetError: the library refuses the graph or a size, drops an input, or crashes; names the operator.
+        CapacityError: there is no memory, or no space for the plan.
+    """
+    folder = request.graph.resolve().parent
+    # Names and not paths: those aren't part of a plan, and yet their length would move what lies in memory.
+    paths = {"graph": request.graph.name, "plan": os.path.relpath(request.plan.resolve(), folder)}
+    message = json.dumps(asdict(request) | paths, default=str)
+    with tempfile.TemporaryFile() as said:
+        # A session of its own: the terminal's Ctrl-C comes here alone, and here the child is ended.
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", CHILD],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+            env={"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in _KEPT if name in os.environ},
+        )
+        try:
+            answer = _listen(child, message, progress)
+        finally:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # what it was asked, and died before it read
+                        pipe.close()
+        said.seek(0)
+        last = said.read()[-2000:].decode(errors="replace").strip()
+    if "built" in answer:
+        return BuiltEngine(**answer["built"])
+    raise _error(request, answer, child.returncode, last)
+
+
+def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[int, int, str], None]) -> dict[str, Any]:
+    """Each line is a step of the work, but for the last, which is the result."""
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(message.encode() + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        pass  # it has ended, and its exit status says how
+    for line in child.stdout:
+        if not line.endswith(b"\n"):
+            break  # it died within an answer
+        answer: dict[str, Any] = json.loads(line)
+        if "step" not in answer:
+            child.wait()
+            return answer
+        progress(answer["step"], answer["steps"], answer["phase"])
+    child.wait()
+    return {}
+
+
+def _error(request: EngineRequest, answer: Mapping[str, Any], status: int, last: str) -> Exception:
+    """What to say of a child that built nothing."""
+    name = request.name
+    reason = str(answer.get("error", ""))
+    match answer.get("kind"):
+        case "missing":
+            return MissingDependencyError(
+                f"{name}: building it needs tensorrt_rtx, which can't be loaded: {reason}",
+                hint="Install it with: pip install 'enginewright[tensorrt-rtx]' (Linux on x86-64).",
+            )
+        case "space":
+            return CapacityError(
+                f"{name}: the engine can't be written: {reason}",
+                hint="Free space on that disk, or write the bundle to another one.",
+            )
+        case "refused":
+            return TargetError(
+                f"{name}: TensorRT-RTX doesn't build it: {reason}",
+                hint="Leave this target out, or take another recipe; the onnx and cpu targets may take the model.",
+            )
+    if status == -signal.SIGKILL:
+        return CapacityError(
+            f"{name}: the process that builds it was killed; most likely there was no memory",
+            hint="Free memory, or build on a machine with more.",
+        )
+    how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return TargetError(
+        f"{name}: the process that builds it {how}{': ' + last if last else ''}",
+        hint="A fault of TensorRT-RTX or of this Enginewright: please report it with the model's configuration.",
+    )

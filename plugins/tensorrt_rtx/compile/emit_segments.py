@@ -1,0 +1,181 @@
+"""Segments for TensorRT-RTX: an engine for each distinct part between two attentions, and our own kernels between.
+
+Engines take weights as inputs, so a model of thirty layers has three or four engines. Keys and values are in the paged
+cache, which our own kernels write and read: no plugin is needed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...emit.engine_report import EngineReport
+from ...engines.emit_kernels import (
+    LayerKernels,
+    emit_attention_kernels,
+    emit_sampling_kernels,
+)
+from ...engines.section import EngineSection, TensorRtSection
+from ...engines.segments import (
+    AttentionKernels,
+    Segment,
+    SegmentProfile,
+    SegmentSchedule,
+    segments_path,
+)
+from ...graphs.float_types import FloatType
+from ...graphs.weights import ExternalWeights
+from ...steps.paged_section import KERNELS_FOLDER, PagedCacheGroup
+from .build_engine import EngineRequest, build_engine
+from .segment_graphs import SegmentedModel, SegmentGraph, segment_model
+
+TARGET = "tensorrt-rtx"
+
+REQUESTS, CHUNK = 16, 512
+"""Most requests of a decode step, and most tokens of any step, by default."""
+
+_USUAL_PROMPT = 128
+"""Tokens of the steps that engines for prompts are tuned for, if as many go into one."""
+
+_USUAL_BATCH = 4
+"""Requests of the decode steps that engines are tuned for."""
+
+
+def emit_segments(
+    program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions, gpus: Sequence[str]
+) -> TargetManifest:
+    """Builds the engines, compiles the kernels, and writes both with the weights and the schedule.
+
+    Args:
+        program: with attention in its paged form.
+        writer: of the bundle.
+        progress: called with the stages "kernels", "emit" and "engines".
+        options: ``engines`` of them, ``record``.
+        gpus: compute capabilities, such as "8.9".
+
+    Raises:
+        UnsupportedModelError: as ``segment_model`` has it.
+        TargetError: a GPU that no kernels are compiled for, attention of a shape that doesn't fit, or a graph that
+            TensorRT-RTX refuses.
+        MissingDependencyError: tensorrt_rtx or Triton is not installed.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+    """
+    floats = options.engines.dtype or "f16"
+    capabilities, folder = [int(name.replace(".", "")) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
+    kernels = emit_attention_kernels(program, capabilities, floats, folder, writer, progress, for_plugins=False)
+    emit_sampling_kernels(program, gpus, folder, writer, progress)
+    progress(ProgressEvent("emit", 0, len(program.weights)))
+    model = segment_model(program, ExternalWeights(writer, progress, len(program.weights), "segments"), floats)
+    profiles = profiles_of(options.engines)
+    engines, version = _build(model.graphs, profiles, gpus, writer, progress, options)
+    schedule = schedule_of(program, model, floats, profiles, kernels)
+    writer.write_text(segments_path(TARGET), schedule.to_json())
+    section = TensorRtSection(
+        flavour="rtx",
+        form="segments",
+        version=version,
+        compute_capabilities=tuple(gpus),
+        dtype=floats,
+        engines=engines,
+    )
+    return TargetManifest(sections={"tensorrt": section})
+
+
+def profiles_of(section: EnginesSection) -> tuple[SegmentProfile, ...]:
+    """One for decode steps, one for prompts with decodes beside them. A segment's tokens are packed, so every step of
+    fewer runs in the second, too."""
+    requests = section.requests or REQUESTS
+    most = max(section.chunk or CHUNK, requests)
+    decode = (1, min(_USUAL_BATCH, requests), requests)
+    return (
+        SegmentProfile(T=decode, R=decode),
+        SegmentProfile(T=(1, min(_USUAL_PROMPT, most), most), R=(1, 1, most)),
+    )
+
+
+def schedule_of(
+    program: Program,
+    model: SegmentedModel,
+    floats: FloatType,
+    profiles: tuple[SegmentProfile, ...],
+    kernels: Iterable[LayerKernels],
+) -> SegmentSchedule:
+    """What the runtime reads."""
+    return SegmentSchedule(
+        dtype=floats,
+        cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
+        profiles=profiles,
+        segments=tuple(
+            Segment(
+                name=graph.name,
+                file=_engine_file(graph),
+                inputs=graph.inputs,
+                weights=graph.weights,
+                outputs=graph.outputs,
+            )
+            for graph in model.graphs
+        ),
+        buffers=model.buffers,
+        steps=model.steps,
+        kernels=tuple(_kernels(some) for some in kernels),
+        summed_products=model.summed_products,
+    )
+
+
+def _build(
+    graphs: Sequence[SegmentGraph],
+    profiles: Sequence[SegmentProfile],
+    gpus: Sequence[str],
+    writer: BundleWriter,
+    progress: Progress,
+    options: EmitOptions,
+) -> tuple[tuple[EngineSection, ...], str]:
+    """The engines, and the version of the library that built them."""
+    engines, version = [], ""
+    with tempfile.TemporaryDirectory(dir=writer.folder) as scratch:
+        for done, graph in enumerate(graphs, 1):
+            source, plan = Path(scratch) / "segment.onnx", Path(scratch) / "segment.plan"
+            source.write_bytes(graph.model)
+            sizes = tuple({"T": profile.T, "R": profile.R} for profile in profiles)
+            built = build_engine(EngineRequest(source, plan, tuple(gpus), sizes, name=f"{TARGET}, {graph.name}"))
+            path = f"{target_folder(TARGET)}/{_engine_file(graph)}"
+            written = writer.adopt(path, plan)
+            engines.append(EngineSection(file=_engine_file(graph), bytes=written.bytes, sha256=written.sha256))
+            version = built.version
+            options.record(
+                EngineReport(
+                    target=TARGET,
+                    file=path,
+                    seconds=built.seconds,
+                    peak_rss_bytes=built.peak_rss_bytes,
+                    file_bytes=written.bytes,
+                    compute_capabilities=tuple(gpus),
+                    profiles=tuple(f"T {p.T[0]} to {p.T[2]}, R {p.R[0]} to {p.R[2]}" for p in profiles),
+                    attentions=built.attentions,
+                )
+            )
+            progress(ProgressEvent("engines", done, len(graphs), graph.name))
+    return tuple(engines), version
+
+
+def _engine_file(graph: SegmentGraph) -> str:
+    return f"{graph.name}.plan"
+
+
+def _kernels(some: LayerKernels) -> AttentionKernels:
+    return AttentionKernels(
+        layers=some.layers,
+        compute_capability=f"{some.capability // 10}.{some.capability % 10}",
+        write=some.write,
+        prefill=some.prefill,
+        decode=some.decode,
+        combine=some.combine,
+    )

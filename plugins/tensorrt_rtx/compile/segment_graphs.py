@@ -1,0 +1,282 @@
+"""The segments of a program as ONNX graphs, one for all that are alike, and the steps that run them.
+
+Names in a graph say what a value is there, never where it is in the model, and weights are inputs: so segments that are
+alike give the same bytes. Tokens are packed, [T, ...]; integers come as 32-bit ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+import onnx
+import sympy
+import torch
+from onnx import TensorProto, helper
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import describe_node
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.errors import UnsupportedModelError
+
+from ...engines.segments import (
+    LOGITS,
+    STEP_INPUTS,
+    AttentionStep,
+    SegmentStep,
+    SegmentTensor,
+    Size,
+    Step,
+    TensorDtype,
+)
+from ...graphs.emit_model import emit_call, model_of, summed_products
+from ...graphs.float_types import ELEMENTS, FloatType
+from ...graphs.graph import TYPES, GraphBuilder
+from ...graphs.weights import ExternalWeights, Form, Stored
+from .segment_buffers import share_buffers
+from .segments import AttentionCut, SegmentCut, cut
+
+ew = torch.ops.ew
+
+_ELEMENTS: Mapping[TensorDtype, int] = {
+    "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+    "fp8": TensorProto.FLOAT8E4M3FN,
+    "i64": TensorProto.INT64,
+    "i32": TensorProto.INT32,
+    "i8": TensorProto.INT8,
+    "i4": TensorProto.INT4,
+    "u8": TensorProto.UINT8,
+    "bool": TensorProto.BOOL,
+}
+_DTYPES: Mapping[int, TensorDtype] = {kind: dtype for dtype, kind in _ELEMENTS.items()}
+
+
+@dataclass(frozen=True)
+class SegmentGraph:
+    """A graph, serialized, and its inputs and outputs as ``plugins.engines.segments.Segment`` has them."""
+
+    name: str
+    model: bytes
+    inputs: dict[str, SegmentTensor]
+    weights: dict[str, SegmentTensor]
+    outputs: dict[str, SegmentTensor]
+
+
+@dataclass(frozen=True)
+class SegmentedModel:
+    """Distinct graphs in the order in which steps first run them, the steps, and the buffers that these name.
+
+    ``summed_products``: over all products with weights, how many terms a result of each is the sum of.
+    """
+
+    graphs: tuple[SegmentGraph, ...]
+    steps: tuple[Step, ...]
+    buffers: dict[str, SegmentTensor]
+    summed_products: int
+
+
+class SegmentBuilder(GraphBuilder):
+    """Builds the graph of one segment, in which weights are inputs.
+
+    Attributes:
+        given: the graph's name of each weight -> its name in the bundle, in the order in which they are read.
+    """
+
+    def __init__(self, program: Program, weights: ExternalWeights, floats: FloatType) -> None:
+        super().__init__(program, weights, floats)
+        self.given: dict[str, str] = {}
+        self._given_as: dict[str, str] = {}
+
+    def stored(self, name: str, form: Form, stored: Stored) -> str:
+        """The input that stands for a weight; the bundle has it once, whichever segments read it."""
+        tensor = self.weights.add(name, self.program.weights[name], form, stored)
+        label = str(tensor.name)
+        if label not in self._given_as:
+            given = f"weight_{len(self.given)}"
+            self._given_as[label], self.given[given] = given, label
+            self.inputs[given] = helper.make_tensor_value_info(given, tensor.data_type, list(tensor.dims))
+        return self._given_as[label]
+
+    def tokens(self) -> str:
+        """T as i64 [1], of whatever input has it."""
+        return self.once("N", lambda: self._leading("T"))
+
+    def sampled(self) -> str:
+        """R as i64 [1]."""
+        return self.once("R", lambda: self._leading("R"))
+
+    def _leading(self, letter: str) -> str:
+        for name, value in self.inputs.items():
+            dims = value.type.tensor_type.shape.dim
+            if dims and dims[0].dim_param == letter:
+                return self.op("Shape", name, start=0, end=1)
+        raise self.unsupported(f"no input of its segment says the size {letter}")
+
+    def declare_input(self, name: str, tensor: SegmentTensor) -> None:
+        """An input that isn't a weight."""
+        self.inputs[name] = helper.make_tensor_value_info(name, _ELEMENTS[tensor.dtype], list(tensor.shape))
+
+    def declare_output(self, name: str, node: Node, floats: FloatType | None) -> SegmentTensor:
+        """An output of a call's value, in the type that the graph has it in, or else in that of ``floats``."""
+        value = self.value(node)
+        if floats is not None:
+            value = self._in_type(value, ELEMENTS[floats])
+        kind = self._float_type(value) or TYPES[node.meta["val"].dtype]
+        tensor = SegmentTensor(dtype=_DTYPES[kind], shape=tuple(_size(node, expr) for expr in self.expressions(node)))
+        self.op("Identity", value, name=name)
+        self.outputs[name] = helper.make_tensor_value_info(name, kind, list(tensor.shape))
+        return tensor
+
+
+def segment_model(program: Program, weights: ExternalWeights, floats: FloatType) -> SegmentedModel:
+    """Cuts a program into segments, makes their graphs and writes their weights.
+
+    Args:
+        program: with attention in its paged form.
+        weights: of the bundle.
+        floats: what graphs compute in, and what goes in and out of attention.
+
+    Raises:
+        UnsupportedModelError: a call that standard operators don't express, or what ``cut`` refuses, by module.
+        SourceError, BundleError, CapacityError: a weight can't be read, or not written.
+    """
+    graphs: dict[bytes, SegmentGraph] = {}
+    steps: list[Step] = []
+    values: dict[Node, str] = {}
+    tensors = {program.inputs[name]: _step_input(name) for name in STEP_INPUTS if name in program.inputs}
+    for piece in cut(program):
+        b = SegmentBuilder(program, weights, floats)
+        inputs = _add_inputs(b, piece, tensors)
+        for node in piece.nodes:
+            b.node = node
+            b.names[node] = emit_call(b, node)
+        outputs = _add_outputs(b, piece)
+        made = _graph(b, f"segment_{len(graphs)}")
+        graph = graphs.setdefault(made.model, made)
+        for name, node in outputs.items():
+            values[node] = LOGITS if name == LOGITS else f"value {node.name}"
+            tensors[node] = graph.outputs[name]
+        steps.append(
+            SegmentStep(
+                segment=graph.name,
+                inputs={name: values.get(inputs[name], name) for name in graph.inputs},
+                weights={name: b.given[name] for name in graph.weights},
+                outputs={name: values[node] for name, node in outputs.items()},
+            )
+        )
+        for attention in piece.attentions:
+            shape = tuple(_size(attention.node, expr) for expr in b.expressions(attention.node))
+            values[attention.node] = f"value {attention.node.name}"
+            tensors[attention.node] = SegmentTensor(dtype=floats, shape=shape)
+            steps.append(_attend(b, attention, values))
+    shared, buffers = share_buffers(steps, {name: tensors[node] for node, name in values.items()}, LOGITS)
+    return SegmentedModel(tuple(graphs.values()), shared, buffers, summed_products(program))
+
+
+def _step_input(name: str) -> SegmentTensor:
+    return SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
+
+
+def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, SegmentTensor]) -> dict[str, Node]:
+    """Declares what a segment reads: step inputs by their names, an attention's result, whatever else comes along."""
+    attended = [node for node in piece.inputs if node.target is ew.paged_attention.default]
+    numbers = count()
+    found: dict[str, Node] = {}
+    for node in piece.inputs:
+        if node.op == "placeholder":
+            name = str(node.target)
+        elif node in attended:
+            name = "attention" if len(attended) == 1 else f"attention_{attended.index(node)}"
+        else:
+            name = f"x_{next(numbers)}"
+        b.declare_input(name, tensors[node])
+        b.names[node] = b.op("Cast", name, to=TensorProto.INT64) if node.op == "placeholder" else name
+        found[name] = node
+    return found
+
+
+def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
+    """Declares what a segment gives: queries, keys and values, logits, whatever else is read later."""
+    roles: dict[Node, str] = {b.program.logits: LOGITS}
+    for i, attention in enumerate(piece.attentions):
+        for letter in "vkq":  # one value may be several of them
+            roles[getattr(attention, letter)] = letter if len(piece.attentions) == 1 else f"{letter}_{i}"
+    numbers = count()
+    found: dict[str, Node] = {}
+    for node in piece.outputs:
+        b.node = node
+        if node in b.spread:
+            raise b.unsupported("what is made for each expert can't go from one segment to another")
+        role = roles.get(node)
+        name = role or f"y_{next(numbers)}"
+        b.declare_output(name, node, None if role is None else "f32" if role == LOGITS else b.floats)
+        found[name] = node
+    b.node = None
+    return found
+
+
+def _graph(b: SegmentBuilder, name: str) -> SegmentGraph:
+    """What a builder has collected, without what nothing reads. Its bytes don't depend on ``name``."""
+    model = model_of(b, "segment", list(b.inputs))
+    read = {given for node in model.graph.node for given in node.input}
+    kept = [value for value in model.graph.input if value.name in read]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for node in model.graph.node:
+        node.name = node.output[0]  # in place of the path of a module
+    tensors = {value.name: _tensor(value) for value in kept}
+    return SegmentGraph(
+        name,
+        model.SerializeToString(deterministic=True),
+        inputs={given: tensor for given, tensor in tensors.items() if given not in b.given},
+        weights={given: tensor for given, tensor in tensors.items() if given in b.given},
+        outputs={value.name: _tensor(value) for value in model.graph.output},
+    )
+
+
+def _attend(b: SegmentBuilder, attention: AttentionCut, values: Mapping[Node, str]) -> AttentionStep:
+    group = next(g for g in b.program.cache_groups if attention.layer in g.layers)
+    return AttentionStep(
+        layer=attention.layer,
+        group=group.name,
+        q=values[attention.q],
+        k=values[attention.k],
+        v=values[attention.v],
+        out=values[attention.node],
+        scale=attention.scale,
+        window=attention.window,
+        softcap=attention.softcap,
+        sinks=_of_heads(b, attention.sinks),
+        slopes=_of_heads(b, attention.slopes),
+    )
+
+
+def _of_heads(b: SegmentBuilder, node: Node | None) -> str | None:
+    """The bundle's name of sinks or slopes, f32 [Nq]."""
+    if node is None:
+        return None
+    name = str(node.target)
+    return str(b.weights.add(name, b.program.weights[name], "rows", "f32").name)
+
+
+def _size(node: Node, expr: sympy.Expr) -> Size:
+    if expr.is_Integer:
+        return int(expr)
+    match str(expr):
+        case "T":
+            return "T"
+        case "R":
+            return "R"
+    raise UnsupportedModelError(
+        f"{describe_node(node)}: its size {expr} can't go from one segment to another",
+        hint="The cpu target may take this model.",
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> SegmentTensor:
+    of = value.type.tensor_type
+    sizes = [dim.dim_param or dim.dim_value for dim in of.shape.dim]
+    return SegmentTensor.model_validate({"dtype": _DTYPES[of.elem_type], "shape": sizes})

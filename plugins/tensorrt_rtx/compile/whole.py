@@ -1,0 +1,100 @@
+"""An engine of the whole model: its ONNX graph with slots of one size, in one plan with profiles for each phase."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+from pathlib import Path
+
+import onnx
+
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from ...emit.base import EmitOptions
+from ...emit.bundle_writer import BundleWriter
+from ...emit.engine_report import EngineReport
+from ...engines.emit_kernels import emit_sampling_kernels
+from ...engines.section import EngineSection, TensorRtSection
+from ...graphs.emit_model import emit_model
+from ...steps.linear_io import MODEL_FILE
+from ...steps.paged_section import KERNELS_FOLDER
+from .build_engine import EngineRequest, build_engine
+from .profiles import describe, profiles_of
+
+NAME = "tensorrt-rtx"
+PLAN_FILE = "model.plan"
+
+
+def emit_whole(
+    program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions, capabilities: tuple[str, ...]
+) -> TargetManifest:
+    """Writes targets/tensorrt-rtx/model.plan.
+
+    The graph and its weights lie beside the bundle's other files while the engine is built, and are then removed.
+
+    Raises:
+        RecipeError: sizes that don't go together.
+        UnsupportedModelError: standard operators don't express the program, or f16 doesn't hold a weight.
+        TargetError, MissingDependencyError, CapacityError: see ``build_engine``.
+    """
+    profiles = profiles_of(options.engines, options.context_length, options.buckets)
+    _check_disk(program, writer.final_path)
+    with BundleWriter(writer.folder / f"{NAME}.graph") as scratch:
+        io = emit_model(program, scratch, progress, (options.engines.dtype or "f16"), profiles[0].C)
+        scratch.finish_weights()
+        graph = scratch.folder / MODEL_FILE
+        signature = onnx.load(graph, load_external_data=False).graph
+        request = EngineRequest(
+            graph=graph,
+            plan=scratch.folder / PLAN_FILE,
+            compute_capabilities=capabilities,
+            profiles=tuple({"B": p.B, "S": p.S, "R": p.R} for p in profiles),
+            lengths=True,
+            name=f"target {NAME}",
+            inputs=tuple(x.name for x in signature.input),
+            outputs=tuple(x.name for x in signature.output),
+        )
+        progress(ProgressEvent("engine", 0, 1, f"for compute capability {', '.join(capabilities)}"))
+        built = build_engine(request, lambda done, total, what: progress(ProgressEvent("engine", done, total, what)))
+        progress(ProgressEvent("engine", 1, 1, PLAN_FILE))
+        path = f"{target_folder(NAME)}/{PLAN_FILE}"
+        written = writer.adopt(path, request.plan)
+    if importlib.util.find_spec("triton") is not None:  # without it the CPU draws tokens
+        emit_sampling_kernels(program, capabilities, f"{target_folder(NAME)}/{KERNELS_FOLDER}", writer, progress)
+    options.record(
+        EngineReport(
+            target=NAME,
+            file=path,
+            seconds=built.seconds,
+            peak_rss_bytes=built.peak_rss_bytes,
+            file_bytes=written.bytes,
+            compute_capabilities=capabilities,
+            profiles=tuple(describe(p) for p in profiles),
+            attentions=built.attentions,
+        )
+    )
+    engine = EngineSection(file=PLAN_FILE, bytes=written.bytes, sha256=written.sha256, profiles=profiles)
+    section = TensorRtSection(
+        flavour="rtx",
+        form="whole",
+        version=built.version,
+        compute_capabilities=capabilities,
+        dtype=(options.engines.dtype or "f16"),
+        engines=(engine,),
+    )
+    return TargetManifest(sections={"io": io.model_copy(update={"file": ""}), "tensorrt": section})
+
+
+def _check_disk(program: Program, output: Path) -> None:
+    """The graph's weights and the engine's are on the disk at the same time; each has 16 bits a weight at most."""
+    needed = 4 * sum(math.prod(program.weights[name].shape) for name in program.weights)
+    free = shutil.disk_usage(output.parent).free
+    if needed > free:
+        raise CapacityError(
+            f"{output}: building the engine needs {needed:,} bytes, and {free:,} are free on that disk",
+            hint="Free space there, or write the bundle to another disk.",
+        )

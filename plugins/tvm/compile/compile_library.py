@@ -1,0 +1,85 @@
+"""Compiles a step's function and kernels to a shared library, ahead: the same program gives the same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import tvm
+from tvm import relax, tirx
+from tvm.support import cc
+
+from enginewright.plugins.steps.x86_levels import Level
+from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
+
+_LOOPS = "enginewright"
+HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}
+"""Where libraries run."""
+
+
+def compile_library(module: tvm.IRModule, level: Level) -> bytes:
+    """Raises MissingDependencyError without a linker, TargetError for what the linker says."""
+    options = {"mcpu": level.cpu, "mattr": list(level.features), "opt-level": 3}
+    return linked(build(module, tvm.target.Target(HOST | options)))
+
+
+def build(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
+    with tvm.transform.PassContext(opt_level=3):
+        return relax.build(module, target, relax_pipeline=_pipeline(), tir_pipeline=_LOOPS)
+
+
+def _pipeline() -> tvm.transform.Pass:
+    """Nothing is left to fuse or to plan: calls become instructions of TVM's virtual machine."""
+    return tvm.transform.Sequential(
+        [
+            relax.transform.RemovePurityChecking(),
+            relax.transform.LowerRuntimeBuiltin(),
+            relax.transform.ComputePrimValue(),
+            relax.transform.VMShapeLower(),
+            relax.transform.AttachGlobalSymbol(),
+        ]
+    )
+
+
+def _loops() -> tuple[tvm.transform.Pass, tvm.transform.Pass, tvm.transform.Pass]:
+    """Kernels are written as they are to run: what is left is their arguments, and threads."""
+    lower = tirx.transform
+    passes = tvm.transform.Sequential(
+        [
+            tvm.s_tir.transform.LowerOpaqueBlock(),
+            lower.FlattenBuffer(),
+            lower.AnnotateEntryFunc(),
+            lower.SplitHostDevice(),
+            lower.MakePackedAPI(),
+        ]
+    )
+    host = tvm.transform.Sequential([lower.LowerTVMBuiltin(), lower.LowerIntrin()])
+    return passes, lambda: host, lambda: host
+
+
+tirx.register_tir_pipeline(_LOOPS, _loops)
+
+
+def linker() -> str:
+    """The compiler of C that links. Raises MissingDependencyError if there is none."""
+    found: str | None = cc.get_cc()
+    if found is None:
+        raise MissingDependencyError(
+            "target tvm: linking its library needs a compiler of C, and none was found",
+            hint="Install gcc or clang, or name one in the variable CC.",
+        )
+    return found
+
+
+def linked(executable: relax.VMExecutable) -> bytes:
+    """A library. Raises as ``compile_library``."""
+    compiler = linker()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.so"
+        try:
+            executable.export_library(
+                str(path), workspace_dir=folder, options=["-shared", "-Wl,--build-id=none", "-s"], cc=compiler
+            )
+        except RuntimeError as e:
+            raise TargetError(f"target tvm: {compiler} did not link its library: {e}") from e
+        return path.read_bytes()

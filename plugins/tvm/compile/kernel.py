@@ -1,0 +1,400 @@
+"""A kernel being written: its arguments, and the operands of its step as memory that loops load from and store to.
+
+A kernel gets whole tensors of one dimension: the arena in each type that it needs, weights, step inputs, a layer's
+keys and values. Where an operand lies in the arena comes as numbers, so that layers share kernels; what else decides
+the code (sizes, strides, attributes) is in ``signature``. T, B and R are lengths of ids, kv_len and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from enginewright.plugins.steps.x86_levels import Level
+from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import (
+    Affine,
+    CacheGroupModel,
+    Dtype,
+    LoweredProgram,
+    Operand,
+    Step,
+    WeightUse,
+)
+
+from ..section import stored_type
+from .schedules import OWN, Schedules, product_of
+
+Expr = Any
+"""Of TVM: a number, or what a kernel computes."""
+
+LANES = 16
+"""Floats that kernels handle at a time; LLVM splits them where registers are narrower."""
+
+_TYPES: Mapping[str, str] = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16"}
+SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
+"""Symbol -> the step input that has so many elements."""
+GRID_BLOCK = 128
+"""Threads of a block on a GPU."""
+PARALLEL_FROM = 1 << 14
+"""Operations on floats from which a loop is worth waking other threads for."""
+
+
+def int64(value: int) -> Expr:
+    return tirx.IntImm("int64", value)
+
+
+def f32(value: float) -> Expr:
+    return tirx.FloatImm("float32", value)
+
+
+def vector(value: Expr, lanes: int) -> Expr:
+    """The same value in every lane."""
+    return value if lanes == 1 else T.broadcast(value, lanes)
+
+
+def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
+    """Pieces (start, lanes) that cover 0 .. size-1: whole vectors, then what is left in halves."""
+    start = 0
+    for lanes in (n for n in (16, 8, 4, 2, 1) if n <= widest):
+        while size - start >= lanes:
+            yield start, lanes
+            start += lanes
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a kernel is called with.
+
+    kind ``arena``: the arena as ``name`` (a type of TVM); ``number``: an integer, ``value``; else as an operand's; of a
+    cache there are two, of kind ``keys`` and ``values``.
+    """
+
+    kind: str
+    name: str
+    value: int = 0
+
+
+@dataclass
+class Memory:
+    """An operand in a kernel's hands."""
+
+    buffer: Any
+    base: Expr
+    shape: tuple[Affine, ...]
+    strides: tuple[Affine, ...]
+    dtype: Dtype
+    kernel: Kernel
+
+    def extent(self, axis: int) -> Expr:
+        return self.kernel.value(self.shape[axis])
+
+    def at(self, *index: Expr) -> Expr:
+        """Where an element lies in ``buffer``."""
+        place = self.base
+        for i, stride in zip(index, self.strides, strict=True):
+            if stride != 0:
+                place = place + i * self.kernel.value(stride)
+        return place
+
+    def load(self, *index: Expr, lanes: int = 1) -> Expr:
+        """An element, or ``lanes`` neighbours along the last dimension."""
+        return load(self.buffer, self.at(*index), lanes, self.strides[-1] if self.strides else Affine(1))
+
+    def store(self, value: Expr, *index: Expr, lanes: int = 1) -> None:
+        store(self.buffer, self.at(*index), value, lanes)
+
+
+def load(buffer: Any, at: Expr, lanes: int = 1, stride: Affine = Affine(1)) -> Expr:
+    if lanes == 1:
+        return buffer[at]
+    if stride == 0:
+        return T.broadcast(buffer[at], lanes)
+    assert stride == 1, "vectors are neighbours"
+    return buffer[T.ramp(at, int64(1), lanes)]
+
+
+def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> None:
+    T.buffer_store(buffer, value, [at if lanes == 1 else T.ramp(at, int64(1), lanes)])
+
+
+def on_stack(size: int, dtype: str = "float32") -> Any:
+    """Memory of the calling thread; in registers where every place is known ahead. (Left alone, TVM asks its runtime
+    for a workspace.)"""
+    return T.alloc_buffer((size,), dtype, scope="local", annotations={"disable_lower_builtin": True})
+
+
+class Local:
+    """A variable of a kernel that changes: a number, or a vector, in a register."""
+
+    def __init__(self, value: Expr, lanes: int = 1, dtype: str = "float32") -> None:
+        self.buffer = on_stack(1, dtype if lanes == 1 else f"{dtype}x{lanes}")
+        self.width, self._dtype = lanes, dtype
+        self.set(value)
+
+    def set(self, value: Expr) -> None:
+        T.buffer_store(self.buffer, value, [int64(0)])
+
+    def get(self) -> Expr:
+        return self.buffer[int64(0)]
+
+    def lanes(self) -> Any:
+        """A copy in memory, of numbers."""
+        copy = on_stack(self.width, self._dtype)
+        store(copy, int64(0), self.get(), self.width)
+        return copy
+
+
+class Kernel:
+    """One step's. Its place in the program is ``arguments``; steps of one ``signature`` are one kernel.
+
+    Args:
+        step: of ``program``.
+        level: what it is compiled for.
+        schedules: of products that have a record.
+    """
+
+    def __init__(self, step: Step, program: LoweredProgram, level: Level, schedules: Schedules) -> None:
+        self.step, self.level = step, level
+        self._uses = {use.name: use for use in program.weights}
+        self.schedule = schedules.get(product_of(step, self._uses), OWN)
+        self._places = {buffer.name: buffer.offset for buffer in program.buffers}
+        self._groups = {f"{g.name}/{layer}": g for g in program.cache_groups for layer in g.layers}
+        self.arguments: list[Argument] = []
+        self._names: dict[Argument, int] = {}
+        self._buffers: dict[int, Any] = {}
+        self._numbers: dict[int, Any] = {}
+        self._lengths: dict[str, Expr] = {}
+        self.signature = self._plan()
+
+    # ---- what it is called with
+
+    def _plan(self) -> str:
+        parts = [self.step.op, str(sorted(self.step.attrs.items()))]
+        for operand in (*self.step.inputs, *self.step.outputs):
+            parts.append(self._plan_operand(operand))
+        for symbol, name in SIZES.items():
+            self._argument(Argument("input", name))
+            parts.append(symbol)
+        return ";".join(parts)
+
+    def _plan_operand(self, operand: Operand) -> str:
+        kind, name = operand.kind, operand.name
+        if kind == "cache":
+            group = self._groups[name]
+            numbers = [self._argument(Argument(half, name)) for half in ("keys", "values")]
+            sizes = (group.kv_heads, group.key_head_size, group.value_head_size, group.block_size, group.dtype)
+            return f"cache{numbers}{sizes}"
+        shapes = f"{operand.shape}{operand.strides}{operand.dtype}"
+        if kind == "buffer":
+            arena = self._argument(Argument("arena", _TYPES[operand.dtype]))
+            if operand.dtype in ("i8", "bf16"):
+                self._argument(Argument("arena", "int32"))  # see words()
+            terms = [f"{self._number(value)}{symbol}" for symbol, value in self._terms(operand)]
+            return f"arena{arena}{shapes}at{terms}"
+        number = self._argument(Argument(kind, name))
+        if kind == "weight":
+            use = self._uses[name]
+            shapes += f"{use.dtype}{use.layout}{use.shape}"
+        return f"{kind}{number}{shapes}{operand.offset}"
+
+    def _argument(self, argument: Argument) -> int:
+        if argument not in self._names:
+            self._names[argument] = len(self.arguments)
+            self.arguments.append(argument)
+        return self._names[argument]
+
+    def _number(self, value: int) -> int:
+        """Which argument is a number that may differ from layer to layer."""
+        self.arguments.append(Argument("number", "", value))
+        return len(self.arguments) - 1
+
+    def _terms(self, operand: Operand) -> list[tuple[str, int]]:
+        """Symbols and their factors in where it lies; that of T even if it is 0, as it is in some layers."""
+        constant, t, b, r = self._at(operand).coefficients()
+        return [("T", t), *((symbol, n) for symbol, n in (("B", b), ("R", r), ("", constant)) if n)]
+
+    def _at(self, operand: Operand) -> Affine:
+        """Where it lies in the arena, in elements."""
+        place = self._places[operand.name]
+        assert place is not None, "memory is planned"
+        size = BYTES_PER_ELEMENT[operand.dtype]
+        return Affine(*(c // size for c in place.coefficients())) + operand.offset
+
+    # ---- writing it
+
+    @contextmanager
+    def written(self, name: str) -> Iterator[list[Any]]:
+        """Between here and the end of the context its body is written. Gives a list that then holds the function."""
+        made: list[Any] = []
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name(name)
+                T.func_attr({"tirx.noalias": False})
+                handles = [self._handle(i, argument) for i, argument in enumerate(self.arguments)]
+                for i, argument in enumerate(self.arguments):
+                    if argument.kind != "number":
+                        self._match(i, argument, handles[i])
+                yield made
+            made.append(builder.get().with_attr("global_symbol", name))
+
+    def _handle(self, i: int, argument: Argument) -> Any:
+        if argument.kind == "number":
+            self._numbers[i] = T.arg(f"n{i}", T.int64())
+            return None
+        return T.arg(f"h{i}", T.handle())
+
+    def _match(self, i: int, argument: Argument, handle: Any) -> None:
+        dims = 2 if argument.kind == "input" and argument.name.startswith("block_table:") else 1
+        sizes = tuple(T.int64() for _ in range(dims))
+        self._buffers[i] = T.match_buffer(handle, sizes, self._dtype(argument), align=4)
+        if dims == 2:
+            self._lengths["W"] = sizes[1]
+        for symbol, name in SIZES.items():
+            if argument == Argument("input", name):
+                self._lengths[symbol] = sizes[0]
+
+    def _dtype(self, argument: Argument) -> str:
+        if argument.kind == "arena":
+            return argument.name
+        if argument.kind == "weight":
+            return stored_type(self._uses[argument.name])
+        return "int32" if argument.kind == "input" else "float32"
+
+    # ---- operands
+
+    def value(self, affine: Affine | int) -> Expr:
+        """A size as an int64."""
+        affine = Affine.of(affine)
+        total: Expr = None
+        for symbol, factor in (("T", affine.t), ("B", affine.b), ("R", affine.r)):
+            if factor:
+                term = self._lengths[symbol] * int64(factor) if factor != 1 else self._lengths[symbol]
+                total = term if total is None else total + term
+        if total is None:
+            return int64(affine.constant)
+        return total + int64(affine.constant) if affine.constant else total
+
+    def memory(self, operand: Operand) -> Memory:
+        if operand.kind == "buffer":
+            base = self._arena_base(operand)
+            buffer = self._buffers[self._names[Argument("arena", _TYPES[operand.dtype])]]
+        else:
+            base = self.value(operand.offset)
+            buffer = self._buffers[self._names[Argument(operand.kind, operand.name)]]
+        return Memory(buffer, base, operand.shape, operand.strides, operand.dtype, self)
+
+    def _arena_base(self, operand: Operand) -> Expr:
+        """From the numbers that are this operand's, which follow in the order in which ``_plan`` met operands."""
+        first = self._first_number(operand)
+        base: Expr = int64(0)
+        for symbol, _ in self._terms(operand):
+            term = self._numbers[first] if not symbol else self._numbers[first] * self._lengths[symbol]
+            base, first = base + term, first + 1
+        return base
+
+    def _first_number(self, operand: Operand) -> int:
+        numbers = [i for i, argument in enumerate(self.arguments) if argument.kind == "number"]
+        for other in (*self.step.inputs, *self.step.outputs):
+            if other is operand:
+                break
+            if other.kind == "buffer":
+                numbers = numbers[len(self._terms(other)) :]
+        return numbers[0] if numbers else 0
+
+    @property
+    def inputs(self) -> list[Memory]:
+        """Those that aren't caches."""
+        return [self.memory(operand) for operand in self.step.inputs if operand.kind != "cache"]
+
+    @property
+    def outputs(self) -> list[Memory]:
+        return [self.memory(operand) for operand in self.step.outputs]
+
+    def use(self, index: int) -> WeightUse:
+        """The weight that is the step's input of that number, caches counted."""
+        return self._uses[self.step.inputs[index].name]
+
+    def check_layout(self, use: WeightUse, *layouts: str) -> None:
+        """Raises UnsupportedModelError for a weight that isn't in one of these."""
+        if use.layout not in layouts:
+            problem = f"{self.level.owner} has none with weights of {use.dtype} in {use.layout}"
+            raise UnsupportedModelError(f"{self.step.op} at {self.step.where}: {problem}", hint=self.level.without)
+
+    def words(self, operand: Operand) -> Memory:
+        """Rows of bytes or of 16 bits as words of 32, which they fill."""
+        memory, each = self.memory(operand), 4 // BYTES_PER_ELEMENT[operand.dtype]
+        *lead, last = operand.strides
+        assert last == 1 and operand.kind == "buffer", "what is rounded is in the arena, row by row"
+        strides = (*(Affine(*(c // each for c in stride.coefficients())) for stride in lead), last)
+        buffer = self._buffers[self._names[Argument("arena", "int32")]]
+        return Memory(buffer, T.floordiv(memory.base, int64(each)), operand.shape, strides, "i32", self)
+
+    def cache(self) -> tuple[Any, Any, CacheGroupModel]:
+        """The layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""
+        name = next(o.name for o in self.step.inputs if o.kind == "cache")
+        keys, values = (self._buffers[self._names[Argument(half, name)]] for half in ("keys", "values"))
+        return keys, values, self._groups[name]
+
+    # ---- loops
+
+    def each(self, extent: Expr, work: int, body: Callable[[Expr], None]) -> None:
+        """body(i) for i below ``extent``, by all threads if there is enough of it; ``work``: operations of one."""
+        if self.level.grid:
+            blocks = T.max(T.ceildiv(extent, int64(GRID_BLOCK)), int64(1))  # a grid of none is an error
+            threads = T.thread_binding(int64(0), int64(GRID_BLOCK), thread="threadIdx.x")
+            with T.thread_binding(int64(0), blocks, thread="blockIdx.x") as b, threads as thread:
+                i = T.Bind(b * int64(GRID_BLOCK) + thread)
+                with T.If(i < extent), T.Then():
+                    body(i)
+            return
+        if isinstance(extent, tirx.IntImm):
+            with (T.parallel if int(extent) * work >= PARALLEL_FROM else T.serial)(int64(0), extent) as i:
+                body(i)
+            return
+        few = max(1, PARALLEL_FROM // max(1, work))
+        with T.If(extent < int64(few)):
+            with T.Then(), T.serial(int64(0), extent) as i:
+                body(i)
+            with T.Else(), T.parallel(int64(0), extent) as i:
+                body(i)
+
+    def along(self, size: int, body: Callable[[Expr, int], None]) -> None:
+        """body(start, lanes) for vectors that cover 0 .. size-1."""
+        widest = self.level.lanes
+        whole = size // widest
+        if whole > 1:
+            with T.serial(int64(0), int64(whole)) as v:
+                body(v * widest, widest)
+        for start, lanes in lanes_of(size, widest):
+            if whole <= 1 or start >= whole * widest:
+                body(int64(start), lanes)
+
+
+def rows_of(memory: Memory) -> tuple[Expr, int]:
+    """How many rows an operand of rank 1 to 3 has, and how many of them lie behind one index of the first dimension."""
+    *lead, _ = memory.shape
+    if not lead:
+        return int64(1), 1
+    inner = lead[1].constant if len(lead) == 2 else 1
+    return memory.extent(0) * int64(inner) if inner != 1 else memory.extent(0), inner
+
+
+def row_index(memory: Memory, row: Expr, inner: int) -> tuple[Expr, ...]:
+    """The index of a row, without the last dimension."""
+    rank = len(memory.shape)
+    if rank == 1:
+        return ()
+    if rank == 2:
+        return (row,)
+    return (T.floordiv(row, int64(inner)), T.floormod(row, int64(inner)))
+
+
+Handler = Callable[[Kernel], None]

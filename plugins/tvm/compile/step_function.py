@@ -1,0 +1,149 @@
+"""A program's steps as one function of Relax, TVM's graphs: calls of kernels on one arena, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from enginewright.plugins.steps.x86_levels import Level
+from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+
+from ..section import RUN_STEP, STEP, StepArguments, arguments_of, stored_type
+from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
+from .kernel import Argument, Handler, Kernel
+from .schedules import NONE, Schedules
+
+HANDLERS: dict[str, Handler] = {
+    **ops_rows.HANDLERS,
+    **ops_elementwise.HANDLERS,
+    **ops_linear.HANDLERS,
+    **ops_attention.HANDLERS,
+    **ops_routing.HANDLERS,
+    **ops_narrow.HANDLERS,
+}
+"""By the ops of lowered programs."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A step's call: of which kernel, with what. ``kernel`` is None where it is ours, of the step ``index``."""
+
+    index: int
+    kernel: str | None
+    arguments: tuple[Argument, ...] = ()
+
+
+@dataclass
+class Kernels:
+    """The kernels of a program, each written once, and its calls of them in order."""
+
+    functions: dict[str, Any] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, index: int, kernel: Kernel, write: Handler) -> None:
+        name = self.names.get(kernel.signature)
+        if name is None:
+            name = f"{kernel.step.op}_{len(self.names)}"
+            with kernel.written(name) as made:
+                write(kernel)
+            self.functions[name] = made[0]
+            self.names[kernel.signature] = name
+        self.calls.append(Call(index, name, tuple(kernel.arguments)))
+
+
+def kernels_of(
+    program: LoweredProgram,
+    level: Level,
+    ours: Collection[str] = (),
+    schedules: Schedules = NONE,
+    handlers: Mapping[str, Handler] = HANDLERS,
+) -> Kernels:
+    """``ours``: ops that are left to our kernels; ``schedules``: records of products; ``handlers``: what writes others.
+
+    Raises UnsupportedModelError naming the first step without a kernel.
+    """
+    kernels = Kernels()
+    for index, step in enumerate(program.steps):
+        write = handlers.get(step.op)
+        if write is None:
+            raise UnsupportedModelError(
+                f"step {index} ({step.op} at {step.where}): {level.owner} has no such op", hint=level.without
+            )
+        if step.op in ours:
+            kernels.calls.append(Call(index, None))
+            continue
+        kernels.add(index, Kernel(step, program, level, schedules), write)
+    return kernels
+
+
+def step_module(
+    program: LoweredProgram,
+    level: Level,
+    ours: Collection[str] = (),
+    schedules: Schedules = NONE,
+    handlers: Mapping[str, Handler] = HANDLERS,
+) -> tvm.IRModule:
+    """The kernels, and ``step``, which calls them. Arguments as of, and raises as ``kernels_of``."""
+    kernels = kernels_of(program, level, ours, schedules, handlers)
+    given = arguments_of(program)
+    uses = {use.name: use for use in program.weights}
+    parameters = _Parameters(given, [stored_type(uses[name]) for name in given.weights])
+    builder = relax.BlockBuilder()
+    names = {name: builder.add_func(function, name) for name, function in kernels.functions.items()}
+    with builder.function(STEP, parameters.all, attrs={"relax.force_pure": False}, pure=False):
+        taken: dict[Argument, relax.Expr] = {}
+        for call in kernels.calls:
+            if call.kernel is None:
+                number = relax.prim_value(tirx.IntImm("int64", call.index))
+                builder.emit(relax.Call(relax.ExternFunc(RUN_STEP), [number], ty_args=[relax.TupleType([])]))
+                continue
+            arguments = []
+            for argument in call.arguments:
+                if argument not in taken:
+                    taken[argument] = parameters.take(builder, argument)
+                arguments.append(taken[argument])
+            builder.emit(relax.Call(names[call.kernel], arguments, ty_args=[]))
+        builder.emit_func_output(relax.Tuple([]))
+    return builder.get()
+
+
+def _vector(name: str, dtype: str, dims: int = 1) -> relax.Var:
+    return relax.Var(name, relax.TensorType(dtype=dtype, ndim=dims))
+
+
+@dataclass
+class _Parameters:
+    """Of ``step``: step inputs, the arena in each type, and as tuples the weights and the caches."""
+
+    given: StepArguments
+    weight_types: Sequence[str]
+
+    def __post_init__(self) -> None:
+        def dims(name: str) -> int:
+            return 2 if name.startswith("block_table:") else 1
+
+        self._inputs = {name: _vector(f"input{i}", "int32", dims(name)) for i, name in enumerate(self.given.inputs)}
+        self._arena = {dtype: _vector(f"arena_{dtype}", dtype) for dtype in self.given.arena}
+        kinds = [relax.TensorType(dtype=dtype, ndim=1) for dtype in self.weight_types]
+        self._weights = relax.Var("weights", relax.TupleType(kinds))
+        caches = [relax.TensorType(dtype="float32", ndim=1) for _ in range(2 * len(self.given.caches))]
+        self._caches = relax.Var("caches", relax.TupleType(caches))
+        self.all = [*self._inputs.values(), *self._arena.values(), self._weights, self._caches]
+
+    def take(self, builder: relax.BlockBuilder, argument: Argument) -> relax.Expr:
+        if argument.kind == "number":
+            return relax.prim_value(tirx.IntImm("int64", argument.value))
+        if argument.kind == "input":
+            return self._inputs[argument.name]
+        if argument.kind == "arena":
+            return self._arena[argument.name]
+        if argument.kind == "weight":
+            return builder.emit(relax.TupleGetItem(self._weights, self.given.weights.index(argument.name)))
+        place = 2 * self.given.caches.index(argument.name) + (argument.kind == "values")
+        return builder.emit(relax.TupleGetItem(self._caches, place))

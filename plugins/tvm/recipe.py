@@ -1,0 +1,31 @@
+"""[tvm] of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from enginewright.passes.formats.section import Section
+
+from ..gpu.recipe import known_gpus
+from ..steps.x86_levels import LevelName, levels_in_order
+from .section import KernelsName
+
+
+class TvmOptions(Section):
+    """Of the target tvm.
+
+    Attributes:
+        levels: of x86-64 that it is compiled for. The best that the processor has is run.
+        kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None:
+            all are compiled by TVM.
+        cuda: compute capabilities of GPUs that kernels are written for, as files that nothing of ours runs.
+    """
+
+    kernels: KernelsName | None = None
+    cuda: tuple[str, ...] = ()
+    levels: Annotated[tuple[LevelName, ...], Field(min_length=1)] = ("v3", "v4-vnni")
+
+    _in_order = field_validator("levels")(levels_in_order)
+    _gpus_are_known = field_validator("cuda")(known_gpus)

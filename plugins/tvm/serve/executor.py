@@ -1,0 +1,259 @@
+"""The tvm target: a compiled library in TVM's virtual machine, on KV blocks; sampling is the cpu target's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.cpu.processor import processor_features
+from enginewright.plugins.steps.x86_levels import LevelName, best_level
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.bundle.trust import read_code
+from enginewright.runtime.executors.base import Deferred
+from enginewright.runtime.kv_cache.cache_groups import check_free
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+
+from ...cpu.executable import NUMERICS_VERSION, CpuProgram, isas
+from ...cpu.sampling import RowSampler
+from ...cpu.threads import available_threads
+from ...steps.host_arrays import ALIGNMENT, Array, aligned
+from ...steps.host_blocks import HostBlocks, cache_identity
+from ..section import STEP, TvmSection, arguments_of, stored_type
+from .doctor import level_problem, tvm_problem
+from .library import Library, tensor, tvm_version
+
+
+class TvmExecutor(HostBlocks):
+    """See ``executors.base.Executor``. A step runs on the thread that asks for its result.
+
+    Args:
+        bundle: with a ready target ``target``.
+        blocks: cache group -> blocks to allocate.
+        threads: of the kernels; 0 takes as many as there are cores. TVM has one pool of them in a process: the last
+            executor that is made says how many there are.
+        target: the target's name.
+
+    Raises:
+        BundleError: the bundle has no such target, or it is damaged.
+        TargetError: its libraries are for other processors, or another TVM.
+        MissingDependencyError: TVM isn't there.
+        CapacityError: less memory is free than the caches take.
+    """
+
+    def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, threads: int = 0, target: str = "tvm") -> None:
+        section, program = tvm_section(bundle, target), bundle.program(target)
+        level = check_section(section)
+        self._bundle, self._target = bundle, target
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
+        self.caps = ExecutorCaps(shared_blocks=True)
+        check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
+        self._threads = threads or available_threads()
+        self._level, self._kernels = level, section.kernels
+        name = f"{target_folder(target)}/{section.library(level)}"
+        weights = {use.name: bundle.weight(use.name) for use in program.weights}
+        check_program(bundle, target, section)
+        # The library checks nothing: the program that it was compiled from is verified, and each step, as on the cpu
+        # target, which also owns arena and caches.
+        own = 1 if section.kernels is None else self._threads
+        memory = OurMemory(CpuProgram(program, weights, blocks=self.blocks, threads=own))
+        library = Library(
+            read_code(bundle, name), bundle.path / name, self._threads if section.kernels is None else None
+        )
+        self._step = TvmStep(program, library, weights, memory)
+        self._sampler = RowSampler(self._threads)
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
+        return Deferred(self._run, step)
+
+    @property
+    def cache_identity(self) -> bytes:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        ours = (self._kernels, NUMERICS_VERSION, metadata.version("enginewright"), isas()[0]) if self._kernels else ()
+        return cache_identity(self._bundle, self._target, self._level, tvm_version(), *ours)
+
+    def memory_of(self, group: str) -> Iterable[npt.NDArray[np.uint8]]:
+        return self._step.memory.blocks[group]
+
+    def _run(self, step: StepInput) -> StepOutput:
+        for group, blocks in step.clears.items():
+            for memory in self.memory_of(group):
+                memory[blocks] = 0
+        self.copy_blocks(step.copies)
+        logits = self._step.run(step)
+        if step.sampling is None:
+            return StepOutput(tokens=None, logits=logits.copy() if step.return_logits else None)
+        return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+
+    def describe(self) -> dict[str, str | int]:
+        about: dict[str, str | int] = {
+            "target": self._target,
+            "library": f"tvm {tvm_version()}",
+            "level": f"x86-64-{self._level}",
+            "threads": self._threads,
+        }
+        return about | ({"kernels": self._kernels} if self._kernels else {})
+
+    def close(self) -> None:
+        """Nothing runs between steps; memory goes with the object."""
+
+
+class OwnMemory:
+    """Arena and caches of a program that was compiled here and isn't verified: that TVM's kernels alone run.
+
+    Attributes:
+        caches: the keys and the values of each layer, as ``arguments_of`` has them.
+        blocks: cache group -> the same as bytes, [P, bytes of a block].
+    """
+
+    def __init__(self, program: LoweredProgram, blocks: Mapping[str, int]) -> None:
+        self.caches: list[Array] = []
+        self.blocks: dict[str, list[npt.NDArray[np.uint8]]] = {group.name: [] for group in program.cache_groups}
+        self._arena, self._program = aligned((0,), np.uint8), program
+        for group in program.cache_groups:
+            for _ in group.layers:
+                for size in (group.key_head_size, group.value_head_size):
+                    count = blocks[group.name] * group.block_size * group.kv_heads * size
+                    self.caches.append(aligned((count,), np.float32))
+                    self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
+
+    def begin(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """The arena of a step, which may have moved."""
+        size = self._program.arena_bytes.evaluate(*sizes_of(step))
+        if size > self._arena.nbytes:
+            self._arena = aligned((-(-3 * size // (2 * ALIGNMENT)) * ALIGNMENT,), np.uint8)
+        return self._arena
+
+    def end(self) -> None:
+        """After the step."""
+
+
+class OurMemory:
+    """The same of a program of a bundle, whose steps are verified, and maybe run, as they are on the cpu target."""
+
+    def __init__(self, program: CpuProgram) -> None:
+        layers = [(g.name, layer) for g in program.lowered.cache_groups for layer in g.layers]
+        self.caches: list[Array] = [c.reshape(-1) for layer in layers for c in program.cache_arrays(*layer)]
+        self.blocks: dict[str, list[npt.NDArray[np.uint8]]] = {name: [] for name, _ in layers}
+        for name, layer in layers:
+            self.blocks[name] += program.cache_memory(name, layer)
+        self.begin, self.end = program.begin_for_tvm, program.end_for_tvm
+
+
+class TvmStep:
+    """A library with its memory and weights.
+
+    Args:
+        program: that it was compiled from.
+        library: that was.
+        weights: by name, as the bundle has them.
+        memory: arena and caches.
+    """
+
+    def __init__(
+        self, program: LoweredProgram, library: Library, weights: Mapping[str, Array], memory: OwnMemory | OurMemory
+    ) -> None:
+        self.memory = memory
+        self._given = arguments_of(program)
+        self._library = library
+        self._step = self._library.function(STEP)
+        self._weights = [weights[u.name].reshape(-1).view(stored_type(u)) for u in program.weights]
+        self._weight_tensors = [tensor(array) for array in self._weights]
+        self._cache_tensors = [tensor(array) for array in memory.caches]
+        self._inputs: dict[str, tuple[Array, Any]] = {}
+        self._arena: Array | None = None
+        self._arena_tensors: list[Any] = []
+        self._logits = program.outputs["logits"]
+        place = next(b.offset for b in program.buffers if b.name == self._logits.name)
+        assert place is not None, "memory is planned before a program is stored"
+        self._place = place
+
+    def run(self, step: StepInput) -> Array:
+        """The logits [R, V], in memory that the next step writes."""
+        arena = self.memory.begin(step)
+        if self._arena is None or arena.ctypes.data != self._arena.ctypes.data or arena.size != self._arena.size:
+            self._arena_tensors = [tensor(arena.view(dtype)) for dtype in self._given.arena]
+        self._arena = arena
+        self._library.enter()
+        inputs = [self._input(name, array) for name, array in self._named(step)]
+        self._step(*inputs, *self._arena_tensors, self._weight_tensors, self._cache_tensors)
+        self.memory.end()
+        sizes = sizes_of(step)
+        start = self._place.evaluate(*sizes) // 4 + self._logits.offset.evaluate(*sizes)
+        rows, columns = (size.evaluate(*sizes) for size in self._logits.shape)
+        return arena.view(np.float32)[start : start + rows * columns].reshape(rows, columns)
+
+    def _named(self, step: StepInput) -> list[tuple[str, Array]]:
+        named = {
+            "ids": step.ids,
+            "positions": step.positions,
+            "rows": step.rows,
+            "q_start": step.q_start,
+            "kv_len": step.kv_len,
+            **{f"slots:{name}": array for name, array in step.slots.items()},
+            **{f"block_table:{name}": array for name, array in step.block_tables.items()},
+        }
+        return [(name, named[name]) for name in self._given.inputs]
+
+    def _input(self, name: str, array: Array) -> Any:
+        """It in memory where TVM takes it, which stays as long as its shape does."""
+        kept = self._inputs.get(name)
+        if kept is None or kept[0].shape != array.shape:
+            memory = aligned(array.shape, array.dtype)
+            kept = self._inputs[name] = (memory, tensor(memory))
+        kept[0][...] = array
+        return kept[1]
+
+
+def sizes_of(step: StepInput) -> tuple[int, int, int]:
+    """T, B and R."""
+    return len(step.ids), len(step.kv_len), len(step.rows)
+
+
+def tvm_section(bundle: Bundle, target: str) -> TvmSection:
+    """What a ready target's manifest says of its libraries. Raises BundleError if that is nothing."""
+    section = bundle.target(target).section(TvmSection)
+    if section is None:
+        raise BundleError(f"{bundle.path}: target {target!r} has no libraries", hint="Export the bundle again.")
+    return section
+
+
+def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
+    """Raises BundleError if the program isn't the one that the target's libraries were compiled from."""
+    name = f"{target_folder(target)}/{PROGRAM_FILE}"
+    if section.program is not None and hashlib.sha256(bundle.read_bytes(name)).hexdigest() != section.program:
+        raise BundleError(
+            f"{bundle.path / name}: the target's libraries were compiled from another program",
+            hint="Copy the bundle again, or export it again.",
+        )
+    for group in bundle.program(target).cache_groups:
+        if group.dtype != "f32":
+            raise BundleError(
+                f"{bundle.path / name}: cache group {group.name} is {group.dtype}, and libraries have f32 caches",
+                hint="Export the bundle again.",
+            )
+
+
+def check_section(section: TvmSection) -> LevelName:
+    """The level whose library runs here. Raises TargetError if none does, or if TVM is another one."""
+    found = tvm_version()
+    if found is not None and (problem := tvm_problem(section, found)) is not None:
+        raise TargetError(f"target tvm: {problem.message}", hint=problem.hint)
+    level = best_level(section.levels, processor_features())
+    if level is None:
+        problem = level_problem(section)
+        raise TargetError(f"target tvm: {problem.message}", hint=problem.hint)
+    return level

@@ -1,0 +1,147 @@
+"""TVM's small runtime, and libraries that were compiled by TVM: neither torch nor TVM's compiler is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+import tempfile
+import threading
+from importlib import metadata, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError
+
+from ...cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
+from ..section import RUN_STEP
+
+INSTALL = "Install it with: pip install 'enginewright[tvm]'"
+_MISSING = object()
+_BIND, _BIG_CORES = "TVM_BIND_THREADS", 1
+_RUNTIME = "libtvm_runtime.so"
+_LAUNCH = "__TVMBackendParallelLaunch"
+"""Where a library keeps the address of TVM's function that runs loops; TVM sets it when it loads the library."""
+_CPU, _POOLED = 1, 2
+"""TVM's numbers of a kind of device, and of memory that is taken again."""
+
+
+def tvm_version() -> str | None:
+    """Of the installed TVM; None if there is none."""
+    try:
+        return metadata.version("apache-tvm")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def load_runtime() -> ModuleType:
+    """TVM's functions (``tvm_ffi``), with its runtime's. Raises MissingDependencyError."""
+    spec = util.find_spec("tvm")
+    if spec is None or not spec.submodule_search_locations or util.find_spec("tvm_ffi") is None:
+        raise MissingDependencyError("TVM (apache-tvm) is not installed", hint=INSTALL)
+    tvm_ffi = _import_without_torch()
+    found = list(Path(spec.submodule_search_locations[0]).rglob(_RUNTIME))
+    try:
+        ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
+    except (OSError, IndexError) as e:
+        raise MissingDependencyError(f"TVM's runtime doesn't load: {e}", hint=f"{INSTALL} --force-reinstall") from e
+    return tvm_ffi
+
+
+def _import_without_torch() -> ModuleType:
+    """tvm_ffi imports torch where that is installed, for tensors of its own, which nobody here has."""
+    torch = sys.modules.get("torch", _MISSING)
+    if torch is _MISSING:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import fails
+    try:
+        return importlib.import_module("tvm_ffi")
+    finally:
+        if torch is _MISSING:
+            del sys.modules["torch"]
+
+
+class Library:
+    """A compiled library in TVM's virtual machine.
+
+    It is loaded from a copy, which then goes: the system gives a process the library that it has loaded before from a
+    path, whatever is there now.
+
+    Args:
+        content: of the library's file.
+        source: its path, for messages.
+        threads: that its loops are run by; None: they run as ``RUN_LOOP_FOR_TVM`` does, and steps may be
+            ``RUN_STEP_FOR_TVM``'s.
+
+    Raises BundleError if it isn't one, or not of this version of TVM; MissingDependencyError without TVM.
+    """
+
+    def __init__(self, content: bytes, source: Path, threads: int | None) -> None:
+        ffi = load_runtime()
+        self._threads = threads
+        self._pools = threading.local()
+        self._configure = ffi.get_global_func("runtime.config_threadpool")
+        try:
+            with tempfile.TemporaryDirectory(prefix="enginewright-") as folder:
+                path = Path(folder, source.name)
+                path.write_bytes(content)
+                self._machine = ffi.load_module(str(path))["vm_load_executable"]()
+                if threads is None:
+                    _take_over(ffi, path)
+            self._machine["vm_initialization"](_CPU, 0, _POOLED)
+        except (RuntimeError, AttributeError, ValueError) as e:
+            raise BundleError(f"{source}: TVM can't load it: {e}", hint="Export the bundle again.") from e
+        except OSError as e:
+            raise CapacityError(
+                f"{source}: there is no place for a copy of it: {e.strerror or e}",
+                hint="Name a folder with room, from which programs may be run, in the variable TMPDIR.",
+            ) from e
+
+    def function(self, name: str) -> Any:
+        return self._machine[name]
+
+    def enter(self) -> None:
+        """Gives the calling thread its pool, if it has none: TVM keeps one for each thread that calls it.
+
+        Left alone, it would take half of the processors that there are, and tie each thread to one.
+        """
+        if self._threads is None or getattr(self._pools, "made", False):
+            return
+        before = os.environ.get(_BIND)
+        os.environ[_BIND] = "0"
+        try:
+            self._configure(_BIG_CORES, self._threads, [str(i) for i in range(self._threads)])
+        finally:
+            del os.environ[_BIND]
+            if before is not None:
+                os.environ[_BIND] = before
+        self._pools.made = True
+
+
+def _take_over(ffi: ModuleType, path: Path) -> None:
+    """Gives a library that was loaded our function for steps, and our threads in the place of TVM's."""
+    run_step = ffi.Function.__from_extern_c__(RUN_STEP_FOR_TVM)
+    ffi.register_global_func(RUN_STEP, run_step, override=True)
+    try:
+        launch = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), _LAUNCH)
+    except ValueError:  # it has no loop for several threads
+        return
+    launch.value = RUN_LOOP_FOR_TVM
+
+
+def tensor(array: npt.NDArray[Any]) -> Any:
+    """An array as TVM sees it, of one dimension or as it is; the memory stays the array's, which must stay alive."""
+    ffi = load_runtime()
+    if not array.flags.writeable:  # nobody writes to weights, but DLPack can't say so
+        array = (
+            np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data))
+            .view(array.dtype)
+            .reshape(array.shape)
+        )
+    return ffi.from_dlpack(array)

@@ -1,0 +1,17 @@
+"""How the tvm target is served."""
+
+from __future__ import annotations
+
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+
+from .doctor import check_tvm
+
+
+def _make(asked: Asked) -> Executor:
+    from .executor import TvmExecutor
+
+    return TvmExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
+
+
+TARGET = ServedTarget(check_tvm, Opening(_make, gives_back=True), carries="compiled libraries")

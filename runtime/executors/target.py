@@ -1,0 +1,94 @@
+"""The serving half of a target: what it carries, and how it is opened. Its package has it in ``serve/target.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..bundle.buckets import BucketPlan
+from ..bundle.reader import Bundle, Load
+from ..kv_cache.cache_groups import default_budget
+from ..shared.contracts import CacheGroup
+from .base import Executor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a target runs on.
+
+    Attributes:
+        threads: of kernels on the CPU; 0 takes as many as there are cores.
+        isa: the cpu target's instruction set; None takes the best there is.
+        provider: the onnx target's execution provider; None takes "cpu".
+        variant: one of ``variants_of``; None takes the fastest that there is for the provider.
+        load: of the cpu target's weights.
+    """
+
+    threads: int = 0
+    isa: str | None = None
+    provider: str | None = None
+    variant: str | None = None
+    load: Load = "map"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an executor is made for: see ``make_executor``."""
+
+    bundle: Bundle
+    target: str
+    blocks: Mapping[str, int]
+    context: int
+    placement: Placement
+    plan: BucketPlan | None
+
+
+def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    """Those of a target's lowered program."""
+    return tuple(g.to_group() for g in bundle.program(target).cache_groups)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a target is opened. What it needs is imported when it is.
+
+    Attributes:
+        make: the executor.
+        groups: cache groups for requests of up to so many tokens.
+        most_context: tokens that a request may have at most, if that is fewer than the model has.
+        memory: bytes for the caches by default.
+        memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing. The former hangs on
+            the context too.
+        slots: whether a request takes a block of its whole context.
+        gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
+        takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
+        variants: what ``Placement.variant`` may be.
+    """
+
+    make: Callable[[Asked], Executor]
+    groups: Callable[[Bundle, str, int], tuple[CacheGroup, ...]] = program_groups
+    most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
+    memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
+    memory_of: Callable[[Bundle, str, Placement, int], int] | None = None
+    groups_of: Callable[[Bundle, str, int, Placement], tuple[CacheGroup, ...]] | None = None
+    slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
+    gives_back: bool = False
+    takes: tuple[str, ...] = ()
+    variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
+
+
+@dataclass(frozen=True)
+class ServedTarget:
+    """The serving half of a target; the compiler's is ``plugins.emit.target.Target``.
+
+    Attributes:
+        requirements: what it needs of a machine, for ``optimize doctor``: a ``plugins.doctor.checks.Check``.
+        opening: how the runtime opens it; None if other programs run it.
+        carries: what code a bundle has for it, in the plural; None: none, its files are data. A target that carries
+            code is opened only where the caller trusts the bundle.
+    """
+
+    requirements: Callable[[Any, Any], Any]
+    opening: Opening | None = None
+    carries: str | None = "programs"

@@ -1,0 +1,586 @@
+"""The cuda target without a GPU: CPU tensors with interpreted kernels, graphs that are replayed, fake tensors."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.cuda.section import CudaSection
+from enginewright.plugins.cuda.serve import executor as cuda_blocks
+from enginewright.plugins.cuda.serve.ops import Choices
+from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, step_memory
+from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
+from enginewright.plugins.gpu import step_calls
+from enginewright.plugins.gpu.call import Call
+from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.tiles import GPUS
+from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
+from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
+from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
+from enginewright.runtime.shared.errors import RequestError, TargetError
+from tests.passes.small_programs import Steps, random_sequences
+from tests.plugins.cuda.serve import cuda_cases as cases
+from tests.triton_interpreter import interpreter as interpreter
+
+EXACT = 1e-5
+"""Of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
+
+
+@pytest.mark.parametrize(
+    ("case", "recipe", "cache", "tolerance"),
+    [
+        ("Llama", "int8", None, EXACT),
+        ("GPT2", "int8", None, EXACT),
+        ("Llama", "int4", None, EXACT),
+        ("Mixtral", "int8", None, EXACT),
+        ("Llama", "f32", "int8", EXACT),
+        ("Llama", "f32", "fp8", EXACT),
+        # The program rounds activations to bf16 before products that are in it (fp8's head is): the target doesn't.
+        ("Llama", "fp8", None, 4e-3),
+        ("Mixtral", "fp8", None, 8e-3),
+    ],
+)
+def test_formats_mean_what_they_say(
+    case: str, recipe: str, cache: str | None, tolerance: float, interpreter: ProcessPoolExecutor
+) -> None:
+    for error, largest in interpreter.submit(cases.differences, case, recipe, "f32", cache).result():
+        assert error <= tolerance * largest
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("case", "recipe", "floats", "cache"),
+    [
+        ("Llama", "f32", "bf16", None),
+        ("Gemma2", "f32", "bf16", None),
+        ("Llama", "int4", "bf16", None),
+        ("Llama", "int8", "bf16", "int8"),
+        ("Qwen2", "f32", "bf16", "fp8"),
+        ("Llama", "f32", "f16", None),
+    ],
+)
+def test_narrow_activations_are_off_by_their_rounding(
+    case: str, recipe: str, floats: Any, cache: str | None, interpreter: ProcessPoolExecutor
+) -> None:
+    # Some 20 roundings on the way to a logit, of half a unit in the last place each: 2^-9 for bf16, 2^-12 for f16.
+    # A key that is off by that may get another code of 8 bits, the next one.
+    rounding = {"bf16": 2.0**-9, "f16": 2.0**-12}[floats]
+    code = {"int8": 2.0**-7, "fp8": 2.0**-4}.get(cache or "", 0.0)
+    for error, largest in interpreter.submit(cases.differences, case, recipe, floats, cache).result():
+        assert 0 < error <= (20 * rounding + code) * largest
+
+
+@pytest.mark.parametrize(
+    ("case", "length", "cache", "given"),
+    [
+        pytest.param("Llama", 1061, None, True, marks=pytest.mark.matrix),
+        pytest.param("Llama", 561, None, False, marks=pytest.mark.soak),
+        pytest.param("Llama", 1061, "int8", False, marks=pytest.mark.soak),
+        pytest.param("Mistral", 1061, None, False, marks=pytest.mark.soak),  # its layers have windows
+    ],
+)
+def test_long_contexts_are_put_together_from_parts(
+    case: str, length: int, cache: str | None, given: bool, interpreter: ProcessPoolExecutor
+) -> None:
+    assert interpreter.submit(cases.long_contexts, case, length, cache, given).result() <= EXACT
+
+
+class FakeGraph(TorchDispatchMode):
+    """What a CUDA graph is: calls on fixed memory, recorded once. It runs what it records, which does no harm."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self._calls: list[Callable[[], object]] = []
+        global _recording
+        _recording = self
+        with self:
+            work()
+        _recording = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = func(*args, **kwargs)
+        fresh = [x for x in (given if isinstance(given, (tuple, list)) else [given]) if isinstance(x, torch.Tensor)]
+        old = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
+
+        def again() -> None:
+            now = func(*args, **kwargs)
+            for kept, new in zip(fresh, now if isinstance(now, (tuple, list)) else [now], strict=True):
+                if kept.untyped_storage().data_ptr() not in old:
+                    kept.copy_(new)
+
+        self._calls.append(again)
+        return given
+
+    def add(self, launch: Callable[[], object]) -> None:
+        self._calls.append(launch)
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+
+_recording: FakeGraph | None = None
+
+
+class RecordingLauncher(JitLauncher):
+    """Interpreted kernels, each one call of a graph that is being recorded."""
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        launch = super().bind(call)
+
+        def run() -> None:
+            if _recording is not None:
+                _recording.add(launch)
+            with _disable_current_modes():
+                launch()
+
+        return run
+
+
+def replayed(case: str) -> tuple[int, float]:
+    """Graphs that ran, and the largest difference from steps without, with all memory poisoned between steps."""
+    program, context = cases.program_of(case)
+    lowering = cases.lowered(program, context, "f32")
+    names = [group.name for group in lowering.program.cache_groups]
+    plain, graphs = cases.steps_of(lowering, 256), cases.steps_of(lowering, 256, FakeGraph, RecordingLauncher())
+    ours, theirs = Steps(names, cases.BLOCKS), Steps(names, cases.BLOCKS)
+    a, b = random_sequences((12, 9), 250)
+    chunks = [{"a": a[:6], "b": b[:3]}, *({"a": a[i : i + 1], "b": b[i - 3 : i - 2]} for i in range(6, 12))]
+    worst = 0.0
+    for chunk in chunks:
+        want = plain.start(cases.step_input(ours.step(chunk))).result().logits
+        got = graphs.start(cases.step_input(theirs.step(chunk))).result().logits
+        assert want is not None
+        assert got is not None
+        worst = max(worst, float(np.abs(want - got).max()))
+        cases.poison(graphs._program.arena)
+        for bound in graphs._bound.values():
+            bound.staged.numpy()[:] = 0x7F7F7F7F
+    return graphs.graph_launches, worst
+
+
+def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple[float, list[str]]:
+    """The largest difference of a logit, as a share of the largest, of prompts beside decodes with contexts of several
+    parts, where these have kernels of their own; and which kernels ran in the last step. Keys and values are random."""
+    program, context = cases.program_of(case, cache=cache)
+    lowering = cases.lowered(program, context, "f32")
+    names = [group.name for group in lowering.program.cache_groups]
+    ran: list[str] = []
+
+    class Noting(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: (ran.append(call.kernel), launch())
+
+    plain = cases.steps_of(lowering, 256, blocks=64)
+    own = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64, choices=Choices(mixed_decodes=True))
+    for (_, one), (_, other) in zip(plain._program.caches.items(), own._program.caches.items(), strict=True):
+        for ours, theirs in ((one.of.keys, other.of.keys), (one.of.values, other.of.values)):
+            random = torch.Generator().manual_seed(5)
+            ours.copy_(torch.randn(ours.shape, generator=random) * (20 if cache == "int8" else 1))
+            theirs.copy_(ours)
+        for ours, theirs in ((one.of.key_scales, other.of.key_scales), (one.of.value_scales, other.of.value_scales)):
+            if ours is not None and theirs is not None:
+                ours.fill_(0.01)
+                theirs.copy_(ours)
+    steps = {key: Steps(names, 64) for key in ("plain", "own")}
+    worst = 0.0
+    for made in steps.values():  # contexts that nobody reads in
+        made.step({"a": [3] * length, "b": [4] * 5})
+    for chunks in ({"a": [7], "c": list(range(size)), "b": [9]}, {"b": [3], "d": [5], "a": [2], "c": [1, 2, 3]}):
+        ran.clear()
+        expected = plain.start(cases.step_input(steps["plain"].step(chunks))).result().logits
+        found = own.start(cases.step_input(steps["own"].step(chunks))).result().logits
+        assert expected is not None
+        assert found is not None
+        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+    return worst, sorted(set(ran))
+
+
+@pytest.mark.parametrize(
+    ("case", "cache", "length", "size"),
+    [
+        ("Llama", None, 561, 19),
+        pytest.param("Llama", "int8", 700, 40, marks=pytest.mark.matrix),
+        pytest.param("Mistral", None, 561, 33, marks=pytest.mark.matrix),  # its layers have windows
+        pytest.param("GptOss", None, 561, 3, marks=pytest.mark.matrix),  # sinks
+    ],
+)
+def test_decodes_beside_prompts_have_kernels_of_their_own(
+    case: str, cache: str | None, length: int, size: int, interpreter: ProcessPoolExecutor
+) -> None:
+    worst, ran = interpreter.submit(mixed_decodes, case, cache, length, size).result()
+    assert worst <= EXACT
+    assert {"paged_attention", "decode_work", "listed_attention", "combine_splits"} <= set(ran)
+
+
+def split_products(recipe: str) -> tuple[float, list[str]]:
+    """The largest difference of a logit from products in one piece, as a share of the largest; kernels that ran."""
+    program, context = cases.program_of("Llama", recipe)
+    lowering = cases.lowered(program, context, "f32")
+    ran: list[str] = []
+
+    class Noting(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: (ran.append(call.kernel), launch())
+
+    plain = cases.steps_of(lowering, 256)
+    own = cases.steps_of(lowering, 256, launcher=Noting(), choices=Choices(split_products=True))
+    ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
+    for chunks in ({"a": [3, 4, 5]}, {"a": [6], "b": [8]}):
+        expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
+        found = own.start(cases.step_input(ours.step(chunks))).result().logits
+        assert expected is not None
+        assert found is not None
+        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+    return worst, ran
+
+
+def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
+    """The least part is made small, so that a tiny model's products have several."""
+    worst, ran = interpreter.submit(with_small_parts, "int8").result()
+    assert worst <= EXACT
+    assert ran.count("sum_parts") == 4  # down projections of two layers, in two steps
+
+
+def with_small_parts(recipe: str) -> tuple[float, list[str]]:
+    least, step_calls._LEAST_PART = step_calls._LEAST_PART, 32
+    try:
+        return split_products(recipe)
+    finally:
+        step_calls._LEAST_PART = least
+
+
+@pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2"])
+def test_a_graph_depends_on_nothing_that_the_host_held(case: str, interpreter: ProcessPoolExecutor) -> None:
+    launches, worst = interpreter.submit(replayed, case).result()
+    assert launches == 5  # the first of the six decode steps is run call by call
+    assert worst == 0.0
+
+
+def without_graphs() -> tuple[list[str], str, int, float]:
+    """Warnings, the reason, graphs that ran, and the largest difference, where each capture fails."""
+    program, context = cases.program_of("Llama")
+    lowering = cases.lowered(program, context, "f32")
+
+    def fail(work: Callable[[], None]) -> Any:
+        asked.append(work)
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for it.")
+
+    asked: list[Callable[[], None]] = []
+    plain, failing = cases.steps_of(lowering, 256), cases.steps_of(lowering, 256, fail)
+    ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(6):
+            chunks = {name: [3 + number] for name in ("ab" if number < 3 else "a")}
+            expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
+            found = failing.start(cases.step_input(ours.step(chunks))).result().logits
+            assert expected is not None
+            assert found is not None
+            worst = max(worst, float(np.abs(expected - found).max()))
+    assert len(asked) == 1
+    ours_alone = [str(w.message) for w in said if "target cuda" in str(w.message)]
+    return ours_alone, failing.no_graphs, failing.graph_launches, worst
+
+
+def test_a_capture_that_fails_is_said_once_and_steps_go_on(interpreter: ProcessPoolExecutor) -> None:
+    said, reason, launches, worst = interpreter.submit(without_graphs).result()
+    assert reason == "CUDA error: operation not permitted when stream is capturing"
+    (only,) = said
+    assert reason in only
+    assert "kernel by kernel" in only
+    assert (launches, worst) == (0, 0.0)
+
+
+def held_and_left() -> tuple[int, int, list[str]]:
+    """Bytes that steps hold beside weights and caches, what they were said to, and what is left after ``close``."""
+    program, context = cases.program_of("Mistral")
+    lowering = cases.lowered(program, context, "f32")
+    steps, made = cases.steps_of(lowering, 256, FakeGraph, RecordingLauncher()), Steps(["full"], cases.BLOCKS)
+    made = Steps([group.name for group in lowering.program.cache_groups], cases.BLOCKS)
+    sampled = cases.as_options([{"temperature": 0.5, "top_k": 3}])
+    for chunks in ({"a": [1, 2, 3]}, {"a": [4]}, {"a": [5]}):
+        steps.start(cases.step_input(made.step(chunks), sampled)).result()
+    own = steps._program
+    memory = [value for value in vars(steps._memory).values() if isinstance(value, torch.Tensor)]
+    held = [own.arena, own._scratch, *own._lists.values(), *memory]
+    said = step_memory(lowering.program, own.limits, 256) - 2 * 4 * own.limits.rows * 256
+    caches = [cache.of.keys for cache in own.caches.values()]
+    every = {"weights": next(iter(own._weights.values())), "cache": caches[0], "arena": own.arena, "made": memory[0]}
+    total, alive = sum(x.nbytes for x in held), {name: weakref.ref(x) for name, x in every.items()}
+    del held, memory, caches, every, own
+    steps.close()
+    gc.collect()
+    return total, said, [name for name, of in alive.items() if of() is not None]
+
+
+def test_what_steps_hold_is_known_before_and_gone_afterwards(interpreter: ProcessPoolExecutor) -> None:
+    held, said, left = interpreter.submit(held_and_left).result()
+    assert held <= said <= held + 4 * 4 * (1 + 2 * 8 * 3)  # lists of work are made where contexts are cut
+    assert left == []
+
+
+def test_long_contexts_take_room_for_their_parts() -> None:
+    """What attention's parts take beside the arena grows with the longest context."""
+    program, context = cases.program_of("Llama")
+    lowered = cases.lowered(program, context, "bf16").program
+    short, long = (step_memory(lowered, StepLimits(64, 256, 256, blocks), 256) for blocks in (1, 131072 // 32))
+    assert long - short > 1 << 20
+
+
+def test_products_add_in_float32_and_settings_are_kept() -> None:
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = [getattr(products, name) for name in names]
+    with pytest.raises(ZeroDivisionError), float32_sums():
+        assert [getattr(products, name) for name in names] == [False, False]
+        raise ZeroDivisionError
+    assert [getattr(products, name) for name in names] == before == [True, True]
+
+
+def test_a_gpu_gets_back_what_torch_kept_then_kernels_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    place: Any = object.__new__(cuda_blocks._OnGpu)
+    place.device = torch.device("cuda", 0)
+    place._opened = SimpleNamespace(close=lambda: done.append("kernels and stream"))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
+    place.close()
+    assert done == ["default", "cache", "kernels and stream"]
+
+
+def drawn() -> list[tuple[list[int], list[int]]]:
+    """Tokens of each step, by the executor and by the cpu target's sampler from the executor's logits."""
+    program, context = cases.program_of("Llama")
+    lowering = cases.lowered(program, context, "f32")
+    options = [
+        {},
+        {"temperature": 0.8, "seed": 1, "counter": 3},
+        {"temperature": 1.2, "top_k": 5, "seed": 2},
+        {"temperature": 0.9, "top_p": 0.7, "min_p": 0.02, "seed": 2**63 + 5, "counter": 9},
+    ]
+    steps, made = cases.steps_of(lowering, 256), Steps(["full"], cases.BLOCKS)
+    found = []
+    for chunks in ({str(i): [3 + i, 9, 40 + i] for i in range(4)}, {str(i): [7 + i] for i in range(4)}):
+        step = cases.step_input(made.step(chunks), cases.as_options(options))
+        step.return_logits = True
+        assert step.sampling is not None
+        step.sampling.logprobs = 2
+        output = steps.start(step).result()
+        assert output.tokens is not None
+        assert output.logits is not None
+        assert output.token_logprobs is not None
+        assert output.top_logprobs is not None
+        wanted = RowSampler(1).sample(output.logits, step.sampling)
+        assert wanted.tokens is not None
+        np.testing.assert_allclose(output.token_logprobs, wanted.token_logprobs, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(output.top_ids, wanted.top_ids)
+        np.testing.assert_allclose(output.top_logprobs, wanted.top_logprobs, rtol=0, atol=1e-5)
+        found.append((output.tokens.tolist(), wanted.tokens.tolist()))
+    return found
+
+
+def test_tokens_are_drawn_on_the_device(interpreter: ProcessPoolExecutor) -> None:
+    for ours, theirs in interpreter.submit(drawn).result():
+        assert ours == theirs
+
+
+def in_parts() -> float:
+    """The largest difference between a step of 9 requests in parts of 8, and requests' own."""
+    program, context = cases.program_of("Llama")
+    lowering = cases.lowered(program, context, "f32")
+    sequences = random_sequences([3, 1, 4, 2, 1, 2, 1, 3, 2], 250)
+    made = Steps(["full"], cases.BLOCKS)
+    many = cases.steps_of(lowering, 256).start(
+        cases.step_input(made.step({str(i): sequence for i, sequence in enumerate(sequences)}))
+    )
+    logits, worst = many.result().logits, 0.0
+    assert logits is not None
+    alone = cases.steps_of(lowering, 256)
+    for i, sequence in list(enumerate(sequences))[::4]:
+        own = alone.start(cases.step_input(Steps(["full"], cases.BLOCKS).step({"x": sequence}))).result().logits
+        assert own is not None
+        worst = max(worst, float(np.abs(own[0] - logits[i]).max()))
+    return worst
+
+
+@pytest.mark.matrix
+def test_what_is_too_much_for_a_step_runs_in_parts(interpreter: ProcessPoolExecutor) -> None:
+    assert interpreter.submit(in_parts).result() <= EXACT * 4
+
+
+def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
+    """Tokens of a step of 12 rows, more than there is room for, with lists; and the cpu target's sampler's."""
+    program, context = cases.program_of("Llama")
+    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
+    step = cases.step_input(made.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
+    options = [{"temperature": 0.9 * (i % 3 > 0), "top_k": 7 * (i % 2), "seed": i} for i in range(12)]
+    step.sampling = cases.as_options(options)
+    step.sampling.repetition_penalty = np.linspace(0.5, 3, 12).astype(np.float32)
+    step.sampling.seen_start = np.arange(0, 13 * 40, 40).astype(np.int32)
+    step.sampling.seen = np.tile(np.arange(40), 12).astype(np.int32)
+    step.sampling.typical_p = np.linspace(0.1, 1, 12).astype(np.float32)
+    step.sampling.biased_start = np.arange(13, dtype=np.int32)
+    step.sampling.biased, step.sampling.bias = np.arange(30, 42, dtype=np.int32), np.full(12, 2.5, np.float32)
+    step.sampling.allowed_start = np.array([0, 30, *[30] * 11], np.int32)  # the first row's
+    step.sampling.allowed = np.arange(30, dtype=np.int32)
+    output = steps.start(step).result()
+    assert output.tokens is not None
+    assert output.logits is not None
+    wanted = RowSampler(1).sample(output.logits, step.sampling).tokens
+    assert wanted is not None
+    return output.tokens.tolist(), wanted.tolist()
+
+
+@pytest.mark.matrix
+def test_more_rows_than_there_is_room_for(interpreter: ProcessPoolExecutor) -> None:
+    ours, theirs = interpreter.submit(with_penalties_and_many_rows).result()
+    assert ours == theirs
+
+
+def after_bad_numbers() -> tuple[list[int], bool, bool]:
+    """Tokens of a step one of whose requests' caches is NaN; whether its blocks are zero after a step that clears them,
+    and the other's not."""
+    program, context = cases.program_of("Llama")
+    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    steps.start(cases.step_input(made.step({"a": [4, 5], "b": [6, 7]}), cases.greedy(2))).result()
+    bad, good = (made.requests[name].blocks["full"][0] for name in "ab")
+    for cache in steps._program.caches.values():
+        cache.of.keys[bad] = float("nan")
+    step = cases.step_input(made.step({"a": [9], "b": [9]}), cases.greedy(2))
+    tokens = steps.start(step).result().tokens
+    assert tokens is not None
+    step = cases.step_input(made.step({"b": [9]}), cases.greedy(1))
+    step.clears = {"full": np.array([bad], np.int32)}
+    steps.start(step).result()
+    keys = [cache.of.keys for cache in steps._program.caches.values()]
+    return tokens.tolist(), not any(k[bad].any() for k in keys), all(bool(k[good].any()) for k in keys)
+
+
+def test_numbers_that_are_not_finite_stay_with_their_request(interpreter: ProcessPoolExecutor) -> None:
+    tokens, cleared, kept = interpreter.submit(after_bad_numbers).result()
+    assert tokens[0] == NO_TOKEN
+    assert tokens[1] != NO_TOKEN
+    assert cleared
+    assert kept
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"top_p": 1.5}, "row 1 has a top_p"), ({"temperature": -1.0}, "row 1 has a temperature"), ({}, "no tokens")],
+)
+def test_what_is_wrong_with_a_step_is_said(
+    changed: dict[str, float], message: str, interpreter: ProcessPoolExecutor
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        interpreter.submit(refused, changed).result()
+
+
+def refused(changed: dict[str, float]) -> None:
+    program, context = cases.program_of("Llama")
+    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    step = cases.step_input(made.step({"a": [1], "b": [2]}), cases.as_options([{}, changed]))
+    if not changed:
+        step.ids = step.ids[:0]
+    steps.start(step)
+
+
+class _Devices(JitLauncher):
+    """Launches nothing, and looks at where the arguments of calls are."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.calls = device, 0
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        call.spec(90)
+
+        def run() -> None:
+            self.calls += 1
+            for name, value in call.arguments.items():
+                assert not isinstance(value, torch.Tensor) or value.device == self.device, f"{call.kernel}: {name}"
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("case", "recipe"),
+    [("Llama", "f32"), ("GPT2", "int4"), ("Mixtral", "int8"), ("DeepseekV3", "f32"), ("Phimoe", "f32")],
+)
+def test_all_that_runs_is_on_the_gpu(case: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's operations on fake tensors of the device cuda: what has another device, or type, would be refused."""
+
+    def copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        return torch.ops.aten.copy_.default(to, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)  # the method asks for a CUDA that this torch may lack
+    program, context = cases.program_of(case, recipe)
+    lowered = cases.lowered(program, context, "bf16").program
+    device = torch.device("cuda", 0)
+    launcher = _Devices(device)
+    with torch.inference_mode(), FakeTensorMode():
+        weights = {}
+        for use in lowered.weights:
+            shape = (*use.shape[:-1], use.shape[-1] // 2) if use.dtype in ("i4", "u4") else use.shape
+            weights[use.name] = torch.empty(shape, dtype=TORCH_DTYPES[use.dtype], device=device)
+        bound = CudaProgram(
+            lowered,
+            weights,
+            device=device,
+            gpu=GPUS[90],
+            launcher=launcher,
+            blocks={group.name: 4 for group in lowered.cache_groups},
+            limits=StepLimits(tokens=64, requests=8, rows=64, blocks=32),
+        )
+        for shape in (StepShape(0, 8, 8, 8, 32, True), StepShape(0, 64, 4, 4, 4, False)):
+            inputs = {
+                name: torch.empty(size, dtype=torch.int32, device=device)
+                for name, size in input_shapes(bound.groups, shape).items()
+            }
+            works, logits = bound.bound(shape, inputs)
+            for work in works:
+                work()
+            assert (tuple(logits.shape), logits.device, logits.dtype) == ((shape.rows, 256), device, torch.bfloat16)
+    assert launcher.calls > 10
+
+
+def test_nothing_of_the_cpu_target_is_loaded() -> None:
+    code = "import sys, enginewright.plugins.cuda.serve.executor\n"
+    code += "print([m for m in sys.modules if 'enginewright.plugins.cpu' in m or 'enginewright.optimizer' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    section = CudaSection(compute_capabilities=("9.0",), dtype="bf16", requests=4, chunk=64)
+    with pytest.raises(TargetError, match=r"target cuda: PyTorch .* (is a build without CUDA|sees no GPU)"):
+        cuda_blocks.place_of(section)
+
+
+def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None:
+    logits, tokens = torch.randn(4, 20, generator=torch.Generator().manual_seed(1)), np.array([3, NO_TOKEN, 5, 6])
+    output = StepOutput(tokens=tokens.astype(np.int32))
+    add_logprobs(output, logits, tokens.astype(np.int32), sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))
+    expected = logits.log_softmax(-1).numpy()
+    assert output.token_logprobs is not None and np.isnan(output.token_logprobs[1])
+    np.testing.assert_array_equal(output.token_logprobs[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])

@@ -1,0 +1,315 @@
+"""Attention and cache writes by the Triton kernels and by the references; run where the kernels can run.
+
+That is a GPU, or a process of its own that has TRITON_INTERPRET=1 (see conftest.py): Triton looks at it as it is
+imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from enginewright.passes.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
+from enginewright.passes.ops.quantized_cache import LARGEST_CODE, quantize_heads
+from enginewright.plugins.gpu import launch
+from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.specs import AttentionShape, attention_scratch
+from enginewright.plugins.gpu.step_calls import LayerCaches, attention_calls
+from enginewright.plugins.gpu.tiles import GPUS, attention_tiles
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+CACHES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``new`` tokens of each request behind ``past`` ones; the rest as ``ew.paged_attention`` has it."""
+
+    new: tuple[int, ...]
+    past: tuple[int, ...]
+    heads: int = 9
+    kv_heads: int = 3
+    size: int = 64
+    value_size: int = 0  # 0: as the keys'
+    dtype: str = "f32"
+    cache: str = ""  # as dtype
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
+    split_keys: int | None = None
+    block_size: int = 32
+
+
+@dataclass
+class Step:
+    """The arguments of both, on one device; what no token wrote is NaN."""
+
+    q: Tensor
+    caches: tuple[Tensor, ...]
+    table: Tensor
+    q_start: Tensor
+    kv_len: Tensor
+    rest: tuple[object, ...]
+
+    def reference(self) -> Tensor:
+        op = paged_attention if len(self.caches) == 2 else quantized_paged_attention
+        return op(self.q, *self.caches, self.table, self.q_start, self.kv_len, *self.rest)
+
+    def triton(self, split_keys: int | None) -> Tensor:
+        k, v, *scales = self.caches
+        return launch.paged_attention(
+            self.q, k, v, self.table, self.q_start, self.kv_len, *self.rest, *scales, split_keys=split_keys
+        )
+
+
+def step_of(case: Case, device: str = "cpu") -> Step:
+    random = torch.Generator().manual_seed(sum(case.new) + sum(case.past) + case.heads)
+    lengths = [n + p for n, p in zip(case.new, case.past, strict=True)]
+    blocks = [-(-n // case.block_size) for n in lengths]
+    pool = torch.randperm(sum(blocks) + 2, generator=random).int()
+    table = torch.full((len(lengths), max(blocks) + 1), -1, dtype=torch.int32)
+    for b, n in enumerate(blocks):
+        table[b, :n] = pool[sum(blocks[:b]) : sum(blocks[:b]) + n]
+    written = torch.zeros(len(pool) * case.block_size, dtype=torch.bool)
+    for b, n in enumerate(lengths):
+        index = torch.arange(n)
+        written[table[b, index // case.block_size] * case.block_size + index % case.block_size] = True
+    caches, scales = [], []
+    for size in (case.size, case.value_size or case.size):
+        x = torch.randn(len(written), case.kv_heads, size, generator=random)
+        x[~written] = float("nan")
+        dtype = CACHES[case.cache or case.dtype]
+        if dtype in LARGEST_CODE:
+            x, s = quantize_heads(x, dtype)
+            scales.append(s.view(len(pool), case.block_size, case.kv_heads).to(device))
+        caches.append(x.to(dtype).view(len(pool), case.block_size, case.kv_heads, size).to(device))
+    q_start = torch.tensor([0, *itertools.accumulate(case.new)], dtype=torch.int32)
+    sinks = torch.randn(case.heads, generator=random).to(device) if case.sinks else None
+    slopes = 0.3 * torch.rand(case.heads, generator=random).to(device) if case.slopes else None
+    # A view of wider rows, as one linear for q, k and v leaves it.
+    wide = torch.randn(sum(case.new), case.heads * case.size + 32, generator=random).to(DTYPES[case.dtype]).to(device)
+    return Step(
+        wide[:, : case.heads * case.size].unflatten(1, (case.heads, case.size)),
+        (*caches, *scales),
+        table.to(device),
+        q_start.to(device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        (case.size**-0.5, case.window, case.softcap, sinks, slopes),
+    )
+
+
+def difference(case: Case, device: str = "cpu") -> float:
+    """The largest between kernel and reference."""
+    torch.set_num_threads(1)
+    step = step_of(case, device)
+    got, want = step.triton(case.split_keys), step.reference()
+    assert got.dtype == want.dtype and got.shape == want.shape
+    return (got.float() - want.float()).abs().max().item()
+
+
+def preallocated(case: Case) -> tuple[bool, list[str]]:
+    """Whether a result in memory that was there is bit for bit the same; what is said of memory that doesn't fit."""
+    step = step_of(case)
+    want = step.triton(case.split_keys)
+    k, v, *scales = step.caches
+    tokens, heads, size = step.q.shape
+    kind = case.cache or case.dtype
+    shape = AttentionShape(heads, case.kv_heads, size, size, case.block_size, case.dtype, kind, 1.0)  # type: ignore[arg-type]
+    bytes_needed = launch.scratch_bytes(shape, tokens, step.table.shape[1], case.split_keys or 512)
+    out = torch.full_like(want, float("nan"))
+    guarded = torch.full((bytes_needed + 64,), 0xA5, dtype=torch.uint8)
+
+    def run(out: Tensor, scratch: Tensor) -> Tensor:
+        known = {"split_keys": case.split_keys, "out": out, "scratch": scratch}
+        return launch.paged_attention(step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales, **known)
+
+    got = run(out, guarded[:bytes_needed])
+    inside = bool((guarded[bytes_needed:] == 0xA5).all()) and got.data_ptr() == out.data_ptr()
+    refused = []
+    for wrong in (
+        (out[:, :1], guarded),
+        (out.double(), guarded),
+        (out, guarded[: bytes_needed - 1]),
+        (out, guarded[4:]),
+    ):
+        try:
+            run(*wrong)
+        except ValueError as e:
+            refused.append(str(e))
+    return inside and torch.equal(out, want), refused
+
+
+def listed(case: Case, workers: int | None, device: str = "cpu") -> tuple[bool, list[int], Tensor]:
+    """Whether a step by a work list gives the same bits, memory that nobody wrote being NaN; the list; its result."""
+    step = step_of(case, device)
+    want = step.triton(case.split_keys)
+    k, v, *scales = step.caches
+    blocks = step.table.shape[1]
+    split_keys = case.split_keys or 512
+    sizes = {"window": case.window, "split_keys": split_keys}
+    work = launch.decode_work(step.kv_len, blocks, case.block_size, **sizes)
+    scratch = torch.full((1 << 23,), 0xFF, dtype=torch.uint8, device=device)  # NaN
+    got = launch.paged_attention(
+        step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales,
+        split_keys=split_keys, scratch=scratch, work=work, workers=workers,
+    )  # fmt: skip
+    return torch.equal(got, want), work[: 1 + 2 * int(work[0])].tolist(), got
+
+
+def listed_padding() -> list[int]:
+    """The work list of four requests of which one is padding, whose result is seen to be 0 and to touch no other's."""
+    step = step_of(Case(new=(1, 1, 1, 1), past=(40, 150, 0, 10), split_keys=64))
+    k, v = step.caches
+    arguments = (step.q, k, v, step.table, step.q_start)
+    want = launch.paged_attention(*arguments, step.kv_len, *step.rest, split_keys=64)
+    kv_len = step.kv_len.clone()
+    kv_len[2] = 0
+    work = launch.decode_work(kv_len, step.table.shape[1], 32, split_keys=64)
+    got = launch.paged_attention(*arguments, kv_len, *step.rest, split_keys=64, work=work)
+    want[2] = 0
+    assert torch.equal(got, want)
+    return work[: 1 + 2 * int(work[0])].tolist()
+
+
+def alone_and_together(case: Case, device: str = "cpu") -> bool:
+    """Whether each request's result is bit for bit the same in the batch and by itself."""
+    torch.set_num_threads(1)
+    step = step_of(case, device)
+    together = step.triton(case.split_keys)
+    for b, (begin, end) in enumerate(itertools.pairwise(step.q_start.tolist())):
+        blocks = -(-int(step.kv_len[b]) // case.block_size)
+        alone = Step(
+            step.q[begin:end],
+            step.caches,
+            step.table[b : b + 1, :blocks].contiguous(),
+            torch.tensor([0, end - begin], dtype=torch.int32, device=device),
+            step.kv_len[b : b + 1],
+            step.rest,
+        )
+        if not torch.equal(alone.triton(case.split_keys), together[begin:end]):
+            return False
+    return True
+
+
+def write(dtype: str, cache: str, tokens: int, heads: int, size: int, device: str = "cpu") -> list[Tensor]:
+    """What the kernel leaves in the caches (and scales), after what the reference leaves; float32, on the CPU."""
+    torch.manual_seed(tokens)
+    rows = torch.randn(tokens, heads * (2 * size - 8)).to(DTYPES[dtype]).to(device)
+    k = rows[:, : heads * size].unflatten(1, (heads, size))
+    v = rows[:, heads * size :].unflatten(1, (heads, size - 8))
+    blocks, block_size = -(-tokens // 16) + 1, 16
+    slots = torch.randperm(blocks * block_size)[:tokens].int().to(device)
+    stored = CACHES[cache]
+    shapes = (blocks, block_size, heads, size), (blocks, block_size, heads, size - 8)
+    caches = [torch.zeros(shape, device=device).to(stored) for shape in shapes]
+    scales = [torch.full(shapes[0][:3], -1.0, device=device) for _ in shapes] if stored in LARGEST_CODE else []
+    op = quantized_kv_write if scales else kv_write
+    want = op(*caches, *scales, k, v, slots)
+    launch.kv_write(*caches, k, v, slots, *scales)
+    return [x.float().cpu() for x in (*want, *caches, *scales)]
+
+
+def codes(values: list[list[float]], cache: str) -> tuple[list[list[float]], list[float]]:
+    """Codes and scales that the kernel makes of heads of ``values``, one head a token."""
+    k = torch.tensor(values)[:, None, :]
+    caches = [torch.zeros(1, len(values), 1, k.shape[2]).to(CACHES[cache]) for _ in range(2)]
+    scales = [torch.zeros(1, len(values), 1) for _ in range(2)]
+    launch.kv_write(*caches, k, k, torch.arange(len(values), dtype=torch.int32), *scales)
+    return caches[0].float()[0, :, 0].tolist(), scales[0].flatten().tolist()
+
+
+def left_out(capacity_blocks: int) -> bool:
+    """Whether tokens with slots outside the cache are left out, and the others not."""
+    caches = [torch.zeros(capacity_blocks + 1, 16, 1, 16) for _ in range(2)]
+    inside = [c[:capacity_blocks] for c in caches]  # what lies behind must not be written either
+    k = torch.ones(4, 1, 16)
+    last = capacity_blocks * 16 - 1
+    launch.kv_write(*inside, k, k, torch.tensor([-1, 0, last, last + 1], dtype=torch.int32))
+    return all(c.flatten(0, 1)[:, 0, 0].nonzero().flatten().tolist() == [0, last] for c in caches)
+
+
+def difference_as_on(case: Case, capability: int) -> float:
+    """The difference to the reference of the kernel that this GPU would have: its tile, and its way to read fp8."""
+    with patch.object(launch, "_INTERPRETED", GPUS[capability]):
+        return difference(case)
+
+
+def of_small_values(case: Case, factor: float) -> float:
+    """The difference to the reference, over ``factor``, by which all values' scales are multiplied."""
+    step = step_of(case)
+    step.caches[3].mul_(factor)
+    return (step.triton(case.split_keys).float() - step.reference().float()).abs().max().item() / factor
+
+
+def clamped(case: Case, seed: int) -> tuple[bool, bool]:
+    """Whether a kernel that clamps gives the same bits, and whether it ends on made-up integers, within its memory.
+
+    What it reads must be the caches': beyond them are NaN. Tokens that no request has are left as they were.
+    """
+    step = step_of(case)
+    k, v = step.caches
+    pad = torch.full((4096, *k.shape[1:]), float("nan"), dtype=k.dtype)
+    keys, values = (torch.cat([pad, x.nan_to_num(), pad])[4096 : 4096 + len(x)] for x in (k, v))
+    caches = LayerCaches(keys, values)
+    splits = case.split_keys or 0
+    tile = next(attention_tiles(_shape(case).tile_case(decode=splits > 0), GPUS[80]))
+    tokens, heads, _ = step.q.shape
+
+    def run(table: Tensor, q_start: Tensor, kv_len: Tensor, clamp: bool) -> Tensor:
+        out = torch.zeros((tokens, heads, values.shape[3]), dtype=step.q.dtype)
+        needed = (
+            attention_scratch(tokens, heads, values.shape[3], table.shape[1], case.block_size, splits) if splits else 0
+        )
+        scale, window, softcap, sinks, slopes = step.rest
+        calls = attention_calls(
+            *(step.q, caches, table, q_start, kv_len, sinks, slopes, out, torch.zeros(needed), GPUS[80]),
+            lambda *of: tile,
+            **{"scale": scale, "window": window, "softcap": softcap, "decodes": splits > 0, "split_keys": splits},
+        )
+        for call in calls:
+            if clamp and call.kernel == "paged_attention":
+                sizes = {"pool": len(keys), "total": tokens}
+                call = replace(call, arguments=call.arguments | sizes, constants={**call.constants, "CLAMP": True})
+            JitLauncher().bind(call)()
+        return out
+
+    plain, same = (run(step.table, step.q_start, step.kv_len, clamp) for clamp in (False, True))
+    random = torch.Generator().manual_seed(seed)
+
+    def made_up(of: Tensor) -> Tensor:
+        return torch.randint(-(2**31), 2**31, of.shape, generator=random).to(torch.int32)
+
+    found = run(made_up(step.table), made_up(step.q_start), made_up(step.kv_len), clamp=True)
+    found += run(made_up(step.table), step.q_start, made_up(step.kv_len), clamp=True)
+    return torch.equal(plain, same), bool(found.isfinite().all())
+
+
+def _shape(case: Case) -> AttentionShape:
+    sizes = case.heads, case.kv_heads, case.size, case.value_size or case.size, case.block_size
+    return AttentionShape(*sizes, case.dtype, case.cache or case.dtype, 1.0)  # type: ignore[arg-type]
+
+
+def one_key_more(case: Case) -> float:
+    """The difference to the reference of a kernel whose window is one key wider."""
+    step = step_of(case)
+    want = step.reference()
+    step.rest = (step.rest[0], case.window + 1, *step.rest[2:])
+    return (step.triton(case.split_keys) - want).abs().max().item()
+
+
+def behind_the_window(case: Case) -> float:
+    """The difference to the reference after what lies before every window has become NaN, in blocks that are gone."""
+    step = step_of(case)
+    want = step.reference()
+    for b, past in enumerate(case.past):
+        for position in range(max(0, past - case.window + 1)):
+            block = int(step.table[b, position // case.block_size])
+            for cache in step.caches[:2]:
+                cache[block, position % case.block_size] = float("nan")
+        step.table[b, : max(0, past - case.window + 1) // case.block_size] = 10**6
+    return (step.triton(case.split_keys) - want).abs().max().item()

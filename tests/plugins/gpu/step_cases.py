@@ -1,0 +1,270 @@
+"""The step's kernels beside the references of the ew ops; run where Triton interprets them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginewright.passes import ops
+from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.cuda.serve.steps import option_views
+from enginewright.plugins.gpu.call import Call
+from enginewright.plugins.gpu.jit_launcher import JitLauncher
+from enginewright.plugins.gpu.sampling import (
+    drawing_of,
+    option_words,
+    packed_lists,
+    places_of,
+    write_options,
+)
+from enginewright.plugins.gpu.sampling_calls import SamplingMemory, sampling_calls
+from enginewright.plugins.gpu.step_calls import (
+    Stored,
+    embedding_call,
+    gated_activation_call,
+    norm_call,
+    product_call,
+    rope_call,
+    split_product_calls,
+    split_scratch,
+)
+from enginewright.plugins.gpu.tiles import GPUS
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+GPU = GPUS[80]
+
+
+def run(call: Call) -> None:
+    JitLauncher().bind(call)()
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest, as a share of the largest value."""
+    return float((actual.float() - expected).abs().max() / expected.abs().max())
+
+
+def norms(dtype: str) -> list[float]:
+    torch.manual_seed(0)
+    found = []
+    for rows, size in ((5, 96), (3, 1000)):
+        x, residual = (torch.randn(rows, 2 * size).to(DTYPES[dtype])[:, :size] for _ in range(2))
+        weight, bias = 1 + torch.randn(size) * 0.2, torch.randn(size)
+        out, total = torch.empty(rows, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
+        run(norm_call(x, residual, weight, None, out, total, 1e-5, layer=False))
+        assert torch.equal(total, x + residual)
+        found.append(difference(out, ops.rms_norm(total.float(), weight, 1e-5)))
+        run(norm_call(x, None, weight, bias, out, None, 1e-5, layer=True))
+        found.append(difference(out, ops.layer_norm(x.float(), weight, bias, 1e-5)))
+        heads = torch.randn(rows, 7, size).to(x.dtype)[:, 2:5]  # of a wider product
+        out = torch.empty(rows, 3, size, dtype=x.dtype)
+        run(norm_call(heads, None, None, None, out, None, 1e-6, layer=False))
+        found.append(difference(out, ops.rms_norm(heads.float(), None, 1e-6)))
+    return found
+
+
+def rotations(dtype: str) -> list[float]:
+    torch.manual_seed(1)
+    found = []
+    for heads, size, frequencies in ((3, 24, 8), (5, 64, 32)):
+        x = torch.randn(4, heads + 3, size).to(DTYPES[dtype])[:, 1 : 1 + heads]
+        table = ops.rope_table(torch.arange(4) * 7, torch.rand(frequencies), 1.0)
+        for interleaved in (False, True):
+            out = torch.empty(4, heads, size, dtype=x.dtype)
+            run(rope_call(x, table, out, interleaved=interleaved))
+            found.append(difference(out, ops.rope(x.float(), table, interleaved)))
+    return found
+
+
+def activations(dtype: str) -> list[float]:
+    torch.manual_seed(2)
+    found = []
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
+        for rows, size in ((5, 70), (2, 1300)):
+            x = (torch.randn(rows, 2 * size) * 3).to(DTYPES[dtype])
+            out = torch.empty(rows, size, dtype=x.dtype)
+            run(gated_activation_call(x, out, kind))
+            found.append(difference(out, ops.gated_activation(x.float(), kind)))
+    return found
+
+
+def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch.dtype) -> tuple[Stored, Tensor]:
+    """A random weight [.., size] as it is stored, and the floats that it stands for."""
+    if form == "float":
+        floats = torch.randn(*lead, size).to(dtype)
+        return Stored(floats), floats.float()
+    groups = -(-size // group) if group else 1
+    scales = (torch.rand(*lead, groups) * 0.02 + 0.001).half()
+    offsets = (torch.randn(*lead, groups) * 0.05).half() if form == "uint4" else None
+    bits = 8
+    if form == "fp8":
+        values = kept = torch.randn(*lead, size).to(torch.float8_e4m3fn)
+    else:
+        bits = 8 if form == "int8" else 4
+        low, high = {"int8": (-128, 128), "int4": (-8, 8), "uint4": (0, 16)}[form]
+        values = kept = torch.randint(low, high, (*lead, size), dtype=torch.int8)
+    if bits == 4:
+        half = (values & 15).view(torch.uint8)
+        kept = half[..., 0::2] | (half[..., 1::2] << 4)
+    floats = ops.dequantize(values, scales, group, offsets, bits)
+    return Stored(kept, form, scales, offsets, group), floats
+
+
+SHAPES = ((3, 40, 96, 32), (20, 70, 128, 64), (5, 33, 96, 0), (70, 20, 72, 24))
+"""M, N, K and the weight's group: tiles that are cut off on every side, groups that no step along K divides."""
+
+
+def products(form: str, dtype: str) -> list[float]:
+    torch.manual_seed(3)
+    found = []
+    for m, n, k, group in SHAPES:
+        if group == 24 and form in ("int4", "uint4"):
+            continue  # of 4 bits groups are 32, 64, 128, or all
+        weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
+        x = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k]
+        bias, out = torch.randn(n), torch.empty(m, n, dtype=x.dtype)
+        run(product_call(x, weight, bias, out, GPU, activation="gelu_tanh"))
+        expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
+        found.append(difference(out, expected))
+        ids, rows = torch.tensor([0, n - 1, 3, n + 5, -1], dtype=torch.int32), torch.empty(5, k, dtype=x.dtype)
+        run(embedding_call(ids, weight, k, rows, GPU))
+        found.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
+    return found
+
+
+def split_products(form: str, dtype: str) -> list[float]:
+    """Differences of products in parts along K, from the reference; the first part is a whole number of groups."""
+    torch.manual_seed(6)
+    found = []
+    for m, n, k, group, parts in (
+        (1, 40, 2304, 128, 4),
+        (3, 33, 1184, 32, 2),
+        (16, 70, 2048, 0, 4),
+        (5, 48, 1536, 0, 3),
+    ):
+        weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
+        x, bias = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k], torch.randn(n)
+        out = torch.empty(m, n + 5, dtype=x.dtype)[:, :n]
+        scratch = torch.full((split_scratch(k, n, group),), float("nan"))
+        calls = split_product_calls(x, weight, bias, out, GPU, scratch, activation="gelu_tanh")
+        assert [call.kernel for call in calls] == ["product", "sum_parts"]
+        assert calls[0].grid[2] == parts
+        for call in calls:
+            run(call)
+        expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
+        found.append(difference(out, expected))
+    return found
+
+
+def grouped_products(form: str, dtype: str) -> list[float]:
+    torch.manual_seed(4)
+    found = []
+    for counts, n, k in (((3, 0, 20, 1), 40, 64), ((0, 0, 33), 24, 96), ((1, 1, 1, 1, 1, 0), 16, 32)):
+        weight, floats = stored(form, (len(counts), n), k, 32, DTYPES[dtype])
+        x, bias = torch.randn(sum(counts), k).to(DTYPES[dtype]), torch.randn(len(counts), n)
+        starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        out = torch.empty(len(x), n, dtype=x.dtype)
+        run(product_call(x, weight, bias, out, GPU, starts=starts))
+        found.append(difference(out, ops.grouped_linear(x.float(), starts, floats, bias)))
+    return found
+
+
+def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Tokens of random rows with random options, by the kernels and by the cpu target's sampler."""
+    rng = np.random.default_rng(seed)
+    found, rows = [], 6 if vocab < 1000 else 4
+    for case in range(2 * (seed % 2), 2 * (seed % 2) + 2):
+        logits = (rng.standard_normal((rows, vocab)) * rng.choice([1, 4])).astype(np.float32)
+        if case % 2:
+            logits = np.round(logits * 2) / 2  # many are equal
+        if case == 1:
+            logits[1, 7], logits[2], logits[3, 5] = np.nan, -np.inf, np.inf
+        batch = some_options(rng, rows)
+        if case % 2 == 0:
+            batch.repetition_penalty = rng.choice([1, 1.3, 0.5], rows).astype(np.float32)
+            batch.seen = rng.integers(0, vocab, 5 * rows).astype(np.int32)
+            batch.seen_start = (np.arange(rows + 1) * 5).astype(np.int32)
+        found.append(tokens_of(logits, batch))
+    return found
+
+
+def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """The same of rows with lists of tokens, some longer than a piece, and with typical_p; some rows have none.
+
+    Of each: what the options ask for; logits in float32, and in bfloat16 with many that are equal.
+    """
+    rng = np.random.default_rng(100 + seed)
+    found, rows = [], 6
+    for floats in (torch.float32, torch.bfloat16):
+        logits = torch.from_numpy((rng.standard_normal((rows, vocab)) * 3).astype(np.float32)).to(floats)
+        logits[1, 7], logits[2, 9] = float("nan"), float("inf")  # what is banned counts as well
+        logits[3, : vocab // 2] = -float("inf")
+        batch = some_options(rng, rows)
+        batch.typical_p = rng.choice([1, 0.9, 0.5, 0.05], rows).astype(np.float32)
+        for name in ("repetition", "frequency", "presence"):
+            chosen = [1, 1.3, 0.5] if name == "repetition" else [0, 0.7, -2, 3e38]
+            setattr(batch, f"{name}_penalty", rng.choice(chosen, rows).astype(np.float32))
+        most = {"seen": 2 * vocab, "counted": vocab, "biased": vocab, "allowed": vocab}
+        for start, (tokens, *_) in SAMPLING_LISTS.items():
+            counts = np.where(rng.random(rows) < 0.3, 0, rng.integers(0, most[tokens], rows))
+            lists = [rng.permutation(np.arange(2 * vocab) % vocab if tokens == "seen" else vocab)[:n] for n in counts]
+            setattr(batch, start, np.cumsum([0, *counts]).astype(np.int32))
+            setattr(batch, tokens, np.concatenate(lists).astype(np.int32))
+        assert batch.counted is not None
+        assert batch.biased is not None
+        batch.counts = rng.integers(1, 9, len(batch.counted)).astype(np.int32)
+        batch.bias = rng.choice([-np.inf, -3, 0.5, 2, 3e38], len(batch.biased), p=[0.2, 0.3, 0.3, 0.19, 0.01])
+        batch.bias = batch.bias.astype(np.float32)
+        found.append(tokens_of(logits, batch))
+    return found
+
+
+def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """The same of rows with typical_p alone or with another cut, at low temperatures and high ones."""
+    rng, found, rows = np.random.default_rng(200 + seed), [], 6
+    for name in (("typical_p", "top_p"), ("top_k", "min_p"))[seed % 2]:
+        logits = (rng.standard_normal((rows, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)
+        if name == "top_p":
+            logits = np.round(logits)  # many are equally far
+        batch = some_options(rng, rows)
+        batch.temperature[1:] = rng.choice([1e-30, 0.5, 1, 40], rows - 1)
+        for other, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
+            if other != name:
+                getattr(batch, other)[:] = off
+        batch.typical_p = rng.choice([1, 0.95, 0.5, 0.2, 1e-6], rows).astype(np.float32)
+        found.append(tokens_of(logits, batch))
+    return found
+
+
+def some_options(rng: np.random.Generator, rows: int) -> SamplingBatch:
+    kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
+    values = {
+        "temperature": rng.choice([0, 0.7, 1.3], rows),
+        "top_k": rng.choice([0, 1, 5, 40], rows),
+        "top_p": rng.choice([1, 0.9, 0.5, 0.05], rows),
+        "min_p": rng.choice([0, 0.1], rows),
+        "seed": rng.integers(0, 2**63, rows),
+        "counter": rng.integers(0, 100, rows),
+    }
+    return SamplingBatch(**{name: value.astype(kinds.get(name, np.float32)) for name, value in values.items()})
+
+
+def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[int], list[int]]:
+    """By the kernels, and by the cpu target's sampler."""
+    given = logits if isinstance(logits, Tensor) else torch.from_numpy(logits)
+    rows, vocab = given.shape
+    places, words = places_of(option_words(rows))
+    uploaded = torch.zeros(words, dtype=torch.int32)
+    write_options(uploaded.numpy(), places, batch, rows)
+    lists, size = packed_lists(batch)
+    options = option_views(uploaded, places, rows) | {"lists": torch.zeros(size, dtype=torch.int32)}
+    options["lists"][: len(lists)] = torch.from_numpy(lists)
+    memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
+    before = given.clone()
+    for call in sampling_calls(given, options, memory, drawing_of(batch)):
+        run(call)
+    assert torch.equal(given.nan_to_num(), before.nan_to_num())  # what is drawn from is as it was
+    expected = RowSampler(1).sample(given.float().numpy(), batch).tokens
+    assert expected is not None
+    return memory.tokens.tolist(), expected.tolist()

@@ -1,0 +1,131 @@
+"""Specs of the kernels that a step of the cuda target launches besides attention, for a Llama of 8 billion weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from enginewright.plugins.gpu import step_calls as calls
+from enginewright.plugins.gpu.call import Call
+from enginewright.plugins.gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from enginewright.plugins.gpu.specs import KernelSpec
+from enginewright.plugins.gpu.step_calls import LayerCaches, Stored
+from enginewright.plugins.gpu.tiles import Gpu, gpu_of
+from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
+
+HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
+ROWS = 32
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _integers(*shape: int) -> torch.Tensor:
+    return _new(*shape, dtype=torch.int32)
+
+
+def _floats(*shape: int) -> torch.Tensor:
+    return _new(*shape, dtype=torch.float32)
+
+
+def _stored(form: str, *lead: int, size: int) -> Stored:
+    """A weight [.., size] in groups of 128."""
+    if form == "float":
+        return Stored(_new(*lead, size))
+    scales = _new(*lead, size // 128, dtype=torch.float16)
+    stored = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(form, torch.uint8)
+    values = _new(*lead, size // 2 if form in ("int4", "uint4") else size, dtype=stored)
+    return Stored(values, form, scales, scales if form == "uint4" else None, 128)
+
+
+def _embedding(form: str, gpu: Gpu) -> Call:
+    return calls.embedding_call(_integers(ROWS), _stored(form, VOCAB, size=HIDDEN), HIDDEN, _new(ROWS, HIDDEN), gpu)
+
+
+def _norm(layer: bool, gpu: Gpu) -> Call:
+    x, bias = _new(ROWS, HIDDEN), _floats(HIDDEN) if layer else None
+    added = None if layer else x
+    return calls.norm_call(x, added, _floats(HIDDEN), bias, x, added, 1e-5, layer=layer)
+
+
+def _rope(gpu: Gpu) -> Call:
+    x = _new(ROWS, HEADS, SIZE)
+    return calls.rope_call(x, _floats(ROWS, SIZE), x, interleaved=False)
+
+
+def _rope_kv_write(cache: torch.dtype, gpu: Gpu) -> Call:
+    blocks = _new(64, 32, KV_HEADS, SIZE, dtype=cache)
+    scales = _floats(64, 32, KV_HEADS) if cache.itemsize == 1 else None
+    q, k = _new(ROWS, HEADS, SIZE), _new(ROWS, KV_HEADS, SIZE)
+    caches = LayerCaches(blocks, blocks, scales, scales)
+    return calls.rope_kv_write_call(q, k, k, _floats(ROWS, SIZE), _integers(ROWS), q, caches, interleaved=False)
+
+
+def _activation(gpu: Gpu) -> Call:
+    return calls.gated_activation_call(_new(ROWS, 2 * INNER), _new(ROWS, INNER), "silu")
+
+
+def _product(form: str, rows: int, gpu: Gpu) -> Call:
+    weight = _stored(form, HIDDEN, size=INNER)
+    return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu)
+
+
+def _experts(form: str, rows: int, gpu: Gpu) -> Call:
+    weight, starts = _stored(form, EXPERTS, HIDDEN, size=INNER), _integers(EXPERTS + 1)
+    return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu, starts=starts)
+
+
+def _sampling(kernel: str, cuts: bool, gpu: Gpu) -> Call:
+    """The last of its calls, by weight where there are several; with ``cuts`` all of what a row may ask for."""
+    options = {name: _floats(ROWS) for name in SAMPLING_OPTIONS} | {"top_k": _integers(ROWS)}
+    options |= {name: _integers(ROWS + 1) for name in SAMPLING_LISTS} | {"lists": _integers(256)}
+    options |= {name: _new(ROWS, dtype=torch.int64) for name in ("seed", "counter")}
+    asked = Drawing(True, True, True, True, True) if cuts else Drawing(random=True)
+    if kernel in ("edit", "spread", "nearest"):
+        asked = replace(asked, edits=True, typical=True)
+    memory = SamplingMemory(ROWS, VOCAB, lambda shape, of: _new(*shape, dtype=getattr(torch, of)))
+    every = sampling_calls(_new(ROWS, VOCAB), options, memory, asked)
+    return [call for call in every if call.kernel == kernel][-1]
+
+
+_CALLS: dict[str, Callable[[Gpu], Call]] = {
+    "embedding bf16": partial(_embedding, "float"),
+    "embedding int4": partial(_embedding, "int4"),
+    "norm": partial(_norm, False),
+    "layer norm": partial(_norm, True),
+    "rope": _rope,
+    "rope, write bf16": partial(_rope_kv_write, torch.bfloat16),
+    "rope, write int8": partial(_rope_kv_write, torch.int8),
+    "rope, write fp8": partial(_rope_kv_write, torch.float8_e4m3fn),
+    "gated silu": _activation,
+    **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
+    "product int4, 64 rows": partial(_product, "int4", 64),
+    "product int4, 512 rows": partial(_product, "int4", 512),
+    "product fp8, 512 rows": partial(_product, "fp8", 512),
+    "experts bf16, 16 rows": partial(_experts, "float", 16),
+    "experts int8, 512 rows": partial(_experts, "int8", 512),
+    "experts int8, 4,096 rows": partial(_experts, "int8", 4096),
+    "experts uint4, 4,096 rows": partial(_experts, "uint4", 4096),
+    **{f"{name}": partial(_sampling, name, True) for name in ("widen", "penalize", "largest", "choose_largest")},
+    **{f"{name}, cuts": partial(_sampling, name, True) for name in ("sums", "narrow", "cut", "draw")},
+    "draw": partial(_sampling, "draw", False),
+    **{name: partial(_sampling, name, True) for name in ("edit", "spread", "nearest")},
+}
+
+NAMES = tuple(_CALLS)
+PRODUCTS = tuple(name for name in NAMES if name.startswith(("product", "experts")))
+
+
+def spec_of(name: str, capability: int) -> KernelSpec:
+    return _CALLS[name](gpu_of(capability)).spec(capability)
+
+
+def every(capabilities: tuple[int, ...]) -> Iterator[tuple[str, int, KernelSpec]]:
+    """(name, capability, spec) of all."""
+    for name in NAMES:
+        for capability in capabilities:
+            yield name, capability, spec_of(name, capability)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from enginewright.plugins.graphs.contrib_attention import GroupQuery, group_queries
+from tests.acceptance.tiny_configs import tiny_family
+from tests.plugins.graphs.linear_session import lowered
+
+ew = torch.ops.ew
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "packed", "rotated"),
+    [
+        ("llama", {}, True, True),
+        ("qwen3", {}, False, True),  # norms of q and k lie between
+        ("gpt2", {}, True, False),
+        ("llama", {"head_dim": 8}, False, False),  # rotations of so few numbers stay operators of their own
+    ],
+)
+def test_what_goes_into_the_operator(family: str, overrides: dict[str, Any], packed: bool, rotated: bool) -> None:
+    program = lowered(tiny_family(family, **overrides))
+    found = group_queries(program)
+    assert list(found) == program.nodes_of(ew.paged_attention.default) and len(found) == 2
+    for layer, taken in enumerate(found.values()):
+        assert isinstance(taken, GroupQuery)
+        assert (taken.layer, taken.heads) == (layer, 4) and taken.heads % taken.kv_heads == 0
+        assert (taken.packed is not None, taken.table is not None) == (packed, rotated)
+        assert (taken.q.target is ew.rope.default) == (family == "llama" and not rotated)
+        assert taken.write.target is ew.kv_write.default
+        if taken.packed is not None:
+            assert int(program.shape(taken.packed)[-1]) == (taken.heads + 2 * taken.kv_heads) * taken.size
