@@ -1,5 +1,6 @@
 // What XLA calls: products, writes to a cache and attention, by the CPU kernels. plugins/stablehlo/compile
-// writes the calls; plugins/stablehlo/serve/pjrt_library.py registers the handlers by the names of the functions.
+// writes the calls; plugins/stablehlo/serve/pjrt_library.py registers the handlers by the names of the
+// functions.
 //
 // A slot of C places is C / 32 blocks of kv_format.h in a row; the module sees [B*Nkv, C, D] and looks at
 // none of it. What can't be taken, XLA's caller is told.
