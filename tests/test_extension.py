@@ -130,3 +130,46 @@ def test_a_target_s_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.M
     with pytest.raises(KeyError):
         table["other"]
     assert part("other", "section") is None and sections_of("other") is None and sections_of("text") == {}
+
+
+OUTSIDE = """
+import sys
+from pathlib import Path
+import enginewright as ew
+
+folder, source = Path(sys.argv[1]), sys.argv[2]
+found = {}
+for target in ("onnx", "outside"):
+    ew.export(source, folder / target, recipe="f32", targets=(target,), cache=False)
+    with ew.LLM(folder / target, target=target) as llm:
+        assert llm.info()["executor"]["target"] == target
+        found[target] = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
+assert found["onnx"] == found["outside"] and len(found["onnx"]) == 12
+assert (folder / "onnx/model.onnx").read_bytes() == (folder / "outside/model.onnx").read_bytes()
+ours = {name for name in sys.modules if name.startswith("outside_onnx.")}
+assert {"outside_onnx.section", "outside_onnx.compile.target", "outside_onnx.serve.target"} <= ours, ours
+"""
+
+
+def test_a_target_of_ours_can_be_a_package_of_its_own(tiny_folder: Path, tmp_path: Path) -> None:
+    """plugins/onnx, moved out: only what it imports of the rooms is spelled another way."""
+    package = tmp_path / "source" / "outside_onnx"
+    shutil.copytree(EXAMPLE.parent.parent / "plugins" / "onnx", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in package.rglob("*.py"):
+        above = re.escape("." * (len(path.relative_to(package).parts) + 1))
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(rf"^( *)from {above}(\w)", r"\1from enginewright.plugins.\2", text, flags=re.M)
+        path.write_text(text.replace('name = "onnx"', 'name = "outside"'), encoding="utf-8")
+    (tmp_path / "source" / "pyproject.toml").write_text(
+        (EXAMPLE / "pyproject.toml")
+        .read_text(encoding="utf-8")
+        .replace("enginewright_toy", "outside_onnx")
+        .replace("enginewright-toy", "outside-onnx")
+        .replace("toy =", "outside =")
+    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", tmp_path / "site", tmp_path / "source"], check=True)
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", OUTSIDE, tmp_path, tiny_folder]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

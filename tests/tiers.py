@@ -103,6 +103,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/test_examples.py::test_a_page_s_example_runs": (0, 5),
     "tests/test_examples.py::test_an_example_runs": (6, 1),
     "tests/test_extension.py::test_a_recipe_names_them": (0, 1),
+    "tests/test_extension.py::test_a_target_of_ours_can_be_a_package_of_its_own": (0, 1),
 }
 """Of tests that take long: of each one's cases `make test` runs the first and, of the others, one in so many; CI too.
 
