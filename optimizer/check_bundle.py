@@ -182,7 +182,7 @@ def _check_program(bundle: Bundle, name: str) -> None:
 
     Raises BundleError where it doesn't hold together.
     """
-    if name not in bundle.programs or hasattr(part(name, "section"), "check_opened"):
+    if name not in bundle.programs or getattr(part(name, "section"), "OWN_FORM", False):
         return  # a program of the target's own form: opening the bundle has looked at it
     program = bundle.programs[name]
     weights = {use.name: bundle.weight(use.name) for use in program.weights}

@@ -58,3 +58,4 @@ def check_opened(bundle: Bundle, target: str) -> None:
 
 
 SECTIONS = {"cuda": CudaSection}
+OWN_FORM = True

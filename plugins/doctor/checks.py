@@ -86,7 +86,7 @@ class Checked:
 
 
 Check = Callable[[Machine, TargetManifest | None], Checked]
-"""Of a machine, for a bundle's target, or for any bundle's (None)."""
+"""It compares a machine with what a bundle's target needs; None asks for any bundle's."""
 
 
 def torch_problems(machine: Machine, extra: str) -> list[Problem]:

@@ -1,7 +1,7 @@
 """What a machine has that targets run on: processor, memory, GPUs, and libraries with their versions.
 
 Nothing heavy is loaded: versions are read from what pip wrote, and GPUs are found through the driver's own libraries.
-A target's own ``doctor`` says what else it looks at: ``look(problems)`` gives fields of ``Machine``.
+A target's own ``serve.doctor`` says what else it looks at: ``look(problems)`` gives fields of ``Machine``.
 """
 
 from __future__ import annotations

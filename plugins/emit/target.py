@@ -30,7 +30,7 @@ class Target:
         cache_instructions: those of them that its GPUs must have instructions for.
         floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
-        no_cache: why it has no cache with scales, where ``caches`` depends on the recipe.
+        no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
     """
 
     emitter: Emitter

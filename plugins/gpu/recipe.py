@@ -12,7 +12,7 @@ from enginewright.runtime.shared.errors import TargetError
 from .formats import parse_capabilities
 
 MOST_BLOCKS = 1 << 22
-"""Of a cache: a slot's number then has 27 bits."""
+"""A cache may have so many: a slot's number then has 27 bits."""
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]

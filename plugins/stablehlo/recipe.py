@@ -13,7 +13,7 @@ from ..steps.x86_levels import LevelName, levels_in_order
 
 
 class StableHloOptions(Section):
-    """Of the target stablehlo.
+    """What the target stablehlo is given.
 
     Attributes:
         kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls.

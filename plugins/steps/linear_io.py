@@ -24,8 +24,10 @@ run together, with more than one token each, must be at their beginning there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
+from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.shared.contracts import CacheDtype, CacheGroup
 from enginewright.runtime.shared.records import Count, Positive, Record
 
@@ -162,3 +164,9 @@ def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
     """A layer's (past, present) names of its keys, then of its values."""
     key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
     return key, value
+
+
+def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
+    """The onnxruntime that a target of this form needs at least."""
+    if (io := target.section(LinearIo)) is not None:
+        yield "onnxruntime", io.onnxruntime

@@ -8,6 +8,7 @@ from ..engines.section import TensorRtSection
 from ..engines.section import made_with as made_with_tensorrt
 from ..engines.segments import check_opened
 from ..steps.linear_io import LinearIo
+from ..steps.linear_io import made_with as made_with_onnx
 
 __all__ = ["ANY_SIZE", "SECTIONS", "check_opened", "made_with"]
 
@@ -16,6 +17,5 @@ ANY_SIZE = True
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:
-    if (io := target.section(LinearIo)) is not None:
-        yield "onnxruntime", io.onnxruntime
+    yield from made_with_onnx(target)
     yield from made_with_tensorrt(target)

@@ -14,7 +14,7 @@ from .section import KernelsName
 
 
 class TvmOptions(Section):
-    """Of the target tvm.
+    """What the target tvm is given.
 
     Attributes:
         levels: of x86-64 that it is compiled for. The best that the processor has is run.

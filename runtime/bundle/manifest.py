@@ -282,7 +282,7 @@ def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
     if data["format_version"] < FORMAT_VERSION:
-        raise BundleError(f"{source}: format_version 1 is no longer read", hint="Export the bundle again.")
+        raise BundleError(f"{source}: format_version 1 is unsupported", hint="Export the bundle again.")
     if data.pop(_OWN_HASH, None) is None:  # what it is: see check_own_hash
         raise BundleError(f"{source}: {_OWN_HASH} is missing", hint="Copy the bundle again, or export it again.")
     return data

@@ -114,6 +114,7 @@ class Bundle:
             BundleError: names the file and the field that is wrong.
             TrustError: it has another hash than ``trust``.
             RequestError: ``trust`` is none of these.
+            TargetError: a package outside that declares one of its targets can't be loaded.
         """
         root = Path(path)
         if not os.path.isdir(root) or not os.path.lexists(root / MANIFEST_PATH):

@@ -219,7 +219,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
         if version < CPU_FORMAT_VERSION:
-            raise BundleError(f"{source}: program format {version} is no longer read", hint="Export the bundle again.")
+            raise BundleError(f"{source}: program format {version} is unsupported", hint="Export the bundle again.")
         if version > FORMAT_VERSION:
             raise BundleError(
                 f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",

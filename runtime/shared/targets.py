@@ -11,6 +11,7 @@ Ours are in ``OWN``; a package outside names its own by an entry point of the gr
                         is kept in ``Bundle.opened``. Raises BundleError.
         ANY_SIZE        whether steps of all sizes are as good, or the target has its own: then it needs no program a
                         bucket
+        OWN_FORM        whether its lowered program isn't of the cpu target's form, which ``optimize verify`` verifies
         made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
         described       (bundle, target) -> lines for ``optimize inspect``
     serve.doctor    look(problems) -> fields of ``plugins.doctor.machine.Machine``
@@ -38,7 +39,7 @@ OWN = {
     "torch-tensorrt": "enginewright.plugins.torch_tensorrt",
     "tvm": "enginewright.plugins.tvm",
 }
-"""In the order in which they are shown."""
+"""They are shown in this order."""
 
 GROUP = "enginewright.targets"
 
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 
 def part(target: str, name: str) -> ModuleType | None:
-    """The module ``name`` of a target's package; None where the package has none, or there is no such target.
+    """The module ``name`` of a target's package; None where the package lacks it, or for an unknown target.
 
     Raises TargetError for a package outside that can't be loaded.
     """

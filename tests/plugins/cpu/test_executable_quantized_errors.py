@@ -363,7 +363,9 @@ def test_bad_place(spoil: Callable[[LoweredBuilder], None], message: str) -> Non
         b.build().run(step_input([[0, 1, 2]], groups=["full"]))
 
 
-@pytest.mark.parametrize(("version", "message"), [(CPU_FORMAT_VERSION - 1, "no longer"), (FORMAT_VERSION + 1, "newer")])
+@pytest.mark.parametrize(
+    ("version", "message"), [(CPU_FORMAT_VERSION - 1, "unsupported"), (FORMAT_VERSION + 1, "newer")]
+)
 def test_programs_of_other_versions_are_not_read(version: int, message: str) -> None:
     fields = json.loads(sound_program().program().to_json())
     with pytest.raises(BundleError, match=f"program format {version} is {message}"):

@@ -59,7 +59,7 @@ def test_a_manifest_without_its_hash_is_refused(manifest: Manifest) -> None:
         fields = {key: value for key, value in json.loads(one.to_json()).items() if key != "sha256"}
         with pytest.raises(BundleError, match=r"m\.json: sha256 is missing"):
             type(one).from_json(json.dumps(fields), source="m.json")
-        with pytest.raises(BundleError, match=r"m\.json: format_version 1 is no longer read"):
+        with pytest.raises(BundleError, match=r"m\.json: format_version 1 is unsupported"):
             type(one).from_json(json.dumps(fields | {"format_version": 1}), source="m.json")
 
 
