@@ -264,7 +264,7 @@ def write_bundle(
         context_length=info.context_length,
         buckets=buckets.plan if buckets else None,
         record=engines.append,
-        sections=model.recipe.target_sections(),
+        sections=model.recipe.target_tables(),
     )
     emitted = {
         name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)

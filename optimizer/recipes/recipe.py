@@ -10,10 +10,21 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    StrictBool,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
@@ -21,13 +32,11 @@ from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.plugins.onnx.recipe import OnnxSection
-from enginewright.plugins.stablehlo.recipe import StableHloOptions
-from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.contracts import CacheDtype
 from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.targets import OWN, part
 
 from .bucket_section import BucketsSection
 from .sections import (
@@ -50,7 +59,13 @@ class Recipe(Section):
     ``passes`` turns optional passes on or off by name; a pass that is on and matches nothing is an error, one that is
     not named does what it can. ``context_length`` is the longest request in tokens; frequencies of positions that are
     scaled by the length are fixed for it. None takes what the model needs no such scaling for, or all that it can.
+
+    A table with the name of a target, such as [tvm], is for that target alone: ``recipe.TABLE`` of its package says what
+    may be in it. Tables of our own targets are None where a recipe has none.
     """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, SerializeAsAny[Section] | None]
 
     name: str = Field(min_length=1)
     description: str = ""
@@ -66,13 +81,10 @@ class Recipe(Section):
     prune: Pruning | None = None
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
-    onnx: OnnxSection | None = None
-    stablehlo: StableHloOptions | None = None
-    tvm: TvmOptions | None = None
 
-    def target_sections(self) -> tuple[Section, ...]:
+    def target_tables(self) -> tuple[Section, ...]:
         """The tables that are for one target alone."""
-        return tuple(section for section in (self.onnx, self.stablehlo, self.tvm) if section is not None)
+        return tuple(table for table in self.__pydantic_extra__.values() if table is not None)
 
     @property
     def exact(self) -> bool:
@@ -124,6 +136,16 @@ class Recipe(Section):
         """Whether a budget decides on formats or shapes: what passes do, an export finds before they run."""
         heads = self.attention is not None and self.attention.searched
         return self.auto is not None or heads or (self.prune is not None and self.prune.max_kl is not None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_target_tables(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        others = {key: entry for key, entry in value.items() if key not in cls.model_fields}
+        names = dict.fromkeys((*_OWN_TABLES, *(str(key) for key in others)))
+        tables = _tables(tuple(names)).model_validate(others)  # its errors name the keys as they are in the recipe
+        return {**value, **dict(tables)}
 
     @model_validator(mode="after")
     def _auto_fits(self) -> Self:
@@ -181,6 +203,23 @@ class Recipe(Section):
             if target not in TARGETS:  # our own are known without a look at what packages declare
                 supported(target, tuple(TARGETS), "a target")
         return value
+
+
+def _table_of(target: str) -> type[Section] | None:
+    """What a target's package says may be in its table of a recipe; None where it has none. Raises TargetError."""
+    found: type[Section] | None = getattr(part(target, "recipe"), "TABLE", None)
+    return found
+
+
+_OWN_TABLES = tuple(name for name in OWN if _table_of(name) is not None)
+
+
+@cache
+def _tables(names: tuple[str, ...]) -> type[Section]:
+    """The tables of those targets; any other key is unknown."""
+    kinds = {name: kind for name in names if (kind := _table_of(name)) is not None}
+    fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds.items()}
+    return create_model("Tables", __base__=Section, **fields)
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
@@ -282,10 +321,12 @@ def _hint(error: Mapping[str, Any]) -> str | None:
     if error["type"] != "extra_forbidden":
         return None
     model: type[BaseModel] = Recipe
-    for part in error["loc"][:-1]:
-        if isinstance(part, str):
-            model = _section_of(model.model_fields[part].annotation)
-    return _suggest(str(error["loc"][-1]), model.model_fields, "key")
+    for key in error["loc"][:-1]:
+        if isinstance(key, str):
+            field = model.model_fields.get(key)
+            model = _section_of(_table_of(key) if field is None else field.annotation)
+    known = (*model.model_fields, *(_OWN_TABLES if model is Recipe else ()))
+    return _suggest(str(error["loc"][-1]), known, "key")
 
 
 def _section_of(annotation: Any) -> type[BaseModel]:

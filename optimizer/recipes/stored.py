@@ -18,6 +18,7 @@ from .recipe import Recipe
 def to_toml(recipe: Recipe, comment: str = "") -> str:
     """All that differs from the defaults, with ``comment`` before it."""
     content = recipe.model_dump(mode="json", exclude_defaults=True)
+    content = {key: value for key, value in content.items() if value is not None}
     lines = [f"# {line}" for line in comment.splitlines()]
     plain = {k: v for k, v in content.items() if not isinstance(v, Mapping)}
     lines += _pairs(plain)

@@ -21,3 +21,6 @@ class OnnxSection(Section):
     floats: Literal["f16", "bf16"] | None = None
     contrib: StrictBool = False
     kernels: StrictBool = False
+
+
+TABLE = OnnxSection

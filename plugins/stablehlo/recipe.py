@@ -34,3 +34,6 @@ class StableHloOptions(Section):
         if self.kernels and (self.iree or self.iree_cuda):
             raise ValueError("modules that call our kernels run by XLA alone: leave out kernels, or iree and iree_cuda")
         return self
+
+
+TABLE = StableHloOptions

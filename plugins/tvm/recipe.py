@@ -29,3 +29,6 @@ class TvmOptions(Section):
 
     _in_order = field_validator("levels")(levels_in_order)
     _gpus_are_known = field_validator("cuda")(known_gpus)
+
+
+TABLE = TvmOptions

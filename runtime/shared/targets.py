@@ -14,6 +14,8 @@ Ours are in ``OWN``; a package outside names its own by an entry point of the gr
         OWN_FORM        whether its lowered program isn't of the cpu target's form, which ``optimize verify`` verifies
         made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
         described       (bundle, target) -> lines for ``optimize inspect``
+    recipe          TABLE, a ``passes.formats.section.Section``: what may be in the table of a recipe that has the
+                    target's name
     serve.doctor    look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 

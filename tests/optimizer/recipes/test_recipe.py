@@ -10,6 +10,7 @@ from enginewright.optimizer.recipes.sections import DEFAULT_CACHE, CacheSection
 from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
+from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.shared.errors import RecipeError
 
 
@@ -98,6 +99,19 @@ def test_a_recipe_file(tmp_path: Path) -> None:
     assert recipe.passes == {"fuse_qkv": False}
 
 
+def test_a_table_of_a_target_is_its_packages(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, 'name = "mine"\n[tvm]\nlevels = ["v3"]\n'))
+    assert recipe.target_tables() == (TvmOptions(levels=("v3",)),)
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    assert load_recipe(write(tmp_path, to_toml(recipe))) == recipe
+    plain = load_recipe("f32")
+    assert plain.target_tables() == ()
+    assert {name: plain.model_dump()[name] for name in ("onnx", "stablehlo", "tvm")} == dict.fromkeys(
+        ("onnx", "stablehlo", "tvm")
+    )
+    assert "tvm" not in to_toml(plain)
+
+
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_recipe("f32").name = "other"  # type: ignore[misc]
@@ -111,6 +125,9 @@ def test_a_recipe_is_frozen() -> None:
         ('name = "x"\n\n[kv_cache]\ndtyp = "f32"\n', 4, "kv_cache.dtyp", "Did you mean 'dtype'?"),
         ('name = "x"\n[weights.default]\nstorge = "f32"\n', 3, "weights.default.storge", "Did you mean 'storage'?"),
         ('name = "x"\n[weights]\ndefault = { zzz = 1 }\n', 3, "weights.default.zzz", "Known keys: storage"),
+        ('name = "x"\n[tvm]\nkernls = 1\n', 3, "tvm.kernls", "Did you mean 'kernels'?"),
+        ('name = "x"\n[tvn]\nkernels = 1\n', 2, "tvn", "Did you mean 'tvm'?"),
+        ('name = "x"\n[cpu]\nkernels = 1\n', 2, "cpu", "Known keys: name"),
         (
             'name = "x"\n[[weights.overrides]]\nlayers = "a"\nformat = {}\n'
             '[[weights.overrides]]\nlayer = "b"\nlayers = "b"\nformat = {}\n',
