@@ -132,7 +132,7 @@ def test_a_target_s_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.M
     assert part("other", "section") is None and sections_of("other") is None and sections_of("text") == {}
 
 
-OUTSIDE = """
+OUTSIDE = r"""
 import sys
 from pathlib import Path
 import enginewright as ew
@@ -140,12 +140,21 @@ import enginewright as ew
 folder, source = Path(sys.argv[1]), sys.argv[2]
 found = {}
 for target in ("onnx", "outside"):
-    ew.export(source, folder / target, recipe="f32", targets=(target,), cache=False)
+    (folder / "own.toml").write_text(f'name = "own"\ntargets = ["{target}"]\n[{target}]\ncontrib = true\n')
+    ew.export(source, folder / target, recipe=folder / "own.toml", cache=False)
     with ew.LLM(folder / target, target=target) as llm:
         assert llm.info()["executor"]["target"] == target
         found[target] = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
 assert found["onnx"] == found["outside"] and len(found["onnx"]) == 12
-assert (folder / "onnx/model.onnx").read_bytes() == (folder / "outside/model.onnx").read_bytes()
+for model in ("model.onnx", "model.contrib.onnx"):
+    assert (folder / "onnx" / model).read_bytes() == (folder / "outside" / model).read_bytes()
+(folder / "own.toml").write_text('name = "own"\n[outside]\ncontrob = true\n')
+try:
+    ew.export(source, folder / "wrong", recipe=folder / "own.toml")
+except ew.RecipeError as e:
+    assert "own.toml:3: outside.controb: unknown key" in e.message and e.hint == "Did you mean 'contrib'?", e
+else:
+    raise AssertionError("the package's table has no such key")
 ours = {name for name in sys.modules if name.startswith("outside_onnx.")}
 assert {"outside_onnx.section", "outside_onnx.compile.target", "outside_onnx.serve.target"} <= ours, ours
 """
@@ -160,13 +169,11 @@ def test_a_target_of_ours_can_be_a_package_of_its_own(tiny_folder: Path, tmp_pat
         text = path.read_text(encoding="utf-8")
         text = re.sub(rf"^( *)from {above}(\w)", r"\1from enginewright.plugins.\2", text, flags=re.M)
         path.write_text(text.replace('name = "onnx"', 'name = "outside"'), encoding="utf-8")
-    (tmp_path / "source" / "pyproject.toml").write_text(
-        (EXAMPLE / "pyproject.toml")
-        .read_text(encoding="utf-8")
-        .replace("enginewright_toy", "outside_onnx")
-        .replace("enginewright-toy", "outside-onnx")
-        .replace("toy =", "outside =")
-    )
+    project = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8").replace("toy =", "outside =")
+    project = project.replace("enginewright_toy", "outside_onnx").replace("enginewright-toy", "outside-onnx")
+    folders = sorted(".".join(path.parent.relative_to(package.parent).parts) for path in package.rglob("__init__.py"))
+    project = re.sub(r"^packages = .*$", f"packages = {json.dumps(folders)}", project, flags=re.M)
+    (tmp_path / "source" / "pyproject.toml").write_text(project, encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "site", tmp_path / "source"], check=True)
     path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])

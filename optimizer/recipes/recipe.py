@@ -60,8 +60,8 @@ class Recipe(Section):
     not named does what it can. ``context_length`` is the longest request in tokens; frequencies of positions that are
     scaled by the length are fixed for it. None takes what the model needs no such scaling for, or all that it can.
 
-    A table with the name of a target, such as [tvm], is for that target alone: ``recipe.TABLE`` of its package says what
-    may be in it. Tables of our own targets are None where a recipe has none.
+    A table with the name of a target, such as [tvm], is for that target alone: its package says what may
+    be in it (``recipe.TABLE``). Tables of our own targets are None where a recipe has none.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
@@ -9,22 +11,18 @@ from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
 from enginewright.passes.fusion.fuse_norm_quantize import FuseNormQuantize
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
-from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.shared.progress import Progress
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...emit.weights import add_weight
+from ...emit.lowered_files import write_lowered
 
 
 class CpuEmitter:
-    """Writes targets/cpu/program.json and every weight that the program reads.
-
-    One weight is in memory at a time, and one expert of those that are stored one by one.
-    """
+    """Writes targets/cpu/program.json and every weight that the program reads."""
 
     name = "cpu"
 
@@ -46,13 +44,11 @@ class CpuEmitter:
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
         """See ``Emitter.emit``."""
-        lowering = lower_program(program)
-        planned = plan_arena(lowering.program)
-        total = len(planned.weights)
-        progress(ProgressEvent("emit", 0, total))
-        for done, use in enumerate(planned.weights, 1):
-            expr = lowering.weights[use.name]
-            add_weight(writer, use, expr)
-            progress(ProgressEvent("emit", done, total, use.name))
-        writer.write_text(f"{target_folder(self.name)}/{PROGRAM_FILE}", planned.to_json())
+        write_lowered(lower_for_cpu(program), self.name, writer, progress)
         return TargetManifest()
+
+
+def lower_for_cpu(program: Program) -> Lowering:
+    """The program as the target runs it: memory planned. Raises what ``lower_program`` raises."""
+    lowering = lower_program(program)
+    return replace(lowering, program=plan_arena(lowering.program))

@@ -14,15 +14,14 @@ from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.shared.contracts import SCALED_CACHES
-from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
+from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...cpu.threads import available_threads
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...emit.weights import add_weight
+from ...emit.lowered_files import with_own_names, write_lowered
 from ...engines.gpus import CUDA_DEFAULT, check_kernels
 from ...gpu.compile_ahead import check_triton, files_of
 from ...gpu.compile_workers import KernelCompiler
@@ -54,7 +53,6 @@ class CudaEmitter:
         check_formats(capabilities, (floats,))
         check_triton(f"target {self.name}: compiling its kernels")
         lowering = lower_for_gpus(program, floats)
-        planned = lowering.program
         section = CudaSection(
             compute_capabilities=capabilities,
             dtype=floats,
@@ -63,13 +61,9 @@ class CudaEmitter:
             mixed_decodes=engines.mixed_decodes,
             split_products=engines.split_products,
         )
-        total, folder = len(planned.weights), target_folder(self.name)
-        progress(ProgressEvent("emit", 0, total))
-        for done, use in enumerate(planned.weights, 1):
-            add_weight(writer, use, lowering.weights[use.name])
-            progress(ProgressEvent("emit", done, total, use.name))
-        writer.write_text(f"{folder}/{PROGRAM_FILE}", planned.to_json())
-        made_by = self._kernels(planned, section, f"{folder}/{KERNELS_FOLDER}", writer, progress)
+        write_lowered(lowering, self.name, writer, progress)
+        folder = f"{target_folder(self.name)}/{KERNELS_FOLDER}"
+        made_by = self._kernels(lowering.program, section, folder, writer, progress)
         return TargetManifest(sections={"cuda": section.model_copy(update={"assemblers": made_by})})
 
     def _kernels(
@@ -106,24 +100,11 @@ def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
 
     Raises what ``lower_program`` raises.
     """
-    lowered = lower_program(program, Form("the cuda target", panels=False, floats=floats))
+    lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
     groups = tuple(  # keys and values that aren't of 8 bits are stored as they are computed
         group if group.dtype in SCALED_CACHES else group.model_copy(update={"dtype": floats})
-        for group in lowered.program.cache_groups
+        for group in lowering.program.cache_groups
     )
-    planned = plan_arena(narrow_floats(lowered.program.model_copy(update={"cache_groups": groups}), floats))
-
-    def named(operand: Operand) -> Operand:
-        if operand.kind != "weight":
-            return operand
-        return operand.model_copy(update={"name": _own_name(operand.name)})
-
-    steps = tuple(step.model_copy(update={"inputs": tuple(map(named, step.inputs))}) for step in planned.steps)
-    uses = tuple(use.model_copy(update={"name": _own_name(use.name)}) for use in planned.weights)
-    renamed = planned.model_copy(update={"steps": steps, "weights": uses, "format_version": FORMAT_VERSION})
-    return replace(lowered, program=renamed, weights={_own_name(n): e for n, e in lowered.weights.items()})
-
-
-def _own_name(name: str) -> str:
-    """Of a weight: other targets store it in other forms. Bytes that are the same are stored once."""
-    return f"{name}.cuda"
+    changes = {"cache_groups": groups, "format_version": FORMAT_VERSION}
+    narrow = narrow_floats(lowering.program.model_copy(update=changes), floats)
+    return with_own_names(replace(lowering, program=plan_arena(narrow)), "cuda")

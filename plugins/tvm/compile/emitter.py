@@ -15,14 +15,12 @@ from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.steps.x86_levels import LEVELS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.shared.errors import MissingDependencyError
-from enginewright.runtime.shared.lowered_program import Operand
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...emit.weights import add_weight
+from ...emit.lowered_files import with_own_names, write_lowered
 from ..recipe import TvmOptions
 from ..section import OURS, TvmSection, library_name
 from ..serve.library import INSTALL, tvm_version
@@ -52,29 +50,24 @@ class TvmEmitter:
 
         linker()
         lowering = lower_for_tvm(program)
-        planned, levels = lowering.program, options.section(TvmOptions).levels
-        ours = OURS if options.section(TvmOptions).kernels else frozenset()
-        modules = {name: step_module(planned, LEVELS[name], ours) for name in levels}
-        for_gpus = [file for capability in options.section(TvmOptions).cuda for file in cuda_files(planned, capability)]
-        total, folder = len(planned.weights), target_folder(self.name)
-        progress(ProgressEvent("emit", 0, total))
-        for done, use in enumerate(planned.weights, 1):
-            add_weight(writer, use, lowering.weights[use.name])
-            progress(ProgressEvent("emit", done, total, use.name))
-        text = planned.to_json()
-        writer.write_text(f"{folder}/{PROGRAM_FILE}", text)
-        progress(ProgressEvent("kernels", 0, len(levels)))
-        for done, name in enumerate(levels, 1):
+        own = options.section(TvmOptions)
+        ours = OURS if own.kernels else frozenset()
+        modules = {name: step_module(lowering.program, LEVELS[name], ours) for name in own.levels}
+        for_gpus = [file for capability in own.cuda for file in cuda_files(lowering.program, capability)]
+        folder = target_folder(self.name)
+        text = write_lowered(lowering, self.name, writer, progress)
+        progress(ProgressEvent("kernels", 0, len(own.levels)))
+        for done, name in enumerate(own.levels, 1):
             writer.write_bytes(f"{folder}/{library_name(name)}", compile_library(modules[name], LEVELS[name]))
-            progress(ProgressEvent("kernels", done, len(levels), f"x86-64-{name}"))
+            progress(ProgressEvent("kernels", done, len(own.levels), f"x86-64-{name}"))
         for file, data in for_gpus:
             writer.write_bytes(f"{folder}/{file}", data)
         section = TvmSection(
             version=version,
-            levels=levels,
+            levels=own.levels,
             program=hashlib.sha256(text.encode()).hexdigest(),
-            kernels=options.section(TvmOptions).kernels,
-            cuda=options.section(TvmOptions).cuda,
+            kernels=own.kernels,
+            cuda=own.cuda,
         )
         return TargetManifest(sections={"tvm": section})
 
@@ -84,20 +77,5 @@ def lower_for_tvm(program: Program) -> Lowering:
 
     Raises what ``lower_program`` raises.
     """
-    lowered = lower_program(program, Form("the tvm target"))
-    planned = plan_arena(lowered.program)
-
-    def named(operand: Operand) -> Operand:
-        if operand.kind != "weight":
-            return operand
-        return operand.model_copy(update={"name": _own_name(operand.name)})
-
-    steps = tuple(step.model_copy(update={"inputs": tuple(map(named, step.inputs))}) for step in planned.steps)
-    uses = tuple(use.model_copy(update={"name": _own_name(use.name)}) for use in planned.weights)
-    renamed = planned.model_copy(update={"steps": steps, "weights": uses})
-    return replace(lowered, program=renamed, weights={_own_name(n): e for n, e in lowered.weights.items()})
-
-
-def _own_name(name: str) -> str:
-    """Of a weight: other targets may store it in other forms. Bytes that are the same are stored once."""
-    return f"{name}.tvm"
+    lowering = lower_program(program, Form("the tvm target"))
+    return with_own_names(replace(lowering, program=plan_arena(lowering.program)), "tvm")

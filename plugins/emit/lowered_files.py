@@ -1,0 +1,54 @@
+"""The files of a target that runs lowered programs: its program, and the weights that this reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from enginewright.passes.lowering.lower_program import Lowering
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE
+from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
+
+from .bundle_writer import BundleWriter
+from .weights import add_weight
+
+
+def with_own_names(lowering: Lowering, target: str) -> Lowering:
+    """The same with weights named NAME.TARGET: other targets may store them in other forms. Bytes that are the same
+    are stored once, whatever their names."""
+
+    def own(name: str) -> str:
+        return f"{name}.{target}"
+
+    def named(operand: Operand) -> Operand:
+        return operand if operand.kind != "weight" else operand.model_copy(update={"name": own(operand.name)})
+
+    program = lowering.program
+    steps = tuple(step.model_copy(update={"inputs": tuple(map(named, step.inputs))}) for step in program.steps)
+    uses = tuple(use.model_copy(update={"name": own(use.name)}) for use in program.weights)
+    renamed = program.model_copy(update={"steps": steps, "weights": uses})
+    return replace(lowering, program=renamed, weights={own(n): expr for n, expr in lowering.weights.items()})
+
+
+def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progress: Progress) -> str:
+    """Writes weights/ and targets/TARGET/program.json, and gives the text of the latter.
+
+    One weight is in memory at a time, and one expert of those that are stored one by one.
+
+    Args:
+        lowering: with memory planned.
+        target: its name.
+        writer: the bundle being written.
+        progress: called with the stage "emit", weight by weight.
+
+    Raises BundleError or CapacityError where a file can't be written.
+    """
+    uses = lowering.program.weights
+    progress(ProgressEvent("emit", 0, len(uses)))
+    for done, use in enumerate(uses, 1):
+        add_weight(writer, use, lowering.weights[use.name])
+        progress(ProgressEvent("emit", done, len(uses), use.name))
+    text = lowering.program.to_json()
+    writer.write_text(f"{target_folder(target)}/{PROGRAM_FILE}", text)
+    return text
