@@ -130,21 +130,26 @@ def _check_heads(q: torch.Tensor, k: torch.Tensor) -> None:
     torch._check(q.shape[2] == size, lambda: f"attention: head sizes of q {q.shape} and k {k.shape} differ")
 
 
-def attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q [T, Nq, D], k [.., Nkv, D], v [.., Nkv, Dv], tokens or a cache of any dtype -> [T, Nq, Dv]."""
     _check_heads(q, k)
     return q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
+
+
+def paged_fake(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+    """The same of a cache, quantized or not."""
+    return _fake(q, k_cache, v_cache)
 
 
 register(
     "attention(Tensor q, Tensor k, Tensor v, Tensor q_start, int layer, float scale, int window, float softcap, "
     "Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=attention,
-    fake=attention_fake,
+    fake=_fake,
 )
 register(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor q_start, Tensor kv_len, "
     "float scale, int window, float softcap, Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=paged_attention,
-    fake=attention_fake,
+    fake=paged_fake,
 )

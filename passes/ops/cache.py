@@ -51,14 +51,7 @@ def _write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch
     return flat.index_copy(0, slots.long(), new.to(cache.dtype)).view(cache.shape)
 
 
-def _fake(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    slots: torch.Tensor,
-    dtype: str = "f32",
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
 
 

@@ -34,7 +34,7 @@ def dequantize(
 
 
 def _fake(
-    values: torch.Tensor, scales: torch.Tensor, group_size: int, offsets: torch.Tensor | None = None, bits: int = 8
+    values: torch.Tensor, scales: torch.Tensor, group_size: int, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor:
     if values.dtype == torch.int8:
         check_weight("dequantize", values, scales, offsets, bits, group_size)

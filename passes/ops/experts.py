@@ -78,14 +78,8 @@ def _fake_moe(
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
     down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    kind: str,
-    gated: bool = True,
-    alpha: float = 1.0,
-    limit: float = 0.0,
-    offset: float = 0.0,
+    gated: bool,
 ) -> torch.Tensor:
     experts, hidden, width = down.shape
     torch._check(
@@ -118,9 +112,7 @@ def grouped_linear(
     return finish_linear(out, activation)
 
 
-def _fake_grouped_linear(
-    x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = ""
-) -> torch.Tensor:
+def _fake_grouped_linear(x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
     torch._check(
         x.dim() == 2 and x.shape[1] == weight.shape[2],
         lambda: f"ew.grouped_linear: x {x.shape} and weight {weight.shape} differ in K",

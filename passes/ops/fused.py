@@ -5,8 +5,6 @@ Each means what its parts mean, bit for bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .cache import kv_write
@@ -67,24 +65,16 @@ def rope_kv_write(
     )
 
 
-def _norm_fake(x: torch.Tensor, *arguments: Any) -> Quantized:
-    return quantized_shapes(x, x.shape[-1], arguments[-1])
+def _norm_fake(x: torch.Tensor, group_size: int) -> Quantized:
+    return quantized_shapes(x, x.shape[-1], group_size)
 
 
-def _add_norm_fake(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    return (*_norm_fake(x, *arguments), x.new_empty(x.shape))
+def _add_norm_fake(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, ...]:
+    return (*_norm_fake(x, group_size), x.new_empty(x.shape))
 
 
 def _rope_kv_write_fake(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    table: torch.Tensor,
-    slots: torch.Tensor,
-    interleaved: bool,
-    dtype: str = "f32",
+    k_cache: torch.Tensor, v_cache: torch.Tensor, q: torch.Tensor, k: torch.Tensor, table: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch._check(
         table.shape[-1] <= q.shape[-1] == k.shape[-1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,28 @@ def register(schema: str, *, reference: Callable[..., Any], fake: Callable[..., 
 
     ``reference`` is its implementation on every device: plain torch, pure, its results contiguous and never aliasing
     an argument. ``fake`` gives the same results' shapes from arguments without data, and must not specialise T, B or R.
+    It takes the arguments that it needs alone, by their names in the schema.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _with_needed(name, fake), lib=_LIBRARY)
     REFERENCES[name] = reference
+
+
+def _with_needed(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """``fake``, called with all arguments of the op."""
+    schema = getattr(getattr(torch.ops, NAMESPACE), op).default._schema
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    needed = tuple(inspect.signature(fake).parameters)
+    if unknown := set(needed) - set(defaults):
+        raise TypeError(f"the fake of ew.{op} takes {sorted(unknown)}, which the schema lacks")
+
+    def call(*args: object, **kwargs: object) -> Any:
+        given = defaults | dict(zip(defaults, args, strict=False)) | kwargs  # defaults at the end aren't passed
+        return fake(**{name: given[name] for name in needed})
+
+    return call
 
 
 def accumulate_dtype(x: torch.Tensor) -> torch.dtype:

@@ -26,13 +26,7 @@ def linear(
     return finish_linear(total, activation, residual).contiguous()
 
 
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str = "",
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _fake(x: torch.Tensor, weight: torch.Tensor, activation: str, residual: torch.Tensor | None) -> torch.Tensor:
     torch._check(x.dtype == weight.dtype, lambda: f"ew.linear: x is {x.dtype}, weight {weight.dtype}")
     torch._check(
         x.shape[-1] == weight.shape[1], lambda: f"ew.linear: x {x.shape} and weight {weight.shape} differ in K"

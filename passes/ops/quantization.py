@@ -267,16 +267,14 @@ def _fake_quantize(x: torch.Tensor, group_size: int) -> Quantized:
 def _fake_linear(
     values: torch.Tensor,
     scales: torch.Tensor,
-    sums: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
     weight_offsets: torch.Tensor | None,
-    bias: torch.Tensor | None,
     weight_bits: int,
     weight_group: int,
     activation_group: int,
-    activation: str = "",
-    residual: torch.Tensor | None = None,
+    activation: str,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
     check_weight("quantized_linear", weight, weight_scales, weight_offsets, weight_bits, weight_group)
     _check_groups("quantized_linear", values, scales, weight, weight_bits, weight_group, activation_group)
@@ -299,16 +297,14 @@ def _fake_embedding(
 def _fake_grouped_linear(
     values: torch.Tensor,
     scales: torch.Tensor,
-    sums: torch.Tensor,
     starts: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
     weight_offsets: torch.Tensor | None,
-    bias: torch.Tensor | None,
     weight_bits: int,
     weight_group: int,
     activation_group: int,
-    activation: str = "",
+    activation: str,
 ) -> torch.Tensor:
     op = "quantized_grouped_linear"
     check_weight(op, weight, weight_scales, weight_offsets, weight_bits, weight_group)

@@ -12,9 +12,11 @@ A value is its code times that scale, in float32.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .attention import attention_fake, paged_attention
+from .attention import paged_attention, paged_fake
 from .library import register
 from .quantization import scale_to
 
@@ -74,22 +76,16 @@ def quantized_paged_attention(
     v_cache: torch.Tensor,
     k_scales: torch.Tensor,
     v_scales: torch.Tensor,
-    block_table: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None = None,
+    *rest: Any,
 ) -> torch.Tensor:
-    """``ew.paged_attention`` over what the codes stand for: q [T, Nq, D] -> [T, Nq, Dv]."""
-    k, v = dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales)
-    return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
+    """``ew.paged_attention`` over what the codes stand for, with its further arguments: q [T, Nq, D] -> [T, Nq, Dv]."""
+    return paged_attention(q, dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales), *rest)
 
 
-def _write_fake(*caches_and_new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in caches_and_new[:4])
+def _write_fake(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, k_scales: torch.Tensor, v_scales: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (k_cache, v_cache, k_scales, v_scales))
 
 
 register(
@@ -103,5 +99,5 @@ register(
     "Tensor block_table, Tensor q_start, Tensor kv_len, float scale, int window, float softcap, Tensor? sinks, "
     "Tensor? slopes=None) -> Tensor",
     reference=quantized_paged_attention,
-    fake=attention_fake,
+    fake=paged_fake,
 )

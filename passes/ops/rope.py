@@ -34,11 +34,11 @@ def rope(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tenso
     return torch.cat((pairs, rest), dim=-1)
 
 
-def _table_fake(positions: torch.Tensor, inv_freq: torch.Tensor, scale: float) -> torch.Tensor:
+def _table_fake(positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
     return inv_freq.new_empty((positions.shape[0], 2 * inv_freq.shape[0]))
 
 
-def _rope_fake(x: torch.Tensor, table: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def _rope_fake(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     torch._check(table.shape[-1] <= x.shape[-1], lambda: f"ew.rope: table {table.shape} is wider than x {x.shape}")
     return x.new_empty(x.shape)
 

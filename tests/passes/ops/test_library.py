@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes import ops
-from enginewright.passes.ops.library import accumulate_dtype
+from enginewright.passes.ops.library import accumulate_dtype, register
 
 
 @pytest.mark.parametrize("name", sorted(ops.REFERENCES))
@@ -14,6 +14,22 @@ def test_every_op_is_pure_and_registered_with_its_reference(name):
     schema = getattr(torch.ops.ew, name).default._schema
     assert not any(a.alias_info for a in (*schema.arguments, *schema.returns))
     assert getattr(ops, name) is ops.REFERENCES[name]
+
+
+def test_a_fake_takes_the_arguments_that_it_names_with_their_defaults():
+    values = torch.empty((4, 32), dtype=torch.int8, device="meta")
+    scales = torch.empty((4, 1), dtype=torch.float16, device="meta")
+    by_position = torch.ops.ew.dequantize(values, scales, 32)
+    by_name = torch.ops.ew.dequantize(group_size=32, scales=scales, values=values)
+    assert by_position.shape == by_name.shape == (4, 32)
+    with pytest.raises(RuntimeError, match="weights of 5 bits"):  # offsets are left to their default
+        torch.ops.ew.dequantize(values, scales, 32, bits=5)
+
+
+def test_a_fake_that_names_what_the_schema_lacks_is_turned_down():
+    with pytest.raises(TypeError, match=r"the fake of ew\.misnamed takes \['y'\]"):
+        register("misnamed(Tensor x) -> Tensor", reference=torch.clone, fake=lambda y: y)
+    assert "misnamed" not in ops.REFERENCES
 
 
 def test_accumulation_is_at_least_float32():
