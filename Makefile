@@ -23,7 +23,7 @@ REQUIREMENTS := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['
   e = p['optional-dependencies']; print(*p['dependencies'], *e['cli'], *e['export'][1:], sep='\n')
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-CPP := CMakeLists.txt $(shell find plugins/cpu plugins/onnxruntime plugins/xla -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
+CPP := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 CPP_FORMATTED := $(filter %.cpp %.h %.hpp,$(CPP))
 CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON

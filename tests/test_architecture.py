@@ -168,7 +168,8 @@ def test_the_runtime_stands_at_the_bottom() -> None:
 
 def test_serving_does_without_torch_and_the_compiler() -> None:
     rooms = ("steps", "engines", "doctor")
-    for name in (*(f"plugins.{target}.serve" for target in TARGETS), "plugins.cpu", *(f"plugins.{r}" for r in rooms)):
+    halves = [f"plugins.{target}.{half}" for target in TARGETS for half in ("serve", "kernels")]
+    for name in (*halves, "plugins.cpu", *(f"plugins.{room}" for room in rooms)):
         above = {"optimizer", *(f"plugins.{target}.compile" for target in TARGETS), "plugins.graphs"}
         found = [line for line in offences(name, HEAVY | above | {"passes", "plugins.emit"}) if not allowed(line)]
         assert found == [], name

@@ -8,7 +8,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.optimizer.export import export
-from enginewright.plugins import onnxruntime as library
+from enginewright.plugins.onnx import kernels as library
 from enginewright.runtime.llm import LLM
 from tests.doc_snippets import run_python
 

@@ -105,7 +105,10 @@ def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
             assert archive.read(packed) == (packages.tree / name).read_bytes(), name
         ours = {name for name in names if name.startswith("enginewright/")}
         built = {name for name in ours if name.endswith(".so")}
-        loaded = {f"enginewright/plugins/{name}/libenginewright_{name}.so" for name in ("onnxruntime", "xla")}
+        loaded = {
+            f"enginewright/plugins/{target}/kernels/libenginewright_{name}.so"
+            for target, name in (("onnx", "onnxruntime"), ("stablehlo", "xla"))
+        }
         (extension,) = built - loaded
         assert loaded < built and extension.startswith("enginewright/plugins/cpu/_cpu.")
         assert ours - set(expected) - built == set()  # neither C++ sources nor tests

@@ -1,6 +1,6 @@
 """The kernels variant: the contrib variant with products by the cpu target's kernels, as operators for onnxruntime.
 
-The library of ``plugins/onnxruntime`` has one operator, ``Linear`` of domain ``enginewright``, for weights of all
+The library of ``plugins/onnx/kernels`` has one operator, ``Linear`` of domain ``enginewright``, for weights of all
 formats: as the cpu target has them, in panels, with activations rounded as the recipe says. Products of experts, and
 those with a weight that is computed, stay as they are in the contrib variant.
 """

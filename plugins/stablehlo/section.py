@@ -12,7 +12,7 @@ A module's function "main", of B requests of S tokens each, in slots that have C
     present      as the past, whose memory it takes
 
 It is a portable artifact: any StableHLO from its version on reads it. One that calls ``kernels`` runs where those are
-(``plugins/xla``); if attention is among them, a slot is blocks of 32 tokens, as the cpu target's caches are.
+(``kernels/``); if attention is among them, a slot is blocks of 32 tokens, as the cpu target's caches are.
 """
 
 from __future__ import annotations

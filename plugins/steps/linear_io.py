@@ -106,7 +106,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         opset: of the standard operators in it.
         onnxruntime: the smallest version that runs it.
         variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
-            "kernels" those of the library ``plugins/onnxruntime`` as well.
+            "kernels" those of the library ``plugins/onnx/kernels`` as well.
         contrib, kernels: the variants beside a standard file, if they were asked for.
         narrow: the variant of 16 bits beside it, if it was asked for.
         accuracy_level: of products with weights of 4 bits, in onnxruntime (MatMulNBits): 1 multiplies floats, 4 rounds

@@ -14,9 +14,9 @@ from enginewright.optimizer.recipes.recipe import Recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.onnx.kernels import library
 from enginewright.plugins.onnx.recipe import OnnxSection
 from enginewright.plugins.onnx.serve import executor as executors
-from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.steps.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM

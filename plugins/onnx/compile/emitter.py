@@ -10,7 +10,7 @@ from enginewright.runtime.shared.progress import Progress
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
-from ...onnxruntime.library import operators_library
+from ..kernels.library import operators_library
 from ..recipe import OnnxSection
 
 

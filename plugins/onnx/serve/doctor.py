@@ -14,9 +14,9 @@ from ...doctor.checks import (
     is_older,
 )
 from ...doctor.machine import Machine
-from ...onnxruntime.library import NAME as OPERATORS
-from ...onnxruntime.library import find_operators
 from ...steps.linear_io import LinearIo
+from ..kernels.library import NAME as OPERATORS
+from ..kernels.library import find_operators
 from .session import OLDEST, PROVIDERS, load_onnxruntime
 
 

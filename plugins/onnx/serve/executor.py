@@ -16,9 +16,9 @@ from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from ...cpu.threads import available_threads
 from ...gpu.cuda_driver import Cuda, load_cuda
-from ...onnxruntime.library import find_operators, operators_library
 from ...steps.linear_io import LinearIo
 from ...steps.slot_steps import SlotSteps
+from ..kernels.library import find_operators, operators_library
 from .session import PROVIDERS, find_provider, load_onnxruntime, open_session
 from .slot_caches import SlotCaches
 

@@ -22,8 +22,8 @@ from enginewright.runtime.shared.errors import (
     RequestError,
 )
 
-from ...onnxruntime.library import MOST_THREADS
 from ...steps.linear_io import AccuracyLevel
+from ..kernels.library import MOST_THREADS
 
 OLDEST = "1.25.0"
 """The first release whose CPU provider runs opset 24 as bundles need it: 1.24 has no kernel for TensorScatter."""

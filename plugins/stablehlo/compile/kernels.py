@@ -1,4 +1,4 @@
-"""Products, caches and attention as calls of the cpu target's kernels, by handlers of XLA's (``plugins/xla``).
+"""Products, caches and attention as calls of the cpu target's kernels, by handlers of XLA's (``../kernels``).
 
 Weights are in the kernels' panels, and a slot of C places is C / 32 of the kernels' blocks in a row: [B*Nkv, C, D] is
 only the size of its memory then. A module of these runs on a CPU, where the handlers are.

@@ -12,8 +12,8 @@ from ...doctor.checks import (
 )
 from ...doctor.machine import Machine
 from ...steps.x86_levels import best_level
-from ...xla.library import NAME as HANDLERS
-from ...xla.library import find_handlers
+from ..kernels.library import NAME as HANDLERS
+from ..kernels.library import find_handlers
 from ..section import IreeSection, StableHloSection
 from .pjrt_library import INSTALL as INSTALL_JAXLIB
 from .pjrt_library import TESTED, is_tested, plugins

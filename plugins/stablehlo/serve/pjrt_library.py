@@ -21,7 +21,7 @@ import numpy as np
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 
 from ...steps.host_arrays import Array, capsule_of
-from ...xla.library import handlers_library
+from ..kernels.library import handlers_library
 
 TESTED = "0.10"
 """The minor version of jaxlib that this module is written against."""

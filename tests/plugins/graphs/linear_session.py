@@ -23,7 +23,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.graphs.emit_model import emit_model
 from enginewright.plugins.graphs.float_types import FloatType
-from enginewright.plugins.onnxruntime.library import operators_library
+from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
 from enginewright.runtime.shared.progress import silent

@@ -13,9 +13,9 @@ from enginewright.optimizer.verify.verify import DEFAULT_MAX_KL
 from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.onnx.compile.emitter import OnnxEmitter
+from enginewright.plugins.onnx.kernels import library
 from enginewright.plugins.onnx.recipe import OnnxSection
 from enginewright.plugins.onnx.serve.executor import variant_io
-from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import target_groups

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.plugins.onnx.serve import session as onnx_session
 from enginewright.plugins.onnx.serve.session import (
     PROVIDERS,
@@ -17,7 +18,6 @@ from enginewright.plugins.onnx.serve.session import (
     open_session,
     run_session,
 )
-from enginewright.plugins.onnxruntime.library import operators_library
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, RequestError
 
 

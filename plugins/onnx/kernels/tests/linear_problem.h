@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../cpu/kernels/kernels.h"
+#include "../../../cpu/kernels/kernels.h"
 #include "fake_onnxruntime.h"
 
 namespace ew::testing {

@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.onnxruntime.library import operators_library
+from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.runtime.bundle.weights import Layout, WeightDtype, stored_dtype
 from enginewright.runtime.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, packed

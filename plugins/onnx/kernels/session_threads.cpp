@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "../cpu/kernels/parallel.h"
+#include "../../cpu/kernels/parallel.h"
 
 namespace ew {
 namespace {

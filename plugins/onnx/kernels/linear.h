@@ -12,7 +12,7 @@
 // ../cpu/panel_linear.h describes, `sparse` as 0 or 1.
 #pragma once
 
-#include "../cpu/panel_linear.h"
+#include "../../cpu/panel_linear.h"
 #include "api.h"
 
 namespace ew::ort {

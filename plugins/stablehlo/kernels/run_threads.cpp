@@ -5,7 +5,7 @@
 #include <memory>
 #include <thread>
 
-#include "../cpu/kernels/parallel.h"
+#include "../../cpu/kernels/parallel.h"
 
 namespace ew {
 namespace {

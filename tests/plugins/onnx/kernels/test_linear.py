@@ -11,7 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 
 from enginewright.passes.ops.epilogue import LINEAR_ACTIVATIONS
 from enginewright.plugins.cpu.executable import isas
-from tests.plugins.onnxruntime.linear_operator import (
+from tests.plugins.onnx.kernels.linear_operator import (
     FORMATS,
     Float,
     by_cpu_target,

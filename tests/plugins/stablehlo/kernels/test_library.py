@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins import xla as package
+from enginewright.plugins.stablehlo import kernels as package
 from enginewright.plugins.stablehlo.compile.module_text import KINDS, Array, ModuleText, Tensor
+from enginewright.plugins.stablehlo.kernels.library import NAME, find_handlers, handlers_library
 from enginewright.plugins.stablehlo.section import ATTENTION, KERNELS, LINEAR, ROTATE, WRITE_CACHE
 from enginewright.plugins.stablehlo.serve.pjrt_library import Pjrt
 from enginewright.plugins.steps.host_arrays import in_place
-from enginewright.plugins.xla.library import NAME, find_handlers, handlers_library
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
-from tests.plugins.onnxruntime.linear_operator import FORMATS, Product, by_cpu_target, random_product
+from tests.plugins.onnx.kernels.linear_operator import FORMATS, Product, by_cpu_target, random_product
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")
 

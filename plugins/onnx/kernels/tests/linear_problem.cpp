@@ -2,8 +2,8 @@
 
 #include <sstream>
 
-#include "../../cpu/kernels/reference.h"
-#include "../../cpu/tests/test_tensors.h"
+#include "../../../cpu/kernels/reference.h"
+#include "../../../cpu/tests/test_tensors.h"
 #include "../session_threads.h"
 
 namespace ew::testing {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "../cpu/tuning.h"
+#include "../../cpu/tuning.h"
 #include "api.h"
 
 namespace ew {

@@ -2,8 +2,8 @@
 #include <functional>
 #include <limits>
 
-#include "../../cpu/kernels/kernels.h"
-#include "../../cpu/tests/check.h"
+#include "../../../cpu/kernels/kernels.h"
+#include "../../../cpu/tests/check.h"
 #include "linear_problem.h"
 #include "session.h"
 

@@ -1,12 +1,12 @@
 // The kernels' ThreadPool in this library: the threads of the XLA client that runs the module.
 //
 // Threads of our own would take the cores from XLA's, which run the rest of the module. See
-// ../onnxruntime/session_threads.h, which does the same there.
+// ../../onnx/kernels/session_threads.h, which does the same there.
 #pragma once
 
 #include <cstdint>
 
-#include "../cpu/tuning.h"
+#include "../../cpu/tuning.h"
 #include "call_frame.h"
 
 namespace ew {

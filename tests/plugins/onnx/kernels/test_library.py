@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins import onnxruntime as package
-from enginewright.plugins.onnxruntime.library import NAME, find_operators, operators_library
+from enginewright.plugins.onnx import kernels as package
+from enginewright.plugins.onnx.kernels.library import NAME, find_operators, operators_library
 from enginewright.runtime.shared.errors import MissingDependencyError
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from enginewright.plugins import xla as package  # its path: modules and what is built may lie in two folders
 from enginewright.runtime.shared.errors import MissingDependencyError
+
+from .. import kernels as package  # its path: modules and what is built may lie in two folders
 
 NAME = "libenginewright_xla.so"
 

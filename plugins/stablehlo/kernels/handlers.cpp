@@ -7,7 +7,7 @@
 #include <cstring>
 #include <new>
 
-#include "../cpu/kernels/parallel.h"
+#include "../../cpu/kernels/parallel.h"
 #include "call_frame.h"
 #include "run_threads.h"
 
