@@ -15,7 +15,7 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regul
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.shared.json_document import parse_json
 
-from .find_source import find_here
+from .hub_id import find_here
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER = "adapter_config.json"

@@ -38,8 +38,8 @@ from enginewright.runtime.shared.errors import CapacityError, SourceError, Unsup
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .check_source import CONFIG, INDEX, SINGLE, read_json
-from .find_source import HubId
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
+from .hub_id import HubId
 from .huggingface import read_config
 
 _SMALL = frozenset(

@@ -20,8 +20,9 @@ import enginewright as ew
 from enginewright.optimizer.bisect import Given, Options, bisect
 from enginewright.optimizer.capture import hub as fetching
 from enginewright.optimizer.capture import hub_blobs
-from enginewright.optimizer.capture.find_source import HubId, find_source
+from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.capture.hub import choose_file
+from enginewright.optimizer.capture.hub_id import HubId
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
 from enginewright.optimizer.plan.programs import planned_model

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.capture.hub_id import HubId, parse_hub_id
+from enginewright.optimizer.cli.export import default_output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/model", HubId("org/model")),
+        ("org/model@v1.0", HubId("org/model", "v1.0")),
+        ("org/model:Q4_K_M", HubId("org/model", None, "Q4_K_M")),
+        ("org/model@refs/pr/1:sub/model-q8_0.gguf", HubId("org/model", "refs/pr/1", "sub/model-q8_0.gguf")),
+        ("org/model-GGUF", HubId("org/model-GGUF")),
+        ("org/model.gguf:Q4_0", HubId("org/model.gguf", None, "Q4_0")),
+        ("models/llama.gguf", None),  # a file that is missing
+        ("models/smollm2.bundle", None),
+        ("model", None),
+        ("./model", None),
+        ("../model", None),
+        ("/models/model", None),
+        ("models/org/model", None),
+        ("org/.model", None),
+        ("org/model:", None),
+        ("org/model@", None),
+        ("org/mo del", None),
+        ("orgä/model", None),
+        ("https://huggingface.co/org/model", None),
+    ],
+)
+def test_what_is_an_id(text: str, expected: HubId | None) -> None:
+    assert parse_hub_id(text) == expected
+    if expected is not None:
+        assert str(expected) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "bundle"),
+    [
+        ("org/model", "model.bundle"),
+        ("org/model@v1", "model.bundle"),
+        ("org/model-GGUF:Q4_K_M", "model-GGUF-Q4_K_M.bundle"),
+        ("org/model-GGUF@main:sub/model-q8_0.gguf", "model-q8_0.bundle"),
+        ("models/llama.gguf", "llama.bundle"),
+        ("/a/b/llama/", "llama.bundle"),
+    ],
+)
+def test_what_a_bundle_is_called(source: str, bundle: str) -> None:
+    assert default_output(source) == Path(bundle)
