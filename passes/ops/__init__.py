@@ -1,4 +1,4 @@
-"""The ``ew`` ops: schema, fake and reference of each. Importing this package defines them in torch.library."""
+"""The ``ew`` ops: reference and fake of each. Importing this package defines them in torch.library."""
 
 from __future__ import annotations
 

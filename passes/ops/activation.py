@@ -34,4 +34,4 @@ def _fake(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
 
 
-register("gated_activation(Tensor gate_up, str kind) -> Tensor", reference=gated_activation, fake=_fake)
+register(gated_activation, fake=_fake)

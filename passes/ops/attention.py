@@ -141,15 +141,5 @@ def paged_fake(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) ->
     return _fake(q, k_cache, v_cache)
 
 
-register(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor q_start, int layer, float scale, int window, float softcap, "
-    "Tensor? sinks, Tensor? slopes=None) -> Tensor",
-    reference=attention,
-    fake=_fake,
-)
-register(
-    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor q_start, Tensor kv_len, "
-    "float scale, int window, float softcap, Tensor? sinks, Tensor? slopes=None) -> Tensor",
-    reference=paged_attention,
-    fake=paged_fake,
-)
+register(attention, fake=_fake)
+register(paged_attention, fake=paged_fake)

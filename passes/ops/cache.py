@@ -55,8 +55,4 @@ def _fake(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, t
     return k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
 
 
-register(
-    "kv_write(Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor slots, str dtype='f32') -> (Tensor, Tensor)",
-    reference=kv_write,
-    fake=_fake,
-)
+register(kv_write, fake=_fake)

@@ -51,8 +51,4 @@ def _fake(
     return scales.new_empty(values.shape, dtype=torch.float32)
 
 
-register(
-    "dequantize(Tensor values, Tensor scales, int group_size, Tensor? offsets=None, int bits=8) -> Tensor",
-    reference=dequantize,
-    fake=_fake,
-)
+register(dequantize, fake=_fake)

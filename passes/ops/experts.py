@@ -121,14 +121,5 @@ def _fake_grouped_linear(x: torch.Tensor, weight: torch.Tensor, activation: str)
     return check_epilogue("grouped_linear", y, activation)
 
 
-register(
-    "moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor? gate_up_bias, Tensor down, "
-    "Tensor? down_bias, str kind, bool gated=True, float alpha=1.0, float limit=0.0, float offset=0.0) -> Tensor",
-    reference=moe,
-    fake=_fake_moe,
-)
-register(
-    'grouped_linear(Tensor x, Tensor starts, Tensor weight, Tensor? bias, str activation="") -> Tensor',
-    reference=grouped_linear,
-    fake=_fake_grouped_linear,
-)
+register(moe, fake=_fake_moe)
+register(grouped_linear, fake=_fake_grouped_linear)

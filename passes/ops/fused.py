@@ -83,33 +83,8 @@ def _rope_kv_write_fake(
     return q.new_empty(q.shape), k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
 
 
-register(
-    "rms_norm_quantize(Tensor x, Tensor? weight, float eps, int group_size) "
-    "-> (Tensor values, Tensor scales, Tensor sums)",
-    reference=rms_norm_quantize,
-    fake=_norm_fake,
-)
-register(
-    "layer_norm_quantize(Tensor x, Tensor? weight, Tensor? bias, float eps, int group_size) "
-    "-> (Tensor values, Tensor scales, Tensor sums)",
-    reference=layer_norm_quantize,
-    fake=_norm_fake,
-)
-register(
-    "add_rms_norm_quantize(Tensor x, Tensor residual, Tensor? weight, float eps, int group_size) "
-    "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
-    reference=add_rms_norm_quantize,
-    fake=_add_norm_fake,
-)
-register(
-    "add_layer_norm_quantize(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, int group_size) "
-    "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
-    reference=add_layer_norm_quantize,
-    fake=_add_norm_fake,
-)
-register(
-    "rope_kv_write(Tensor k_cache, Tensor v_cache, Tensor q, Tensor k, Tensor v, Tensor table, Tensor slots, "
-    "bool interleaved, str dtype='f32') -> (Tensor rotated, Tensor k_written, Tensor v_written)",
-    reference=rope_kv_write,
-    fake=_rope_kv_write_fake,
-)
+register(rms_norm_quantize, fake=_norm_fake)
+register(layer_norm_quantize, fake=_norm_fake)
+register(add_rms_norm_quantize, fake=_add_norm_fake)
+register(add_layer_norm_quantize, fake=_add_norm_fake)
+register(rope_kv_write, fake=_rope_kv_write_fake)

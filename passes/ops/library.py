@@ -1,4 +1,4 @@
-"""The ``ew`` namespace of torch.library, and how an op enters it: schema, fake and reference together."""
+"""The ``ew`` namespace of torch.library, and how an op enters it: reference and fake together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 """Op name -> the plain torch function that defines it; also its decomposition for a target that lacks the op."""
 
 
-def register(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Defines the op ``ew::<schema>``.
+def register(reference: Callable[..., Any], *, fake: Callable[..., Any]) -> None:
+    """Defines the op ``ew::<name of the reference>``, whose schema is the reference's signature.
 
     ``reference`` is its implementation on every device: plain torch, pure, its results contiguous and never aliasing
     an argument. ``fake`` gives the same results' shapes from arguments without data, and must not specialise T, B or R.
     It takes the arguments that it needs alone, by their names in the schema.
     """
-    name = schema.partition("(")[0]
+    name = reference.__name__
+    # SymInt is what may be symbolic; an op's own numbers are fixed when a program is made.
+    schema = torch.library.infer_schema(reference, op_name=name, mutates_args=()).replace("SymInt", "int")
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", _with_needed(name, fake), lib=_LIBRARY)

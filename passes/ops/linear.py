@@ -35,8 +35,4 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, activation: str, residual: torc
     return check_epilogue("linear", y, activation, residual)
 
 
-register(
-    'linear(Tensor x, Tensor weight, Tensor? bias, str activation="", Tensor? residual=None) -> Tensor',
-    reference=linear,
-    fake=_fake,
-)
+register(linear, fake=_fake)

@@ -46,15 +46,7 @@ def _add_fake(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-register("rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor", reference=rms_norm, fake=_fake)
-register("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", reference=layer_norm, fake=_fake)
-register(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor normed, Tensor sum)",
-    reference=add_rms_norm,
-    fake=_add_fake,
-)
-register(
-    "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor normed, Tensor sum)",
-    reference=add_layer_norm,
-    fake=_add_fake,
-)
+register(rms_norm, fake=_fake)
+register(layer_norm, fake=_fake)
+register(add_rms_norm, fake=_add_fake)
+register(add_layer_norm, fake=_add_fake)

@@ -316,27 +316,7 @@ def _fake_grouped_linear(
     return check_epilogue(op, scales.new_empty((values.shape[0], weight.shape[1])), activation)
 
 
-register(
-    "quantize_activation(Tensor x, int group_size) -> (Tensor values, Tensor scales, Tensor sums)",
-    reference=quantize_activation,
-    fake=_fake_quantize,
-)
-register(
-    "quantized_linear(Tensor values, Tensor scales, Tensor sums, Tensor weight, Tensor weight_scales, "
-    "Tensor? weight_offsets, Tensor? bias, int weight_bits, int weight_group, int activation_group, "
-    'str activation="", Tensor? residual=None) -> Tensor',
-    reference=quantized_linear,
-    fake=_fake_linear,
-)
-register(
-    "quantized_embedding(Tensor ids, Tensor table, Tensor scales, Tensor? offsets, int bits, int group_size) -> Tensor",
-    reference=quantized_embedding,
-    fake=_fake_embedding,
-)
-register(
-    "quantized_grouped_linear(Tensor values, Tensor scales, Tensor sums, Tensor starts, Tensor weight, "
-    "Tensor weight_scales, Tensor? weight_offsets, Tensor? bias, int weight_bits, int weight_group, "
-    'int activation_group, str activation="") -> Tensor',
-    reference=quantized_grouped_linear,
-    fake=_fake_grouped_linear,
-)
+register(quantize_activation, fake=_fake_quantize)
+register(quantized_linear, fake=_fake_linear)
+register(quantized_embedding, fake=_fake_embedding)
+register(quantized_grouped_linear, fake=_fake_grouped_linear)

@@ -12,8 +12,6 @@ A value is its code times that scale, in float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .attention import paged_attention, paged_fake
@@ -76,10 +74,18 @@ def quantized_paged_attention(
     v_cache: torch.Tensor,
     k_scales: torch.Tensor,
     v_scales: torch.Tensor,
-    *rest: Any,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``ew.paged_attention`` over what the codes stand for, with its further arguments: q [T, Nq, D] -> [T, Nq, Dv]."""
-    return paged_attention(q, dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales), *rest)
+    """``ew.paged_attention`` over what the codes stand for: q [T, Nq, D] -> [T, Nq, Dv]."""
+    k, v = dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales)
+    return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
 
 
 def _write_fake(
@@ -88,16 +94,5 @@ def _write_fake(
     return tuple(x.new_empty(x.shape) for x in (k_cache, v_cache, k_scales, v_scales))
 
 
-register(
-    "quantized_kv_write(Tensor k_cache, Tensor v_cache, Tensor k_scales, Tensor v_scales, Tensor k, Tensor v, "
-    "Tensor slots) -> (Tensor, Tensor, Tensor, Tensor)",
-    reference=quantized_kv_write,
-    fake=_write_fake,
-)
-register(
-    "quantized_paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k_scales, Tensor v_scales, "
-    "Tensor block_table, Tensor q_start, Tensor kv_len, float scale, int window, float softcap, Tensor? sinks, "
-    "Tensor? slopes=None) -> Tensor",
-    reference=quantized_paged_attention,
-    fake=paged_fake,
-)
+register(quantized_kv_write, fake=_write_fake)
+register(quantized_paged_attention, fake=paged_fake)

@@ -43,5 +43,5 @@ def _rope_fake(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-register("rope_table(Tensor positions, Tensor inv_freq, float scale) -> Tensor", reference=rope_table, fake=_table_fake)
-register("rope(Tensor x, Tensor table, bool interleaved) -> Tensor", reference=rope, fake=_rope_fake)
+register(rope_table, fake=_table_fake)
+register(rope, fake=_rope_fake)

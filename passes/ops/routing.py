@@ -60,13 +60,5 @@ def _fake_combine_experts(y: torch.Tensor, order: torch.Tensor, expert_weights: 
     return y.new_empty((expert_weights.shape[0], y.shape[1]))
 
 
-register(
-    "route_experts(Tensor expert_ids, int experts) -> (Tensor order, Tensor rows, Tensor starts)",
-    reference=route_experts,
-    fake=_fake_route_experts,
-)
-register(
-    "combine_experts(Tensor y, Tensor order, Tensor expert_weights) -> Tensor",
-    reference=combine_experts,
-    fake=_fake_combine_experts,
-)
+register(route_experts, fake=_fake_route_experts)
+register(combine_experts, fake=_fake_combine_experts)

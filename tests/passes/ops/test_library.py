@@ -16,6 +16,18 @@ def test_every_op_is_pure_and_registered_with_its_reference(name):
     assert getattr(ops, name) is ops.REFERENCES[name]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        'ew::grouped_linear(Tensor x, Tensor starts, Tensor weight, Tensor? bias, str activation="") -> Tensor',
+        "ew::route_experts(Tensor expert_ids, int experts) -> (Tensor, Tensor, Tensor)",
+    ],
+)
+def test_a_schema_is_the_signature_of_the_reference(schema):
+    name = schema.partition("(")[0].removeprefix("ew::")
+    assert str(getattr(torch.ops.ew, name).default._schema) == schema
+
+
 def test_a_fake_takes_the_arguments_that_it_names_with_their_defaults():
     values = torch.empty((4, 32), dtype=torch.int8, device="meta")
     scales = torch.empty((4, 1), dtype=torch.float16, device="meta")
@@ -27,8 +39,11 @@ def test_a_fake_takes_the_arguments_that_it_names_with_their_defaults():
 
 
 def test_a_fake_that_names_what_the_schema_lacks_is_turned_down():
+    def misnamed(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
     with pytest.raises(TypeError, match=r"the fake of ew\.misnamed takes \['y'\]"):
-        register("misnamed(Tensor x) -> Tensor", reference=torch.clone, fake=lambda y: y)
+        register(misnamed, fake=lambda y: y)
     assert "misnamed" not in ops.REFERENCES
 
 
