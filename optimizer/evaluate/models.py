@@ -11,7 +11,7 @@ import numpy as np
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
-from enginewright.runtime.bundle.trust import CODE
+from enginewright.runtime.bundle.reader import CODE
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError

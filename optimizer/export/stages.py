@@ -46,9 +46,8 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
-from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.reader import CODE, Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.bundle.trust import CODE
 from enginewright.runtime.executors.open import runs_here, variants_of
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory

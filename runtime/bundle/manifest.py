@@ -249,6 +249,15 @@ def check_format_version(data: object, newest: int, source: str) -> None:
         )
 
 
+def bundle_hash(manifests: Mapping[str, bytes]) -> str:
+    """What a bundle is named by: "sha256:" and the hash of its manifests' paths and hashes, in order.
+
+    The manifests have the hashes of all other files outside of report/.
+    """
+    lines = (f"{path} {hashlib.sha256(text).hexdigest()}\n" for path, text in sorted(manifests.items()))
+    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+
 def check_own_hash(text: bytes, source: str) -> None:
     """Raises BundleError if a manifest isn't what was written: ``sha256`` is that of its text without this field."""
     try:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..shared.contracts import ModelInfo
-from ..shared.errors import BundleError, CapacityError
+from ..shared.errors import BundleError, CapacityError, RequestError, TrustError
 from ..shared.lowered_program import LoweredProgram
 from ..shared.targets import part, sections_of
 from .buckets import Bucket, BucketPlan, plan_path
@@ -28,6 +28,7 @@ from .manifest import (
     FileSection,
     Manifest,
     TargetManifest,
+    bundle_hash,
     check_own_hash,
     target_folder,
     target_manifest_path,
@@ -42,7 +43,6 @@ from .tokenizer_files import (
     TOKENIZER_PATH,
     TokenizerFiles,
 )
-from .trust import CODE, bundle_hash, check_trust
 from .weights import INDEX_PATH, TensorEntry, WeightsIndex
 
 PROGRAM_FILE = "program.json"
@@ -51,7 +51,11 @@ PROGRAM_FILE = "program.json"
 Load = Literal["map", "read"]
 """How weights get into memory: mapped from their files, or copied."""
 
+CODE = "code"
+"""What ``trust`` is where the bundle's code may run, whoever made it."""
+
 _HASH_CHUNK = 1 << 22
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """ORG/NAME, of a model on the Hugging Face Hub; a folder in a folder looks the same."""
 _UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundle again."
@@ -62,7 +66,7 @@ class Bundle:
 
     Attributes:
         path: its folder.
-        hash: "sha256:..." of its manifests, which have the hashes of its other files: see ``trust.bundle_hash``.
+        hash: "sha256:..." of its manifests, which have the hashes of its other files: see ``manifest.bundle_hash``.
         trust: what a caller has said that may run of it; None: nothing.
         manifest: manifest.json.
         targets: target -> its manifest.
@@ -128,7 +132,7 @@ class Bundle:
             source = str(root / path_of)
             targets[name] = TargetManifest.from_json(texts[path_of], source=source, sections=sections_of(name))
         found = bundle_hash(texts)
-        bundle = cls(root, manifest, targets, found, check_trust(trust, found, root))
+        bundle = cls(root, manifest, targets, found, _check_trust(trust, found, root))
         for name in bundle.files:
             bundle._check_file(name)
         bundle.index = bundle._read_index()
@@ -386,6 +390,27 @@ class Bundle:
                 hint="Open the bundle again. Replace a bundle by renaming another one into its place.",
             )
         return file
+
+
+def _check_trust(trust: object, found: str, bundle: Path) -> str | None:
+    """``trust`` as a caller gave it, for a bundle whose hash is ``found``.
+
+    Raises RequestError for what says nothing, TrustError for the hash of another bundle.
+    """
+    if trust is None or trust == CODE:
+        return CODE if trust is not None else None
+    if not isinstance(trust, str) or not _HASH.fullmatch(trust):
+        raise RequestError(
+            f"trust: {trust!r} doesn't say what may run",
+            hint='It is "code", or the hash that `optimize inspect` shows: "sha256:" and 64 digits, a to f in small '
+            "letters.",
+        )
+    if trust != found:
+        raise TrustError(
+            f"{bundle}: it is another bundle than {trust}: its hash is {found}",
+            hint="It was altered or exported anew since. Look where it comes from before you give the new hash.",
+        )
+    return trust
 
 
 def _open(root: Path, name: str) -> io.BufferedReader:

@@ -8,55 +8,15 @@ every file that is read is compared with what they list.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..shared.errors import BundleError, RequestError, TrustError
+from ..shared.errors import BundleError, TrustError
+from .reader import CODE, Bundle
 from .regular_file import read_regular
-
-if TYPE_CHECKING:
-    from .reader import Bundle
-
-CODE = "code"
-"""What ``trust`` is where the bundle's code may run, whoever made it."""
 
 MOST_CODE_BYTES = 512 << 20
 """Of a library or module that is read whole: those of large models have a few megabytes, as weights lie elsewhere."""
 
-_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _AGAIN = "Copy the bundle again, or export it again."
-
-
-def bundle_hash(manifests: Mapping[str, bytes]) -> str:
-    """What ``trust`` names a bundle by: "sha256:" and the hash of its manifests' paths and hashes, in order.
-
-    The manifests have the hashes of all other files outside of report/.
-    """
-    lines = (f"{path} {hashlib.sha256(text).hexdigest()}\n" for path, text in sorted(manifests.items()))
-    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
-
-
-def check_trust(trust: object, found: str, bundle: Path) -> str | None:
-    """``trust`` as a caller gave it, for a bundle whose hash is ``found``.
-
-    Raises RequestError for what says nothing, TrustError for the hash of another bundle.
-    """
-    if trust is None or trust == CODE:
-        return CODE if trust is not None else None
-    if not isinstance(trust, str) or not _HASH.fullmatch(trust):
-        raise RequestError(
-            f"trust: {trust!r} doesn't say what may run",
-            hint='It is "code", or the hash that `optimize inspect` shows: "sha256:" and 64 digits, a to f in small '
-            "letters.",
-        )
-    if trust != found:
-        raise TrustError(
-            f"{bundle}: it is another bundle than {trust}: its hash is {found}",
-            hint="It was altered or exported anew since. Look where it comes from before you give the new hash.",
-        )
-    return trust
 
 
 def require_trust(bundle: Bundle, target: str, carries: str | None, others: tuple[str, ...] = ()) -> None:
