@@ -13,9 +13,8 @@ import numpy as np
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
 from .executors.base import Executor
-from .requests.beam_search import BeamSearch
 from .requests.outputs import RequestOutput
-from .requests.request import HiddenStates, Request
+from .requests.request import BeamSearch, HiddenStates, Request
 from .requests.request_class import NO_TARGETS, RequestClass
 from .requests.sampling import SamplingParams, seed_of
 from .scheduler.continuous import ContinuousScheduler

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
-from enginewright.runtime.requests.beam_search import BeamSearch
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import BeamSearch, Request
 
 
 def together(request: Request) -> list[Request]:

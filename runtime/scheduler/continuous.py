@@ -14,8 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from enginewright.runtime.requests.beam_search import BeamSearch
-from enginewright.runtime.requests.request import FailedRequestError, Request
+from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager

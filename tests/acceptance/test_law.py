@@ -23,9 +23,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.prefixes import open_tier
-from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import BeamSearch, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.row_costs import RowCosts

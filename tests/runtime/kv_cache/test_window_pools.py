@@ -14,8 +14,7 @@ from enginewright.optimizer.export import export
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.kv_cache.cache_groups import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.requests.beam_search import BeamSearch
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import BeamSearch, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.branching import places_taken
 from enginewright.runtime.scheduler.limits import SchedulerConfig
