@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, named_symbol
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
@@ -115,9 +116,7 @@ def _is_float(node: Node) -> bool:
 
 def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
     """Of an op with an argument ``dim``: whether it works along the token axis."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    arguments = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
-    arguments |= {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)} | node.kwargs
+    arguments = bound_arguments(node)
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
     if not dims or not inputs:

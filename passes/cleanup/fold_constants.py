@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import dimension_order, ops_of
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.views import RESHAPES, slice_bounds
@@ -122,13 +123,7 @@ def _base(program: Program, node: Node) -> WeightExpr:
 
 def _transpose(program: Program, node: Node) -> WeightExpr | None:
     base = _base(program, node)
-    rank = len(base.shape)
-    exchanged = node.target is aten.t.default or (
-        {d % rank for d in node.args[1:3]} == {0, 1}  # type: ignore[operator]
-        if node.target is aten.transpose.int
-        else [d % rank for d in node.args[1]] == [1, 0]  # type: ignore[operator,union-attr]
-    )
-    return transposed(base) if rank == 2 and exchanged else None
+    return transposed(base) if dimension_order(bound_arguments(node), len(base.shape)) == [1, 0] else None
 
 
 def _slice(program: Program, node: Node) -> WeightExpr | None:
@@ -157,9 +152,7 @@ def _same(program: Program, node: Node) -> WeightExpr | None:
 
 
 _SPECIAL: dict[object, Callable[[Program, Node], WeightExpr | None]] = {
-    aten.t.default: _transpose,
-    aten.transpose.int: _transpose,
-    aten.permute.default: _transpose,
+    **dict.fromkeys(ops_of("permute"), _transpose),
     aten.slice.Tensor: _slice,
     aten.cat.default: _concat,
     aten._to_copy.default: _cast,

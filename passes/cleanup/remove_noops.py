@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import dimension_order, ops_of
 from enginewright.passes.framework.match import Bind, Call, Match, Pattern, RewritePass, Rule, bound_arguments, fits
 from enginewright.passes.framework.views import RESHAPES, last_or, slice_bounds, view_as
 
@@ -27,7 +28,7 @@ _VIEWS = (
     aten.squeeze.dim,
     aten.squeeze.dims,
 )
-_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
+_SPLITS = ops_of("split", "unbind")
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,17 @@ def _same_shape(program: Program, node: Node) -> bool:
 
 
 def _shows_the_same(program: Program, node: Node) -> bool:
-    if node.target is aten.permute.default:
-        order = node.args[1]
-        assert isinstance(order, (list, tuple))
-        return [d % len(order) for d in order] == list(range(len(order)))  # type: ignore[operator]
-    if node.target is aten.transpose.int:
-        rank = program.value(node).dim()
-        return node.args[1] % rank == node.args[2] % rank  # type: ignore[operator]
-    return _same_shape(program, node)
+    if node.target not in (aten.permute.default, aten.transpose.int):
+        return _same_shape(program, node)
+    rank = program.value(node).dim()
+    return dimension_order(bound_arguments(node), rank) == list(range(rank))
 
 
 def _cancels(program: Program, node: Node) -> bool:
     """Whether a transpose exchanges the dimensions that its argument has exchanged."""
     inner, rank = node.args[0], program.value(node).dim()
     assert isinstance(inner, Node)
-    return {d % rank for d in node.args[1:3]} == {d % rank for d in inner.args[1:3]}  # type: ignore[operator]
+    return dimension_order(bound_arguments(node), rank) == dimension_order(bound_arguments(inner), rank)
 
 
 def _is_piece(program: Program, node: Node) -> bool:

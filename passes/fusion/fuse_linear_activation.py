@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch.fx.node import Node, Target
+from torch.fx.node import Node
 
-from enginewright.passes.framework.match import Call, Match, RewritePass, Rule, bound_arguments
+from enginewright.passes.framework.aten_ops import activation_kind, ops_of
+from enginewright.passes.framework.match import Call, Match, RewritePass, Rule
 
 from ..ir.program import Program
 from .linear_epilogue import LINEARS, linear_of, why_no_epilogue, with_epilogue
 
 aten = torch.ops.aten
 
-_ACTIVATIONS: dict[Target, str] = {
-    aten.silu.default: "silu",
-    aten.gelu.default: "gelu",
-    aten.relu.default: "relu",
-    aten.sigmoid.default: "sigmoid",
-    aten.tanh.default: "tanh",
-}
+_ACTIVATIONS = ops_of("silu", "gelu", "relu", "sigmoid", "tanh")
 _WITH_RELU = Call(LINEARS, activation="relu")
 
 
@@ -28,16 +23,13 @@ class Activation(Rule):
     """activation(linear(x)) -> linear(x, activation)."""
 
     name = "activation"
-    pattern = Call(tuple(_ACTIVATIONS), Call(LINEARS, activation=""))
+    pattern = Call(_ACTIVATIONS, Call(LINEARS, activation=""))
 
     def check(self, program: Program, match: Match) -> str | None:
         return why_no_epilogue(program, linear_of(match))
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        kind = _ACTIVATIONS[match.root.target]
-        if bound_arguments(match.root).get("approximate") == "tanh":
-            kind = "gelu_tanh"
-        return with_epilogue(program, linear_of(match), match.where, activation=kind)
+        return with_epilogue(program, linear_of(match), match.where, activation=activation_kind(match.root))
 
 
 class SquaredRelu(Rule):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import sympy
 import torch
-from torch.fx.node import Argument, Node, Target, map_arg
+from torch.fx.node import Argument, Node, map_arg
 
+from enginewright.passes.framework.aten_ops import dimension_order, dims_of
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.views import RESHAPES, size_arguments
@@ -56,23 +57,14 @@ _ELEMENTWISE = frozenset(
 )
 _SEVERAL_RESULTS = (aten.topk.default, aten.max.dim)
 """Ops of which ``operator.getitem`` takes one result."""
-_OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
-    aten.slice.Tensor: "dim",
-    aten.select.int: "dim",
-    aten.squeeze.dim: "dim",
-    aten.squeeze.dims: "dim",
-    aten.cat.default: "dim",
-    aten.mean.dim: "dim",
-    aten.sum.dim_IntList: "dim",
-    aten.amax.default: "dim",
-    aten.permute.default: "dims",
-    aten.softmax.int: "dim",
-    aten._softmax.default: "dim",
-    aten.gather.default: "dim",
-    aten.scatter.value: "dim",
-    **dict.fromkeys(_SEVERAL_RESULTS, "dim"),
-}
-"""Ops that leave tokens apart if the named argument doesn't touch dimension 0."""
+_OF_OTHER_DIMENSIONS = frozenset(
+    {
+        *(aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.squeeze.dims, aten.cat.default),
+        *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.softmax.int, aten._softmax.default),
+        *(aten.gather.default, aten.scatter.value, *_SEVERAL_RESULTS),
+    }
+)
+"""Ops that leave tokens apart if their ``dim`` doesn't touch dimension 0."""
 _ROW_BY_ROW = (aten.cat.default, aten.gather.default, aten.scatter.value)
 """Those that take the same row of all their tensors, and so need a row for each token from every one."""
 
@@ -163,14 +155,10 @@ def _is_token_local(program: Program, node: Node) -> bool:
     first = node.all_input_nodes[0]
     rank = len(program.shape(first))
     if node.target in _OF_OTHER_DIMENSIONS:
-        dims = given[_OF_OTHER_DIMENSIONS[node.target]]
-        dims = [dims] if isinstance(dims, int) else dims
-        if not dims:
-            return False
-        positions = [d % rank for d in dims]
-        return positions[0] == 0 if node.target is aten.permute.default else 0 not in positions
-    if node.target is aten.transpose.int:
-        return 0 not in (given["dim0"] % rank, given["dim1"] % rank)
+        dims = dims_of(given, rank)
+        return bool(dims) and 0 not in dims
+    if node.target in (aten.permute.default, aten.transpose.int):
+        return dimension_order(given, rank)[0] == 0
     if node.target is aten.unsqueeze.default:
         return bool(given["dim"] % (rank + 1) != 0)
     if node.target in RESHAPES or node.target is aten.expand.default:

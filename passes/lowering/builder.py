@@ -164,6 +164,10 @@ class Builder:
             return self.destinations[node]
         return self.buffer(self.shape(node), self.dtype(node.meta["val"]))
 
+    def results(self, node: Node) -> list[View]:
+        """New buffers for each of a node's results."""
+        return [self.buffer(self.shape(node, i), self.dtype(value)) for i, value in enumerate(node.meta["val"])]
+
     def weight(self, name: str, *, rows: bool) -> View:
         """A weight in layout rows, or as it is (packed where a linear uses it)."""
         expr = self.program.weights[name]

@@ -7,16 +7,14 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import activation_kind, dims_of, is_log_of_one_more_exp, of_each
 from enginewright.runtime.shared.lowered_program import Affine
 
 from .builder import Builder, Value
 from .lower_ew import Handler
 from .views import View, elements, permute, reshape
-
-aten = torch.ops.aten
 
 _INTEGER = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 
@@ -62,7 +60,7 @@ def _plain(fn: str) -> Handler:
     return lower
 
 
-_ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "pow": 2, "maximum": 2, "minimum": 2, "where": 3}
+_ARITY = {"mul": 2, "div": 2, "pow": 2, "maximum": 2, "minimum": 2, "where": 3}
 _FOLD: Mapping[str, Callable[[float, float], float]] = {"mul": operator.mul, "div": operator.truediv}
 
 
@@ -91,8 +89,8 @@ def _reverse_subtract(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return apply(b, "sub", [second, first], b.result(node))
 
 
-def _gelu(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    return apply(b, "gelu_tanh" if a["approximate"] == "tanh" else "gelu", [a["self"]], b.result(node))
+def _activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    return apply(b, activation_kind(node), [a["self"]], b.result(node))
 
 
 def _reciprocal(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -132,8 +130,8 @@ def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow; torch leaves numbers above a threshold as they are."""
-    if a["beta"] != 1 or a["threshold"] < _SOFTPLUS_IS_LINEAR:
+    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
+    if not is_log_of_one_more_exp(a):
         raise b.unsupported(f"{b.form.target} has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, out = b.view(a["self"]), b.result(node)
     tail = b.buffer(out.shape)
@@ -142,10 +140,6 @@ def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         apply(b, fn, [tail], tail)
     apply(b, "log", [apply(b, "add", [tail, 1.0], tail)], tail)
     return apply(b, "add", [apply(b, "relu", [x], b.buffer(out.shape)), tail], out)
-
-
-_SOFTPLUS_IS_LINEAR = 17
-"""From here on exp(-x) is less than half a unit in the last place of 1."""
 
 
 def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -158,10 +152,8 @@ def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 def _reduce(kind: str) -> Handler:
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-        view = b.cast(b.view(next(iter(a.values()))))
-        dims = a.get("dim")
-        dims = [dims] if isinstance(dims, int) else dims or list(range(view.rank))
-        reduced = sorted(d % view.rank for d in dims)
+        view = b.cast(b.view(a["self"]))
+        reduced = dims_of(a, view.rank) or list(range(view.rank))  # an empty list means all, too
         kept = [d for d in range(view.rank) if d not in reduced]
         ordered = permute(view, [*kept, *reduced])
         width = elements(ordered.shape[len(kept) :])
@@ -178,44 +170,25 @@ def _reduce(kind: str) -> Handler:
     return lower
 
 
-ELEMENTWISE: Mapping[Any, Handler] = {
-    aten.add.Tensor: _scaled("add"),
-    aten.add.Scalar: _scaled("add"),
-    aten.sub.Tensor: _scaled("sub"),
-    aten.sub.Scalar: _scaled("sub"),
-    aten.rsub.Scalar: _reverse_subtract,
-    aten.mul.Tensor: _plain("mul"),
-    aten.mul.Scalar: _plain("mul"),
-    aten.div.Tensor: _plain("div"),
-    aten.div.Scalar: _plain("div"),
-    aten.div.Tensor_mode: _divide_mode,
-    aten.pow.Tensor_Scalar: _plain("pow"),
-    aten.pow.Tensor_Tensor: _plain("pow"),
-    aten.pow.Scalar: _plain("pow"),
-    aten.maximum.default: _plain("maximum"),
-    aten.minimum.default: _plain("minimum"),
-    aten.where.self: _plain("where"),
-    **{
-        getattr(aten, fn).default: _plain(fn)
-        for fn in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "relu", "sin", "cos", "erf")
-    },
-    aten.gelu.default: _gelu,
-    aten.reciprocal.default: _reciprocal,
-    aten.square.default: _square,
-    aten.expm1.default: _exp_less_one,
-    aten.log1p.default: _log_of_one_more,
-    aten.floor.default: _plain("floor"),
-    aten.round.default: _plain("round"),
-    aten.softplus.default: _softplus,
-    aten.clamp.default: _clamp,
-    aten.clamp_min.default: _clamp,
-    aten.clamp_max.default: _clamp,
-    aten.scalar_tensor.default: _scalar_tensor,
-    aten.full.default: _scalar_tensor,
-}
+ELEMENTWISE: Mapping[Any, Handler] = of_each(
+    {
+        **{fn: _scaled(fn) for fn in ("add", "sub")},
+        **{fn: _plain(fn) for fn in _ARITY},
+        **{
+            fn: _plain(fn)
+            for fn in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "floor", "round")
+        },
+        **dict.fromkeys(("silu", "gelu", "relu", "sigmoid", "tanh"), _activation),
+        "rsub": _reverse_subtract,
+        "div_mode": _divide_mode,
+        "reciprocal": _reciprocal,
+        "square": _square,
+        "expm1": _exp_less_one,
+        "log1p": _log_of_one_more,
+        "softplus": _softplus,
+        "clamp": _clamp,
+        "full": _scalar_tensor,
+    }
+)
 
-REDUCTIONS: Mapping[Any, Handler] = {
-    aten.mean.dim: _reduce("mean"),
-    aten.sum.dim_IntList: _reduce("sum"),
-    aten.amax.default: _reduce("max"),
-}
+REDUCTIONS: Mapping[Any, Handler] = of_each({"mean": _reduce("mean"), "sum": _reduce("sum"), "amax": _reduce("max")})

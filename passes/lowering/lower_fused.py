@@ -10,19 +10,14 @@ from torch.fx.node import Node
 
 from .builder import Builder, Value
 from .lower_ew import Handler, cache_operand, flat_output, norm_inputs
-from .views import View
 
 ew = torch.ops.ew
-
-
-def _results(b: Builder, node: Node) -> list[View]:
-    return [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
 
 
 def _norm_quantize(op: str) -> Handler:
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         inputs, attrs = norm_inputs(b, a, rank=2)
-        outs = _results(b, node)
+        outs = b.results(node)
         flat = [flat_output(o, inputs[0]) for o in outs]
         b.step(op, inputs, flat, {**attrs, "group_size": int(a["group_size"])})
         return tuple(outs)

@@ -13,7 +13,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine, CacheGroupModel, LoweredProgram
 
-from ..ir.program import Program
+from ..ir.program import Program, has_tensors
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
 from . import lower_elementwise, lower_ew, lower_experts, lower_fused, lower_quantized, lower_routing, lower_views
@@ -94,7 +94,7 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
             values[node] = _input(builder, node)
         elif node.op == "get_attr":
             values[node] = WeightRef(str(node.target))
-        elif node.op == "call_function" and _has_tensors(node):
+        elif node.op == "call_function" and has_tensors(node):
             values[node] = _call(builder, node, values)
     builder.node = program.logits
     logits = _result(builder, values[program.logits])
@@ -147,12 +147,6 @@ def _of_integers(given: Mapping[str, Any]) -> Packing:
         return _PACKINGS[torch.int8]
     shifted = given.get("weight_offsets", given.get("offsets")) is not None
     return Packing("panel32x8", "u4" if shifted else "i4")
-
-
-def _has_tensors(node: Node) -> bool:
-    """Sizes are read from the recorded shapes, so nodes that compute sizes need no step."""
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
 
 
 def _input(builder: Builder, node: Node) -> Value:

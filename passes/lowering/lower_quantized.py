@@ -24,7 +24,7 @@ def cast_bf16(b: Builder, node: Node, view: View) -> View:
 
 def _quantize_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x = b.rows(b.view(a["x"]), rank=2)
-    outs = [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
+    outs = b.results(node)
     b.step("quantize_activation", [x], [flat_output(o, x) for o in outs], {"group_size": int(a["group_size"])})
     return tuple(outs)
 

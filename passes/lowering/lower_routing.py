@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import of_each
 from enginewright.runtime.shared.lowered_program import Affine, WeightUse
 
 from ..ir.weights import COMPUTED, Source
@@ -16,8 +17,6 @@ from .builder import Builder, Value
 from .lower_elementwise import apply
 from .lower_ew import Handler
 from .views import View, expand, reshape
-
-aten = torch.ops.aten
 
 _ONE = Affine(1)
 
@@ -51,11 +50,11 @@ def _rows(b: Builder, view: View) -> View:
 
 def _top_k(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     view = b.cast(b.view(a["self"]))
-    if not a.get("largest", True):
+    if not a["largest"]:
         raise b.unsupported(f"{b.form.target} has no k least")
     _last(b, node, view, a["dim"])
     x = _rows(b, view)
-    outs = [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
+    outs = b.results(node)
     k = int(a["k"])
     b.step("top_k", [x], [_as(o, (*x.shape[:-1], Affine(k))) for o in outs], {"k": k})
     return tuple(outs)
@@ -66,7 +65,7 @@ def _max(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     view = b.cast(b.view(a["self"]))
     _last(b, node, view, a["dim"])
     x = _rows(b, view)
-    outs = [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
+    outs = b.results(node)
     b.step("top_k", [x], [_as(o, (*x.shape[:-1], _ONE)) for o in outs], {"k": 1})
     return tuple(outs)
 
@@ -176,25 +175,20 @@ def _filled(number: float | None) -> Handler:
     return lower
 
 
-HANDLERS: Mapping[Any, Handler] = {
-    aten.topk.default: _top_k,
-    aten.max.dim: _max,
-    aten.gather.default: _gather,
-    aten.scatter.value: _scatter,
-    aten.softmax.int: _softmax,
-    aten._softmax.default: _softmax,
-    aten.masked_fill.Scalar: _masked_fill,
-    **{getattr(aten, fn).Scalar: _compare(fn) for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
-    **{getattr(aten, fn).Tensor: _compare(fn) for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
-    **{getattr(aten, fn).default: _logical(fn) for fn in ("logical_and", "logical_or", "logical_not")},
-    aten.bitwise_not.default: _logical("logical_not"),
-    aten.bitwise_and.Tensor: _logical("logical_and"),
-    aten.bitwise_or.Tensor: _logical("logical_or"),
-    aten.__and__.Tensor: _logical("logical_and"),
-    aten.__or__.Tensor: _logical("logical_or"),
-    aten.clamp.Tensor: _clamp,
-    aten.zeros_like.default: _filled(0.0),
-    aten.ones_like.default: _filled(1.0),
-    aten.full_like.default: _filled(None),
-}
+HANDLERS: Mapping[Any, Handler] = of_each(
+    {
+        "topk": _top_k,
+        "max": _max,
+        "gather": _gather,
+        "scatter": _scatter,
+        "softmax": _softmax,
+        "masked_fill": _masked_fill,
+        **{fn: _compare(fn) for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
+        **{fn: _logical(fn) for fn in ("logical_and", "logical_or", "logical_not")},
+        "clamp_tensors": _clamp,
+        "zeros_like": _filled(0.0),
+        "ones_like": _filled(1.0),
+        "full_like": _filled(None),
+    }
+)
 """Ops of routers, none of which works along tokens."""

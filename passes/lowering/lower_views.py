@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import dimension_order, dims_of, of_each
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.lowered_program import Affine
 
 from .builder import NARROW, Builder, Value
@@ -18,20 +20,18 @@ from .lower_ew import Handler
 from .lower_quantized import cast_bf16
 from .views import View, expand, permute, select, slice_view
 
-aten = torch.ops.aten
-
 
 def _reshape(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    return b.reshaped(b.view(_first(a)), b.shape(node))
+    return b.reshaped(b.view(a["self"]), b.shape(node))
 
 
 def _same(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    value: Value = _first(a)
+    value: Value = a["self"]
     return value
 
 
 def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    value = _first(a)
+    value = a["self"]
     if isinstance(value, (int, float)):
         return value
     before, to = node.all_input_nodes[0].meta["val"].dtype, b.dtype(node.meta["val"])
@@ -49,22 +49,13 @@ def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return b.cast(b.view(value))
 
 
-def _transpose(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
-    order = list(range(view.rank))
-    i, j = (a["dim0"] % view.rank, a["dim1"] % view.rank) if "dim0" in a else (0, view.rank - 1)
-    if view.rank:
-        order[i], order[j] = order[j], order[i]
-    return permute(view, order)
-
-
 def _permute(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
-    return permute(view, [d % view.rank for d in a["dims"]])
+    view = b.view(a["self"])
+    return permute(view, dimension_order(a, view.rank))
 
 
 def _unsqueeze(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
+    view = b.view(a["self"])
     dim = a["dim"] % (view.rank + 1)
     # The stride of a size of 1 is never stepped; the next one's product keeps dense views dense.
     stride = view.strides[dim] * view.shape[dim] if dim < view.rank else Affine(1)
@@ -76,26 +67,25 @@ def _unsqueeze(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _squeeze(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
-    dims = a.get("dim", list(range(view.rank)))
-    chosen = {d % view.rank for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    view = b.view(a["self"])
+    chosen = dims_of(a, view.rank)
     keep = [d for d in range(view.rank) if d not in chosen or view.shape[d] != 1]
     return permute(view, keep)
 
 
 def _expand(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    return expand(b.view(_first(a)), b.shape(node))
+    return expand(b.view(a["self"]), b.shape(node))
 
 
 def _slice(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
+    view = b.view(a["self"])
     dim = a["dim"] % view.rank
     start = _index(b, a["start"] or 0, view.shape[dim])
     return slice_view(view, dim, start, b.shape(node)[dim], a["step"])
 
 
 def _select(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
+    view = b.view(a["self"])
     dim = a["dim"] % view.rank
     return select(view, dim, _index(b, a["index"], view.shape[dim]))
 
@@ -112,8 +102,8 @@ def _index(b: Builder, index: Any, size: Affine) -> Affine:
 
 
 def _split(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
-    dim = a.get("dim", 0) % view.rank
+    view = b.view(a["self"])
+    dim = a["dim"] % view.rank
     parts, at = [], Affine()
     for i in range(len(node.meta["val"])):
         size = b.shape(node, i)[dim]
@@ -123,7 +113,7 @@ def _split(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _unbind(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    view = b.view(_first(a))
+    view = b.view(a["self"])
     dim = a["dim"] % view.rank
     return tuple(select(view, dim, Affine(i)) for i in range(len(node.meta["val"])))
 
@@ -150,37 +140,32 @@ def _as_type(b: Builder, view: View, like: View) -> View:
 
 def cat_places(b: Builder, node: Node, out: View) -> list[View]:
     """The part of a cat's buffer that each of its arguments fills."""
-    tensors = node.args[0]
-    assert isinstance(tensors, (list, tuple))
-    dim = int(node.args[1]) % out.rank if len(node.args) > 1 else int(node.kwargs.get("dim", 0)) % out.rank  # type: ignore[arg-type]
+    given = bound_arguments(node)
+    dim = given["dim"] % out.rank
     places, at = [], Affine()
-    for tensor in tensors:
-        assert isinstance(tensor, Node)
+    for tensor in given["tensors"]:
         size = b.shape(tensor)[dim]
         places.append(slice_view(out, dim, at, size))
         at = at + size
     return places
 
 
-def _first(a: Mapping[str, Any]) -> Any:
-    return next(iter(a.values()))
-
-
 HANDLERS: Mapping[Any, Handler] = {
-    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), _reshape),
-    **dict.fromkeys((aten.flatten.using_ints, aten.unflatten.int), _reshape),
-    **dict.fromkeys((aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default), _same),
-    aten.lift_fresh_copy.default: _same,
-    **dict.fromkeys((aten._to_copy.default, aten.to.dtype), _convert),
-    **dict.fromkeys((aten.transpose.int, aten.t.default), _transpose),
-    aten.permute.default: _permute,
-    aten.unsqueeze.default: _unsqueeze,
-    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
-    aten.expand.default: _expand,
-    aten.slice.Tensor: _slice,
-    aten.select.int: _select,
-    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default), _split),
-    aten.unbind.int: _unbind,
+    **of_each(
+        {
+            "reshape": _reshape,
+            "same": _same,
+            "convert": _convert,
+            "permute": _permute,
+            "unsqueeze": _unsqueeze,
+            "squeeze": _squeeze,
+            "expand": _expand,
+            "slice": _slice,
+            "select": _select,
+            "split": _split,
+            "unbind": _unbind,
+            "cat": _cat,
+        }
+    ),
     operator.getitem: _getitem,
-    aten.cat.default: _cat,
 }

@@ -5,28 +5,24 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch.fx.node import Node, Target
+from torch.fx.node import Node
 
-from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule, bound_arguments
+from enginewright.passes.framework.aten_ops import activation_kind, ops_of
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule
 from enginewright.passes.framework.views import slice_bounds
 
 from ..ir.program import Program
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
-_KINDS: dict[Target, str] = {
-    aten.silu.default: "silu",
-    aten.gelu.default: "gelu",
-    aten.relu.default: "relu",
-    aten.sigmoid.default: "sigmoid",
-}
+_ACTIVATIONS = ops_of("silu", "gelu", "relu", "sigmoid")
 
 
 class GatedActivation(Rule):
     """Where gate and up are the two halves of one value, or two linears of the same value."""
 
     name = "gated_activation"
-    pattern = Call(aten.mul.Tensor, Call(tuple(_KINDS), Bind("gate")), Bind("up"))
+    pattern = Call(aten.mul.Tensor, Call(_ACTIVATIONS, Bind("gate")), Bind("up"))
 
     def check(self, program: Program, match: Match) -> str | None:
         gate, up = match.node("gate"), match.node("up")
@@ -41,10 +37,7 @@ class GatedActivation(Rule):
 
     def rewrite(self, program: Program, match: Match) -> Node:
         gate, up = match.node("gate"), match.node("up")
-        activation = next(n for n in match.covered if n.target in _KINDS)
-        kind = _KINDS[activation.target]
-        if bound_arguments(activation).get("approximate") == "tanh":
-            kind = "gelu_tanh"
+        kind = activation_kind(next(n for n in match.covered if n.target in _ACTIVATIONS))
         both = _whole(program, gate, up) or program.call(aten.cat.default, [gate, up], -1, where=match.where)
         return program.call(ew.gated_activation.default, both, kind, where=match.where)
 

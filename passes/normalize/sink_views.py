@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target, map_arg
 
+from enginewright.passes.framework.aten_ops import dimension_order, dims_of, ops_of
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.views import RESHAPES, last_or, slice_bounds
 
 from ..ir.program import Program, tensor_arguments
@@ -113,8 +115,8 @@ def _unsqueeze(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _squeeze(s: _Sinking, node: Node) -> Laid | None:
-    x, dims = s.of(node.args[0]), node.args[1]
-    at = {_dim(d, x.rank) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}  # type: ignore[arg-type]
+    x = s.of(node.args[0])
+    at = dims_of(bound_arguments(node), x.rank)
     if any(x.dims[i] is not None for i in at):
         return None
     return Laid(x.base, tuple(d for i, d in enumerate(x.dims) if i not in at))
@@ -129,22 +131,9 @@ def _select(s: _Sinking, node: Node) -> Laid | None:
     return Laid(s.emit(node, x.base, where, index), _removed(x.dims, at))
 
 
-def _transpose(s: _Sinking, node: Node) -> Laid | None:
-    x = s.of(node.args[0])
-    a, b = (_dim(d, x.rank) for d in node.args[1:3])  # type: ignore[arg-type]
-    dims = list(x.dims)
-    dims[a], dims[b] = dims[b], dims[a]
-    return Laid(x.base, tuple(dims))
-
-
 def _permute(s: _Sinking, node: Node) -> Laid | None:
-    x, order = s.of(node.args[0]), node.args[1]
-    return Laid(x.base, tuple(x.dims[_dim(d, x.rank)] for d in order))  # type: ignore[union-attr,arg-type]
-
-
-def _t(s: _Sinking, node: Node) -> Laid | None:
     x = s.of(node.args[0])
-    return Laid(x.base, x.dims[::-1])
+    return Laid(x.base, tuple(x.dims[d] for d in dimension_order(bound_arguments(node), x.rank)))
 
 
 def _reshape(s: _Sinking, node: Node) -> Laid | None:
@@ -225,7 +214,7 @@ def _slice(s: _Sinking, node: Node) -> Laid | None:
 def _cat(s: _Sinking, node: Node) -> Laid | None:
     parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
-    at = _dim(node.args[1] if len(node.args) > 1 else 0, rank)  # type: ignore[arg-type]
+    at = _dim(bound_arguments(node)["dim"], rank)
     if any(p.rank != rank or p.dims[at] is None for p in parts):
         return None
     target = _common_order(s.program, parts, rank)
@@ -238,7 +227,7 @@ def _stack(s: _Sinking, node: Node) -> Laid | None:
     """Along a new last dimension only."""
     parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
-    if _dim(node.args[1] if len(node.args) > 1 else 0, rank + 1) != rank:  # type: ignore[arg-type]
+    if _dim(bound_arguments(node)["dim"], rank + 1) != rank:
         return None
     target = _common_order(s.program, parts, rank)
     arranged = [arrange(s.program, p, target, rank, broadcast=False) for p in parts]
@@ -304,9 +293,7 @@ _VIEWS: dict[Target, Handler] = {
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
     aten.select.int: _select,
-    aten.transpose.int: _transpose,
-    aten.permute.default: _permute,
-    aten.t.default: _t,
+    **dict.fromkeys(ops_of("permute"), _permute),
     aten.expand.default: _expand,
     **dict.fromkeys(RESHAPES, _reshape),
 }

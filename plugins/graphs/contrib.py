@@ -22,13 +22,14 @@ from onnx import TensorProto, helper
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import RESHAPES
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
 
 from ..steps.linear_io import INPUT_IDS, WRITE_INDEX, AccuracyLevel, cache_names
 from . import ops_attention, ops_ew
 from .contrib_attention import GroupQuery, group_queries
-from .contrib_layout import VIEWS, LayoutBuilder
+from .contrib_layout import LayoutBuilder
 from .graph import GraphBuilder, Value
 from .weights import ExternalWeights
 
@@ -77,7 +78,7 @@ class ContribBuilder(LayoutBuilder):
             **{target: self.along_last(handler) for target, handler in own.items()},
             ew.kv_write.default: self._kv_write,
             ew.paged_attention.default: self._paged_attention,
-            **dict.fromkeys(VIEWS, self._view_of_heads),
+            **dict.fromkeys(RESHAPES, self._view_of_heads),
             ew.quantized_embedding.default: self._rows_of_4_bits,
         }
         self._results: dict[Node, str] = {}  # of GroupQueryAttention: [B, S, Nq D]
@@ -149,7 +150,7 @@ class ContribBuilder(LayoutBuilder):
 
     def _by_request(self, node: Node, width: int) -> str:
         """A value [T, ..] as [B, S, width]."""
-        source = node.args[0] if node.target in VIEWS else None
+        source = node.args[0] if node.target in RESHAPES else None
         if isinstance(source, Node) and source in self.by_request and int(self.expressions(source)[-1]) == width:
             node = source
         with self.taken_as_it_lies():

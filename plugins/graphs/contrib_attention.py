@@ -15,11 +15,11 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import RESHAPES
 from enginewright.passes.ir.program import Program
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _HEADS_BY, _ROTATED_BY, _TABLE_BY = 8, 16, 8
 """Sizes of heads are multiples of the first, those that are rotated of the second; columns of cosines of the third."""
 
@@ -112,7 +112,7 @@ def _packed(program: Program, parts: tuple[Node, ...]) -> Node | None:
     """The matrix whose columns are q, k and v, in this order and no others."""
     sources, end = set(), 0
     for part in parts:
-        if part.target not in _VIEWS:
+        if part.target not in RESHAPES:
             return None
         columns = part.args[0]
         if not isinstance(columns, Node) or columns.target is not aten.slice.Tensor:

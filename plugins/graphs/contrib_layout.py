@@ -18,6 +18,7 @@ import torch
 from onnx import numpy_helper
 from torch.fx.node import Node
 
+from enginewright.passes.framework.views import RESHAPES
 from enginewright.passes.ir.program import Program, has_tensors
 
 from ..steps.linear_io import INPUT_IDS
@@ -34,7 +35,6 @@ _HANDLERS: Mapping[Any, Handler] = {
     **ops_views.HANDLERS,
 }
 _TABLES = (ew.embedding.default, ew.quantized_embedding.default)
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _ALONG_LAST = (
     ew.linear.default,
     ew.quantize_activation.default,
@@ -63,7 +63,7 @@ class LayoutBuilder(GraphBuilder):
         self.overrides = {
             **dict.fromkeys(_TABLES, self.row_of_table),
             **{target: self.along_last(_HANDLERS[target]) for target in (*ops_elementwise.ELEMENTWISE, *_ALONG_LAST)},
-            **dict.fromkeys(VIEWS, self.view),
+            **dict.fromkeys(RESHAPES, self.view),
             operator.getitem: self._getitem,
         }
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from .graph import GraphBuilder, Handler
+from enginewright.passes.framework.aten_ops import activation_kind, dims_of, is_log_of_one_more_exp, of_each
 
-aten = torch.ops.aten
+from .graph import GraphBuilder, Handler
 
 
 def _dtype(node: Node) -> torch.dtype:
@@ -64,15 +64,8 @@ def activation(b: GraphBuilder, kind: str, x: str) -> str:
             raise b.unsupported(f"the onnx target has no activation {kind}")
 
 
-def _activation(kind: str) -> Handler:
-    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-        return activation(b, kind, b.cast(a["self"], _dtype(node)))
-
-    return emit
-
-
-def _gelu(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    return activation(b, "gelu_tanh" if a["approximate"] == "tanh" else "gelu", b.value(a["self"]))
+def _activation(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return activation(b, activation_kind(node), b.cast(a["self"], _dtype(node)))
 
 
 def _chain(*kinds: str) -> Handler:
@@ -100,16 +93,12 @@ def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _softplus(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow; torch leaves numbers above a threshold as they are."""
-    if a["beta"] != 1 or a["threshold"] < _SOFTPLUS_IS_LINEAR:
+    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow."""
+    if not is_log_of_one_more_exp(a):
         raise b.unsupported(f"the onnx target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, one = b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))
     tail = b.op("Log", b.op("Add", b.op("Exp", b.op("Neg", b.op("Abs", x))), one))
     return b.op("Add", b.op("Relu", x), tail)
-
-
-_SOFTPLUS_IS_LINEAR = 17
-"""From here on exp(-x) is less than half a unit in the last place of 1."""
 
 
 def _divide_mode(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
@@ -162,22 +151,18 @@ def _logical(kind: str) -> Handler:
 
 def _reduce(kind: str) -> Handler:
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-        source = next(iter(a.values()))
+        source = a["self"]
         rank = source.meta["val"].dim()
-        dims = a.get("dim")
-        dims = [dims] if isinstance(dims, int) else dims or list(range(rank))
+        dims = dims_of(a, rank) or list(range(rank))  # an empty list means all, too
         if any(not s.is_Integer for s in (b.expressions(source)[d] for d in dims)):
             raise b.unsupported("the onnx target doesn't reduce over tokens")
-        axes = b.integers(*sorted(d % rank - rank for d in dims))
+        axes = b.integers(*(d - rank for d in dims))
         return b.op(kind, b.cast(source, _dtype(node)), axes, keepdims=int(bool(a.get("keepdim", False))))
 
     return emit
 
 
-_UNARY = {
-    **{name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "sin", "cos", "erf", "floor", "round")},
-    "reciprocal": "Reciprocal",
-}
+_OF_LIKE_NAME = ("neg", "abs", "exp", "log", "sqrt", "sin", "cos", "erf", "floor", "round", "reciprocal")
 _COMPARISONS = {
     "lt": ("Less", False),
     "le": ("LessOrEqual", False),
@@ -187,36 +172,31 @@ _COMPARISONS = {
     "ne": ("Equal", True),
 }
 
-ELEMENTWISE: Mapping[Any, Handler] = {
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _scaled("Add")),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _scaled("Sub")),
-    aten.rsub.Scalar: _reverse_subtract,
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _plain("Mul", 2)),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _plain("Div", 2)),
-    aten.div.Tensor_mode: _divide_mode,
-    **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _plain("Pow", 2)),
-    aten.maximum.default: _plain("Max", 2),
-    aten.minimum.default: _plain("Min", 2),
-    aten.where.self: _where,
-    aten.masked_fill.Scalar: _masked_fill,
-    **{getattr(aten, name).default: _plain(kind, 1) for name, kind in _UNARY.items()},
-    **{getattr(aten, kind).default: _activation(kind) for kind in ("silu", "relu", "sigmoid", "tanh")},
-    aten.rsqrt.default: _chain("Sqrt", "Reciprocal"),
-    aten.gelu.default: _gelu,
-    aten.square.default: _square,
-    aten.expm1.default: _exp_less_one,
-    aten.log1p.default: _log_of_one_more,
-    aten.softplus.default: _softplus,
-    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor), _clamp),
-    **{getattr(aten, name).Scalar: _compare(*kind) for name, kind in _COMPARISONS.items()},
-    **{getattr(aten, name).Tensor: _compare(*kind) for name, kind in _COMPARISONS.items()},
-    **dict.fromkeys((aten.logical_not.default, aten.bitwise_not.default), _logical("Not")),
-    **dict.fromkeys((aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor), _logical("And")),
-    **dict.fromkeys((aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor), _logical("Or")),
-}
+ELEMENTWISE: Mapping[Any, Handler] = of_each(
+    {
+        **{name: _scaled(name.capitalize()) for name in ("add", "sub")},
+        **{name: _plain(name.capitalize(), 2) for name in ("mul", "div", "pow")},
+        **{name: _plain(name.capitalize(), 1) for name in _OF_LIKE_NAME},
+        **{name: _compare(*kind) for name, kind in _COMPARISONS.items()},
+        **dict.fromkeys(("silu", "gelu", "relu", "sigmoid", "tanh"), _activation),
+        **dict.fromkeys(("clamp", "clamp_tensors"), _clamp),
+        "rsub": _reverse_subtract,
+        "div_mode": _divide_mode,
+        "maximum": _plain("Max", 2),
+        "minimum": _plain("Min", 2),
+        "where": _where,
+        "masked_fill": _masked_fill,
+        "rsqrt": _chain("Sqrt", "Reciprocal"),
+        "square": _square,
+        "expm1": _exp_less_one,
+        "log1p": _log_of_one_more,
+        "softplus": _softplus,
+        "logical_not": _logical("Not"),
+        "logical_and": _logical("And"),
+        "logical_or": _logical("Or"),
+    }
+)
 
-REDUCTIONS: Mapping[Any, Handler] = {
-    aten.mean.dim: _reduce("ReduceMean"),
-    aten.sum.dim_IntList: _reduce("ReduceSum"),
-    aten.amax.default: _reduce("ReduceMax"),
-}
+REDUCTIONS: Mapping[Any, Handler] = of_each(
+    {"mean": _reduce("ReduceMean"), "sum": _reduce("ReduceSum"), "amax": _reduce("ReduceMax")}
+)

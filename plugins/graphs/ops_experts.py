@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import ops_of
 from enginewright.passes.framework.match import bound_arguments
 
 from .graph import GraphBuilder, Handler, Value
@@ -27,7 +28,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 
 _F32 = torch.float32
 _SAME = frozenset({*ELEMENTWISE, ew.gated_activation.default, operator.getitem, aten.alias.default, aten.clone.default})
-_ALONG_LAST = frozenset({aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+_ALONG_LAST = frozenset(ops_of("slice", "split"))
 """What is the same to a spread value if it works along the last dimension, which these count from the end."""
 
 

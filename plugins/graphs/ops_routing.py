@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from .graph import GraphBuilder, Handler, Value
+from enginewright.passes.framework.aten_ops import of_each
 
-aten = torch.ops.aten
+from .graph import GraphBuilder, Handler, Value
 
 
 def _softmax(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
@@ -46,11 +46,6 @@ def _scatter(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
     return b.op("ScatterElements", b.value(a["self"]), index, updates, axis=a["dim"])
 
 
-HANDLERS: Mapping[Any, Handler] = {
-    aten.softmax.int: _softmax,
-    aten._softmax.default: _softmax,
-    aten.topk.default: _top_k,
-    aten.max.dim: _max,
-    aten.gather.default: _gather,
-    aten.scatter.value: _scatter,
-}
+HANDLERS: Mapping[Any, Handler] = of_each(
+    {"softmax": _softmax, "topk": _top_k, "max": _max, "gather": _gather, "scatter": _scatter}
+)

@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 import sympy
-import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.aten_ops import dimension_order, dims_of, of_each
+
 from .graph import GraphBuilder, Handler, Value
-
-aten = torch.ops.aten
-
-
-def _first(a: Mapping[str, Any]) -> Any:
-    return next(iter(a.values()))
 
 
 def _rank(value: Node) -> int:
@@ -26,50 +21,37 @@ def _rank(value: Node) -> int:
 
 
 def _reshape(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    return b.op("Reshape", b.value(_first(a)), b.shape(b.expressions(node)))
+    return b.op("Reshape", b.value(a["self"]), b.shape(b.expressions(node)))
 
 
 def _same(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    return b.value(_first(a))
+    return b.value(a["self"])
 
 
 def _convert(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
     """Floats of any width are one type in the graph, and so are integers."""
-    return b.cast(_first(a), node.meta["val"].dtype)
-
-
-def _transpose(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
-    rank = _rank(source)
-    if not rank:
-        return b.value(source)
-    order = list(range(rank))
-    i, j = (a["dim0"] % rank, a["dim1"] % rank) if "dim0" in a else (0, rank - 1)
-    order[i], order[j] = order[j], order[i]
-    return b.op("Transpose", b.value(source), perm=order)
+    return b.cast(a["self"], node.meta["val"].dtype)
 
 
 def _permute(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
-    return b.op("Transpose", b.value(source), perm=[d % _rank(source) for d in a["dims"]])
+    source = a["self"]
+    order = dimension_order(a, _rank(source))
+    return b.op("Transpose", b.value(source), perm=order) if order else b.value(source)
 
 
 def _unsqueeze(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
+    source = a["self"]
     return b.op("Unsqueeze", b.value(source), b.integers(a["dim"] % (_rank(source) + 1)))
 
 
 def _squeeze(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
-    rank = _rank(source)
-    dims = a.get("dim", list(range(rank)))
-    chosen = {d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
-    gone = [d for d in sorted(chosen) if b.expressions(source)[d] == 1]
+    source = a["self"]
+    gone = [d for d in dims_of(a, _rank(source)) if b.expressions(source)[d] == 1]
     return b.op("Squeeze", b.value(source), b.integers(*gone)) if gone else b.value(source)
 
 
 def _expand(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
+    source = a["self"]
     before, after = b.expressions(source), b.expressions(node)
     added = len(after) - len(before)
     # 1 leaves a size as it is, so that what is as large already needs no number of tokens.
@@ -78,7 +60,7 @@ def _expand(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _slice(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
+    source = a["self"]
     dim = a["dim"] % _rank(source)
     start, stop = (_bound(b, a[name], default) for name, default in (("start", 0), ("end", _END)))
     axis = b.integers(dim - _rank(source))
@@ -95,7 +77,7 @@ def _bound(b: GraphBuilder, value: Any, default: int) -> str:
 
 
 def _select(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    source = _first(a)
+    source = a["self"]
     if not isinstance(a["index"], int):
         raise b.unsupported("the onnx target selects a fixed place")
     index = b.constant(np.asarray(a["index"], np.int64))
@@ -103,8 +85,8 @@ def _select(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _split(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    source = _first(a)
-    dim = a.get("dim", 0) % _rank(source)
+    source = a["self"]
+    dim = a["dim"] % _rank(source)
     sizes = [b.expressions(node, i)[dim] for i in range(len(node.meta["val"]))]
     if len(sizes) == 1:
         return (b.value(source),)
@@ -113,7 +95,7 @@ def _split(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _unbind(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    source = _first(a)
+    source = a["self"]
     dim = a["dim"] % _rank(source)
     places = range(len(node.meta["val"]))
     return tuple(b.op("Gather", b.value(source), b.constant(np.asarray(i, np.int64)), axis=dim) for i in places)
@@ -126,7 +108,7 @@ def _getitem(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _cat(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    dim = a.get("dim", 0) % _rank(node)
+    dim = a["dim"] % _rank(node)
     values = [b.cast(v, node.meta["val"].dtype) for v in a["tensors"]]
     return b.op("Concat", *values, axis=dim - _rank(node)) if len(values) > 1 else values[0]
 
@@ -143,23 +125,24 @@ def _filled(number: float | None) -> Handler:
 
 
 HANDLERS: Mapping[Any, Handler] = {
-    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), _reshape),
-    **dict.fromkeys((aten.flatten.using_ints, aten.unflatten.int), _reshape),
-    **dict.fromkeys((aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default), _same),
-    aten.lift_fresh_copy.default: _same,
-    **dict.fromkeys((aten._to_copy.default, aten.to.dtype), _convert),
-    **dict.fromkeys((aten.transpose.int, aten.t.default), _transpose),
-    aten.permute.default: _permute,
-    aten.unsqueeze.default: _unsqueeze,
-    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze),
-    aten.expand.default: _expand,
-    aten.slice.Tensor: _slice,
-    aten.select.int: _select,
-    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default), _split),
-    aten.unbind.int: _unbind,
+    **of_each(
+        {
+            "reshape": _reshape,
+            "same": _same,
+            "convert": _convert,
+            "permute": _permute,
+            "unsqueeze": _unsqueeze,
+            "squeeze": _squeeze,
+            "expand": _expand,
+            "slice": _slice,
+            "select": _select,
+            "split": _split,
+            "unbind": _unbind,
+            "cat": _cat,
+            **dict.fromkeys(("full", "full_like"), _filled(None)),
+            "zeros_like": _filled(0.0),
+            "ones_like": _filled(1.0),
+        }
+    ),
     operator.getitem: _getitem,
-    aten.cat.default: _cat,
-    **dict.fromkeys((aten.scalar_tensor.default, aten.full.default, aten.full_like.default), _filled(None)),
-    aten.zeros_like.default: _filled(0.0),
-    aten.ones_like.default: _filled(1.0),
 }

@@ -1,0 +1,113 @@
+"""Which ATen ops do the same, and what their arguments say: read here once, by passes and by all that emit programs.
+
+Arguments are given by name, as ``bound_arguments`` has them: defaults are filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx.node import Node
+
+from .match import bound_arguments
+from .views import RESHAPES
+
+aten = torch.ops.aten
+
+T = TypeVar("T")
+
+_OF_ONE_NAME = (
+    *("unsqueeze", "expand", "cat", "zeros_like", "ones_like", "full_like"),
+    *("neg", "abs", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "sin", "cos", "erf"),
+    *("floor", "round", "silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "maximum", "minimum", "topk"),
+)
+
+SPELLINGS: Mapping[str, tuple[OpOverload, ...]] = {
+    **{name: (getattr(aten, name).default,) for name in _OF_ONE_NAME},
+    **{
+        name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+        for name in ("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne")
+    },
+    "rsub": (aten.rsub.Scalar,),
+    "div_mode": (aten.div.Tensor_mode,),
+    "pow": (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
+    "clamp": (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default),
+    "clamp_tensors": (aten.clamp.Tensor,),
+    "where": (aten.where.self,),
+    "masked_fill": (aten.masked_fill.Scalar,),
+    "logical_not": (aten.logical_not.default, aten.bitwise_not.default),
+    "logical_and": (aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor),
+    "logical_or": (aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor),
+    "mean": (aten.mean.dim,),
+    "sum": (aten.sum.dim_IntList,),
+    "amax": (aten.amax.default,),
+    "max": (aten.max.dim,),
+    "gather": (aten.gather.default,),
+    "scatter": (aten.scatter.value,),
+    "softmax": (aten.softmax.int, aten._softmax.default),
+    "full": (aten.full.default, aten.scalar_tensor.default),
+    "reshape": (*RESHAPES, aten.flatten.using_ints, aten.unflatten.int),
+    "same": (
+        *(aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default),
+        aten.lift_fresh_copy.default,
+    ),
+    "convert": (aten._to_copy.default, aten.to.dtype),
+    "permute": (aten.permute.default, aten.transpose.int, aten.t.default),
+    "squeeze": (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    "slice": (aten.slice.Tensor,),
+    "select": (aten.select.int,),
+    "split": (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
+    "unbind": (aten.unbind.int,),
+}
+"""What ops do -> all the ops that do it, in functional form, of those that a program may still have when it is lowered.
+
+``clamp`` is between numbers, ``clamp_tensors`` between tensors; ``max`` gives the places too, ``amax`` doesn't.
+"""
+
+
+def ops_of(*names: str) -> tuple[OpOverload, ...]:
+    """The ops of these names of ``SPELLINGS``."""
+    return tuple(op for name in names for op in SPELLINGS[name])
+
+
+def of_each(handlers: Mapping[str, T]) -> dict[OpOverload, T]:
+    """What is given for each name of ``SPELLINGS``, for each op of that name."""
+    return {op: handler for name, handler in handlers.items() for op in SPELLINGS[name]}
+
+
+def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
+    """The dimensions that a call's ``dim`` names of an argument of ``rank``, ascending; all where there is none."""
+    dim = a.get("dim")
+    if dim is None:
+        return list(range(rank))
+    return sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim)})
+
+
+def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
+    """Which dimension of its argument each of a permute's, a transpose's or a t's result is."""
+    if "dims" in a:
+        return [d % rank for d in a["dims"]]
+    order = list(range(rank))
+    if rank:
+        first, second = (a["dim0"] % rank, a["dim1"] % rank) if "dim0" in a else (0, rank - 1)
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def activation_kind(node: Node) -> str:
+    """A call of an activation by the name that ``ew.linear`` and ``ew.gated_activation`` have for it."""
+    assert isinstance(node.target, OpOverload)
+    kind = node.target.overloadpacket.__name__
+    return "gelu_tanh" if bound_arguments(node).get("approximate") == "tanh" else kind
+
+
+def is_log_of_one_more_exp(a: Mapping[str, Any]) -> bool:
+    """Whether a softplus is log(1 + exp(x)) of every float32 x; above its threshold it gives x as it is."""
+    return bool(a["beta"] == 1 and a["threshold"] >= _EXP_IS_ALL)
+
+
+_EXP_IS_ALL = 17
+"""From here on exp(-x) is less than half a unit in the last place of 1."""
