@@ -194,10 +194,10 @@ def _check_program(bundle: Bundle, name: str) -> None:
 
 
 def _load(bundle: Bundle, name: str, placement: Placement) -> dict[str, str | int]:
-    """Loads a program and those of its buckets, which checks every step and every weight; says what runs it."""
+    """Loads a program, which checks every step and every weight; says what runs it."""
     context = context_of(bundle, min(LEAST_CONTEXT, bundle.model.context_length))
     blocks = {group.name: 1 for group in target_groups(bundle, name, context)}
-    with closing(make_executor(bundle, name, blocks, context, placement, bundle.buckets.get(name))) as executor:
+    with closing(make_executor(bundle, name, blocks, context, placement)) as executor:
         return executor.describe()
 
 

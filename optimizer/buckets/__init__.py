@@ -1,1 +1,1 @@
-"""Static-shape buckets: which sizes of steps to build programs for, from how long requests are."""
+"""Static-shape buckets: which sizes to pad steps to, from how long requests are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -86,37 +86,6 @@ class SizesReport:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class ProgramReport:
-    """A specialised program: its sizes, how long it took to make, its file, and what a step of it takes.
-
-    Attributes:
-        seconds: to fold sizes, plan memory and write it.
-        file_bytes: of its JSON.
-        arena_bytes: memory for what a step computes; ``arena_bytes_any`` in the program of any size, at these sizes.
-        checked: steps that were run and had the bits of the program of any size; 0 where the target doesn't run here.
-    """
-
-    name: str
-    tokens: int
-    requests: int
-    rows: int
-    seconds: float
-    file_bytes: int
-    arena_bytes: int
-    arena_bytes_any: int
-    checked: int = 0
-
-
-@dataclass(frozen=True)
-class BucketsReport:
-    """One target's buckets. ``sizes``: what they were chosen by; None where the recipe lists them."""
-
-    target: str
-    sizes: SizesReport | None
-    programs: list[ProgramReport] = field(default_factory=list)
 
 
 def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fraction) -> tuple[int, int]:

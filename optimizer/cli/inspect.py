@@ -122,6 +122,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
 
 
 def _print_summary(bundle: Bundle) -> None:
+    from enginewright.runtime.bundle.buckets import KINDS
     from enginewright.runtime.executors.open import carried_code
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
@@ -159,9 +160,8 @@ def _print_summary(bundle: Bundle) -> None:
                 f"{format_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
             )
     for name, plan in bundle.buckets.items():
-        for i, kind in enumerate(("tokens", "batch")):
-            sizes = ", ".join(str(b.tokens) for b in plan.buckets if b.kind == kind)
-            _row("" if i else "buckets", f"{name}, {kind}: {sizes or 'none'}")
+        for i, kind in enumerate(KINDS):
+            _row("" if i else "buckets", f"{name}, {kind}: {', '.join(map(str, plan.sizes(kind))) or 'none'}")
     for verification in summary["verification"] or []:
         for i, line in enumerate(comparison_lines(verification).splitlines()):
             _row("" if i else "verified", line.strip())

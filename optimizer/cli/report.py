@@ -61,7 +61,6 @@ def print_summary(report: BundleReport) -> None:
     from rich.table import Table
 
     from enginewright.optimizer.report.bundle_report import (
-        bucket_lines,
         calibration_lines,
         measured_lines,
         quantized_lines,
@@ -102,8 +101,8 @@ def print_summary(report: BundleReport) -> None:
         row("candidates", candidate_lines(document))
         row("KV cache", kv_heads_lines(document))
         row("pruned", pruned_lines(document))
-        row("buckets", bucket_lines(document))
         row("engines", engine_lines(document))
+    row("buckets", report.bucket_lines())
     row("memory", report.memory_lines())
     row("speed", report.speed_lines())
     row("export", [report.time_line() or "this bundle has no report of it: passes have counts alone"])

@@ -70,7 +70,7 @@ def compile_model(asked: ExportRequest, output: str | Path, revision: str | None
         # 4. The bundle, complete but for its name; then run as a user's will be.
         written = write_bundle(asked, model, rewritten, writer, scratch)
         clock.end("emit")
-        ran = run_bundle(asked, model, rewritten, written, writer.folder, clock)
+        ran = run_bundle(asked, model, rewritten, writer.folder, clock)
 
         # 5. The report, and the name.
         on_progress(ProgressEvent("write", 0, 1, str(output)))
@@ -122,7 +122,7 @@ def _report(
         storage=ran.storage,
         rooflines=ran.rooflines,
         fusion_effects=ran.fusion_effects,
-        buckets=ran.buckets,
+        bucket_sizes=model.buckets.sizes if model.buckets else None,
         engines=list(written.engines),
         kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
         ways=list(searched.candidates),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from enginewright.optimizer.buckets.report import BucketsReport
+from enginewright.optimizer.buckets.report import SizesReport
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
@@ -37,14 +37,14 @@ class ExportReport:
 
     ``stages`` are seconds: capture, calibration, search (for formats, and for what goes of the model), measure (the
     program against the source from pass to pass), passes, emit, verify (the complete bundle against the source),
-    buckets (a step of each bucket's program), roofline and fusions (what each of a target's fusions is worth on this
-    machine).
+    roofline and fusions (what each of a target's fusions is worth on this machine).
     ``bundle_bytes`` counts all files but manifests and report/. ``pass_verification`` says how passes were measured;
-    ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``buckets`` for each that has
-    some, ``engines`` for each that was built; ``kv_heads`` has one if heads of keys and values were grouped;
-    ``pruning`` says how it was searched for what goes; ``ways`` are the candidates that were compared, if formats and
-    shapes were both searched for. ``source_bytes`` are those of the source's weights as they are stored; how fast it
-    ran is in the first of ``verification``. What passes changed in the program is in report/diffs.json.
+    ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``engines`` for each that was
+    built; ``kv_heads`` has one if heads of keys and values were grouped; ``pruning`` says how it was searched for what
+    goes; ``bucket_sizes`` is what sizes of steps were chosen by, None where the recipe lists them or has none; ``ways``
+    are the candidates that were compared, if formats and shapes were both searched for. ``source_bytes`` are those of
+    the source's weights as they are stored; how fast it ran is in the first of ``verification``. What passes changed in
+    the program is in report/diffs.json.
     ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
     are that one's.
     """
@@ -69,7 +69,7 @@ class ExportReport:
     rooflines: list[Roofline]
     fusion_effects: list[FusionEffects]
     pruning: PruneReport | None = None
-    buckets: list[BucketsReport] = field(default_factory=list)
+    bucket_sizes: SizesReport | None = None
     engines: list[EngineReport] = field(default_factory=list)
     kv_heads: list[KvHeadsReport] = field(default_factory=list)
     ways: list[Candidate] = field(default_factory=list)

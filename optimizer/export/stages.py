@@ -17,8 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.bisect.program_calls import calls_of, scaling_of
-from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of, check_programs, write_programs
-from enginewright.optimizer.buckets.report import BucketsReport, ProgramReport
+from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of
 from enginewright.optimizer.calibration import Calibration, calibrate
 from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
@@ -48,13 +47,12 @@ from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import CODE, Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.executors.open import runs_here, variants_of
+from enginewright.runtime.executors.open import variants_of
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
 from enginewright.runtime.shared.progress import ProgressEvent
-from enginewright.runtime.shared.targets import part
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
@@ -240,12 +238,10 @@ class Written:
 
     Attributes:
         info: what it says of its model.
-        specialized: the programs of its buckets by target.
         engines: that were built.
     """
 
     info: ModelInfo
-    specialized: dict[str, list[ProgramReport]]
     engines: tuple[EngineReport, ...] = ()
 
 
@@ -253,7 +249,7 @@ def write_bundle(
     asked: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
 ) -> Written:
     """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes."""
-    captured, buckets = model.captured, model.buckets
+    captured = model.captured
     removed = sum(record.parameters_removed for record in rewritten.records)
     info = replace(captured.model_info, parameters=captured.model_info.parameters - removed)
     _check_disk([rewritten.programs[name] for name in asked.targets], writer.final_path)
@@ -261,7 +257,7 @@ def write_bundle(
     options = EmitOptions(
         engines=model.recipe.engines or EnginesSection(),
         context_length=info.context_length,
-        buckets=buckets.plan if buckets else None,
+        buckets=model.buckets.plan if model.buckets else None,
         record=engines.append,
         sections=model.recipe.target_tables(),
     )
@@ -269,15 +265,12 @@ def write_bundle(
         name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)
         for name in asked.targets
     }
-    # For the others any size is as good, or their engines know theirs.
-    sized = [name for name in emitted if runs_here(name) and not getattr(part(name, "section"), "ANY_SIZE", False)]
-    specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
     _write_scales(rewritten.programs[asked.targets[0]], writer)
     shutil.rmtree(scratch)
     for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
         writer.write_bytes(path, data)
     writer.complete(_manifest(model, info, rewritten, asked.targets), emitted)
-    return Written(info, specialized, tuple(engines))
+    return Written(info, tuple(engines))
 
 
 def _write_scales(program: Program, writer: BundleWriter) -> None:
@@ -294,15 +287,12 @@ class Ran:
     """
 
     verification: list[VerificationReport]
-    buckets: list[BucketsReport]
     storage: list[StoredBytes]
     rooflines: list[Roofline]
     fusion_effects: list[FusionEffects]
 
 
-def run_bundle(
-    asked: ExportRequest, model: OpenModel, rewritten: Rewritten, written: Written, folder: Path, clock: Clock
-) -> Ran:
+def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, folder: Path, clock: Clock) -> Ran:
     """Compares the bundle with its source, and takes its measure."""
     on_progress, limit = asked.on_progress, asked.limit
     opened = Bundle.open(folder)
@@ -327,12 +317,6 @@ def run_bundle(
                 )
             )
     clock.end("verify")
-    bundle, sizes = Bundle.open(folder), model.buckets.sizes if model.buckets else None
-    checked = [
-        check_programs(bundle, name, sizes, programs, on_progress, memory_budget=limit.memory_budget())
-        for name, programs in written.specialized.items()
-    ]
-    clock.end("buckets")
     storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, on_progress, limit.memory_budget())
     check_bytes(storage, model.recipe)
     clock.end("roofline")
@@ -351,7 +335,7 @@ def run_bundle(
         if name == "cpu"  # fusions of others aren't measured one by one
     ]
     clock.end("fusions")
-    return Ran(verification, checked, storage, rooflines, effects)
+    return Ran(verification, storage, rooflines, effects)
 
 
 def source_bytes(source: str | Path | PreTrainedModel) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
+from enginewright.runtime.bundle.buckets import KINDS
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.json_document import parse_shown
@@ -91,6 +92,22 @@ class BundleReport:
         """A line for each shape that was timed, or predicted."""
         return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline))]
 
+    def bucket_lines(self) -> list[str]:
+        """The sizes that a target's steps are padded to, and what that wastes; none without buckets."""
+        document = self.saved.document
+        chosen = document.bucket_sizes.kinds if document is not None and document.bucket_sizes is not None else ()
+        wastes = {
+            k.kind: f"; padding {k.chosen.share:.1%}, with one size {k.one_size.share:.1%}"
+            f", as many powers of two {k.powers_of_two.share:.1%}"
+            for k in chosen
+        }
+        return [
+            f"{name}, {kind}: {', '.join(map(str, sizes))}{wastes.get(kind, '')}"
+            for name, plan in self.bundle.buckets.items()
+            for kind in KINDS
+            if (sizes := plan.sizes(kind))
+        ]
+
     def memory_lines(self) -> list[str]:
         """What values of a step take in the arena, beside the most that is alive at once; none without target cpu."""
         return [
@@ -161,26 +178,6 @@ def quantized_lines(document: ReportDocument) -> list[str]:
         return []
     kept = f"{q.kept:,} the source's own integers, " if q.kept else ""
     return [f"{q.values:,} quantized: {kept}{q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero"]
-
-
-def bucket_lines(document: ReportDocument) -> list[str]:
-    """Sizes and what they waste, and what specialised programs cost; none without buckets."""
-    lines = []
-    for found in document.buckets:
-        for kind in ("tokens", "batch"):
-            sizes = [p.tokens for p in found.programs if p.name.startswith(kind)]
-            if not sizes:
-                continue
-            line = f"{found.target}, {kind}: {', '.join(map(str, sizes))}"
-            for k in found.sizes.kinds if found.sizes is not None else ():
-                if k.kind == kind:
-                    line += f"; padding {k.chosen.share:.1%}, with one size {k.one_size.share:.1%}"
-                    line += f", as many powers of two {k.powers_of_two.share:.1%}"
-            lines.append(line)
-        seconds, size = sum(p.seconds for p in found.programs), sum(p.file_bytes for p in found.programs)
-        made = f"{len(found.programs)} programs in {numbers.duration(seconds)}, {numbers.format_bytes(size)}"
-        lines.append(f"{found.target}: {made}; {sum(p.checked for p in found.programs)} run, with the same bits")
-    return lines
 
 
 def calibration_lines(document: ReportDocument) -> list[str]:

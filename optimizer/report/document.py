@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from enginewright.optimizer.buckets.report import BucketsReport
+from enginewright.optimizer.buckets.report import SizesReport
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
@@ -54,7 +54,7 @@ class ReportDocument(BaseModel):
     auto: AutoReport | None = None
     pruning: PruneReport | None = None
     fusion_effects: tuple[FusionEffects, ...] = ()
-    buckets: tuple[BucketsReport, ...] = ()
+    bucket_sizes: SizesReport | None = None
     engines: tuple[EngineReport, ...] = ()
     kv_heads: tuple[KvHeadsReport, ...] = ()
     ways: tuple[Candidate, ...] = ()

@@ -46,14 +46,16 @@ class ArenaSize:
 
 
 def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
-    """Of a decode step and of a prompt, as long as the context allows; none if the bundle has no target cpu."""
+    """Of a decode step, of a prompt as long as the context allows, and of each bucket; none without target cpu."""
     if "cpu" not in bundle.programs:
         return []
     program, prompt = bundle.program("cpu"), min(_PROMPT, bundle.model.context_length)
-    shapes = (("decode, 1 request", 1, 1), (f"prompt of {prompt}", prompt, 1))
+    shapes = [("decode, 1 request", 1, 1, 1), (f"prompt of {prompt}", prompt, 1, 1)]
+    if "cpu" in bundle.buckets:
+        shapes += [(f"bucket {b.name}", b.tokens, b.requests, b.rows) for b in bundle.buckets["cpu"].buckets]
     return [
-        ArenaSize(name, t, b, program.arena_bytes.evaluate(t, b, b), live_bytes(program, t, b, b))
-        for name, t, b in shapes
+        ArenaSize(name, t, b, program.arena_bytes.evaluate(t, b, r), live_bytes(program, t, b, r))
+        for name, t, b, r in shapes
     ]
 
 

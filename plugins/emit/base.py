@@ -31,7 +31,7 @@ class EmitOptions:
     Attributes:
         engines: the recipe's [engines].
         context_length: the longest request of the bundle; 0 if it isn't known.
-        buckets: fixed sizes of steps.
+        buckets: fixed sizes of steps. Who writes them to ``buckets.plan_path`` is served steps that are padded to them.
         record: called with each engine that is built.
         sections: tables of the recipe that are for one target alone.
     """

@@ -2,7 +2,6 @@
 
 from ..steps.linear_io import LinearIo, made_with
 
-__all__ = ["ANY_SIZE", "SECTIONS", "made_with"]
+__all__ = ["SECTIONS", "made_with"]
 
 SECTIONS = {"io": LinearIo}
-ANY_SIZE = True

@@ -139,7 +139,6 @@ class StableHloSection(Record, frozen=True, kw_only=True):
 
 
 SECTIONS = {"stablehlo": StableHloSection}
-ANY_SIZE = True
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:

@@ -10,10 +10,9 @@ from ..engines.segments import check_opened
 from ..steps.linear_io import LinearIo
 from ..steps.linear_io import made_with as made_with_onnx
 
-__all__ = ["ANY_SIZE", "SECTIONS", "check_opened", "made_with"]
+__all__ = ["SECTIONS", "check_opened", "made_with"]
 
 SECTIONS = {"io": LinearIo, "tensorrt": TensorRtSection}
-ANY_SIZE = True
 
 
 def made_with(target: TargetManifest) -> Iterator[tuple[str, str]]:

@@ -102,4 +102,3 @@ def stored_type(use: WeightUse) -> str:
 
 
 SECTIONS = {"tvm": TvmSection}
-ANY_SIZE = True

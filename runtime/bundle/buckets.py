@@ -15,22 +15,24 @@ from .manifest import check_format_version, target_folder
 
 FORMAT_VERSION = 1
 PLAN_FILE = "buckets/plan.json"
-"""In a target's folder. A bucket's own program lies beside it: buckets/NAME.json."""
+"""In a target's folder."""
 
 MOST_BUCKETS = 256
+Kind = Literal["tokens", "batch"]
+KINDS: tuple[Kind, ...] = ("tokens", "batch")
 _MOST = 1 << 20
 _Size = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
 class Bucket(Record, frozen=True, kw_only=True):
-    """The sizes of one program: every step that runs in it has them, padded if need be.
+    """The sizes that a step is padded to.
 
     ``tokens``, ``requests`` and ``rows`` are T, B and R of ``contracts.StepInput``. Of kind ``tokens`` it takes any
     step of no more tokens; padding is one request more, or none where no token is padding. Of kind ``batch`` it takes
     steps of one token a request, and T = B = R.
     """
 
-    kind: Literal["tokens", "batch"]
+    kind: Kind
     tokens: _Size
     requests: _Size
     rows: _Size
@@ -48,13 +50,8 @@ class Bucket(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its program's file, and in statistics: "tokens-128", "batch-8"."""
+        """In statistics: "tokens-128", "batch-8"."""
         return f"{self.kind}-{self.tokens}"
-
-    @property
-    def file(self) -> str:
-        """Its program's path in the target's folder."""
-        return f"buckets/{self.name}.json"
 
     def __post_init__(self) -> None:
         if self.kind == "batch" and not self.tokens == self.requests == self.rows:
@@ -89,10 +86,14 @@ class BucketPlan(Record, frozen=True, kw_only=True):
         buckets = [Bucket.of_tokens(t, most) for t in sorted(tokens)] + [Bucket.of_batch(b) for b in sorted(batch)]
         return cls(buckets=tuple(buckets))
 
+    def sizes(self, kind: Kind) -> tuple[int, ...]:
+        """Of one kind, rising."""
+        return tuple(b.tokens for b in self.buckets if b.kind == kind)
+
     @property
     def most_tokens(self) -> int:
         """Most tokens of a step."""
-        return max((b.tokens for b in self.buckets if b.kind == "tokens"), default=0)
+        return max(self.sizes("tokens"), default=0)
 
     @property
     def most_requests(self) -> int:
@@ -102,8 +103,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
     @property
     def most_padding(self) -> int:
         """Most tokens of padding of a step: what comes between two sizes of a kind."""
-        sizes = [[0, *(b.tokens for b in self.buckets if b.kind == kind)] for kind in ("tokens", "batch")]
-        return max(above - below - 1 for rising in sizes for below, above in pairwise(rising))
+        return max(above - below - 1 for kind in KINDS for below, above in pairwise((0, *self.sizes(kind))))
 
     def to_json(self) -> str:
         """Stable, readable text: the same plan gives the same bytes."""

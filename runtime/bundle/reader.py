@@ -21,7 +21,7 @@ from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, CapacityError, RequestError, TrustError
 from ..shared.lowered_program import LoweredProgram
 from ..shared.targets import part, sections_of
-from .buckets import Bucket, BucketPlan, plan_path
+from .buckets import BucketPlan, plan_path
 from .hashed_file import HashedBeside
 from .manifest import (
     MANIFEST_PATH,
@@ -176,10 +176,6 @@ class Bundle:
                 hint="Export the bundle again.",
             )
         return self.programs[name]
-
-    def bucket_program(self, target: str, bucket: Bucket) -> LoweredProgram:
-        """The program of one of ``buckets[target]``; raises BundleError if it is damaged."""
-        return self._read_program(f"{target_folder(target)}/{bucket.file}")
 
     def read_bytes(self, name: str) -> bytes:
         """The contents of a listed file; raises BundleError if it isn't listed."""
@@ -342,14 +338,7 @@ class Bundle:
     def _read_plan(self, target: str) -> BucketPlan:
         path = plan_path(target)
         context = self.manifest.model.context_length
-        plan = BucketPlan.from_json(self.read_bytes(path), source=str(self.path / path), context_length=context)
-        for bucket in plan.buckets:
-            if (file := f"{target_folder(target)}/{bucket.file}") not in self.files:
-                raise BundleError(
-                    f"{self.path / path}: the program {file} of a bucket is not listed in {MANIFEST_PATH} there",
-                    hint="Export the bundle again.",
-                )
-        return plan
+        return BucketPlan.from_json(self.read_bytes(path), source=str(self.path / path), context_length=context)
 
     def _map(self, blob: int) -> npt.NDArray[np.uint8]:
         if blob not in self._blobs:

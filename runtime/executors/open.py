@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle, Load
 from ..bundle.trust import require_trust
 from ..kv_cache.cache_groups import enough_for_windows, plan_pools
@@ -124,11 +123,8 @@ def make_executor(
     blocks: Mapping[str, int],
     context: int,
     placement: Placement = Placement(),
-    plan: BucketPlan | None = None,
 ) -> Executor:
     """The executor of a target that ``choose_target`` gave, with so many blocks, for ``context`` tokens of a request.
-
-    ``plan``: the target's buckets, if its steps will have their sizes; the cpu target has a program for each.
 
     Raises:
         BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
@@ -143,7 +139,7 @@ def make_executor(
         if said != getattr(Placement(), field) and field not in _opening(target).takes:
             owners = " or ".join(repr(name) for name in running() if field in _opening(name).takes)
             raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
-    return _opening(target).make(Asked(bundle, target, blocks, context, placement, plan))
+    return _opening(target).make(Asked(bundle, target, blocks, context, placement))
 
 
 def open_executor(
@@ -175,7 +171,7 @@ def open_executor(
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
     plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
-    executor = make_executor(bundle, target, blocks, context, placement, sizes)
+    executor = make_executor(bundle, target, blocks, context, placement)
     return executor if sizes is None else StaticShapes(executor, sizes)
 
 

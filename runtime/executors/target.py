@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget
 from ..shared.contracts import CacheGroup
@@ -41,7 +40,6 @@ class Asked:
     blocks: Mapping[str, int]
     context: int
     placement: Placement
-    plan: BucketPlan | None
 
 
 def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:

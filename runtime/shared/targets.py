@@ -9,8 +9,6 @@ Ours are in ``OWN``; a package outside names its own by an entry point of the gr
         SECTIONS        key in the target's manifest -> the record that is read from it
         check_opened    (bundle, target) -> what else a ready target has that is checked when its bundle is opened; it
                         is kept in ``Bundle.opened``. Raises BundleError.
-        ANY_SIZE        whether steps of all sizes are as good, or the target has its own: then it needs no program a
-                        bucket
         OWN_FORM        whether its lowered program isn't of the cpu target's form, which ``optimize verify`` verifies
         made_with       target's manifest -> what ran or must run it, and its version, for ``optimize sbom``
         described       (bundle, target) -> lines for ``optimize inspect``

@@ -13,6 +13,7 @@ from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.tvm.recipe import TvmOptions
+from enginewright.runtime.bundle.reader import Bundle
 from tests.acceptance.test_reproducible import contents
 from tests.conftest import make_tiny_model
 
@@ -47,4 +48,5 @@ def test_a_bundle_of_all_targets(tmp_path: Path) -> None:
     assert set(found) == set(TARGETS)
     ran = {name for name, check in found.items() if check.why_not is None}
     assert {"cpu", "onnx", "stablehlo", "tvm"} <= ran
+    assert set(Bundle.open(moved).buckets) == {"cpu", "cuda"}  # whose steps are padded to them
     assert all(check.why_not for name, check in found.items() if name not in ran)

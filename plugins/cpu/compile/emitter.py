@@ -13,6 +13,7 @@ from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.shared.progress import Progress
 
@@ -22,7 +23,7 @@ from ...emit.lowered_files import write_lowered
 
 
 class CpuEmitter:
-    """Writes targets/cpu/program.json and every weight that the program reads."""
+    """Writes targets/cpu/program.json, every weight that the program reads, and the sizes that steps are padded to."""
 
     name = "cpu"
 
@@ -45,6 +46,8 @@ class CpuEmitter:
     ) -> TargetManifest:
         """See ``Emitter.emit``."""
         write_lowered(lower_for_cpu(program), self.name, writer, progress)
+        if options.buckets is not None:
+            writer.write_text(plan_path(self.name), options.buckets.to_json())
         return TargetManifest()
 
 

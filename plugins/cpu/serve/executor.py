@@ -1,8 +1,7 @@
-"""The cpu target: our C++ interpreter of the lowered program, and of those that are specialised to buckets."""
+"""The cpu target: our C++ interpreter of the lowered program."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import metadata
@@ -12,12 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.kv_cache.cache_groups import check_free
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError
 
 from ...steps.host_blocks import HostBlocks, cache_identity
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
@@ -25,9 +22,6 @@ from .hidden import hidden_places, run_with_hidden
 
 if TYPE_CHECKING:
     from ..step_profile import StepProfile
-
-Sizes = tuple[int, int, int]
-"""T, B and R of a step."""
 
 
 class CpuExecutor(HostBlocks):
@@ -42,9 +36,6 @@ class CpuExecutor(HostBlocks):
             None takes the best there is.
         tuning: how work is cut into tasks: see ``CpuProgram``. None takes what ``optimize tune`` found here for this
             bundle, if it did, and its number of threads if ``threads`` is 0.
-        plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
-            in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
-            same bits.
         load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
         target: one whose program is the cpu target's.
 
@@ -52,7 +43,7 @@ class CpuExecutor(HostBlocks):
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
 
     Raises:
-        BundleError: a program doesn't hold together; names the bucket.
+        BundleError: the program doesn't hold together.
         CapacityError: less memory is free than the caches take.
     """
 
@@ -63,7 +54,6 @@ class CpuExecutor(HostBlocks):
         *,
         threads: int = 0,
         isa: str | None = None,
-        plan: BucketPlan | None = None,
         tuning: Mapping[str, int] | None = None,
         load: Load = "map",
         target: str = "cpu",
@@ -82,28 +72,17 @@ class CpuExecutor(HostBlocks):
             if found is not None:
                 tuning, threads, row_seconds = found.choices, threads or found.threads, found.row_seconds
         self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning)
-        start = time.perf_counter()
-        self._specialized: dict[Sizes, CpuProgram] = {}
-        for bucket in plan.buckets if plan is not None else ():
-            try:
-                own = CpuProgram(bundle.bucket_program(target, bucket), weights, share=self._program)
-            except BundleError as e:
-                raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
-            self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
-        self._load_seconds = time.perf_counter() - start
-        self._hidden = {each: hidden_places(each.lowered) for each in (self._program, *self._specialized.values())}
-        hidden = set.intersection(*map(set, self._hidden.values()))
+        self._hidden = hidden_places(program)
         self.caps = ExecutorCaps(
-            shared_blocks=True, verifies=True, row_seconds=row_seconds, hidden=tuple(sorted(hidden))
+            shared_blocks=True, verifies=True, row_seconds=row_seconds, hidden=tuple(sorted(self._hidden))
         )
         self.profile: StepProfile | None = None
 
     def submit(self, step: StepInput) -> Deferred:
         self._bundle.check_unchanged()
-        program, profile = self.program_of(step), self.profile
-        run = program.run if profile is None else partial(profile.run, program)
+        run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
         if step.hidden:
-            run = partial(run_with_hidden, program, self._hidden[program])
+            run = partial(run_with_hidden, self._program, self._hidden)
         return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
 
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
@@ -122,15 +101,9 @@ class CpuExecutor(HostBlocks):
 
     @property
     def program(self) -> CpuProgram:
-        """The program of any size."""
         return self._program
 
-    def program_of(self, step: StepInput) -> CpuProgram:
-        """The program that runs a step: that of its size, or that of any size."""
-        return self._specialized.get((len(step.ids), len(step.kv_len), len(step.rows)), self._program)
-
     def describe(self) -> dict[str, str | int]:
-        """With specialised programs, what they cost: milliseconds to load, and bytes of the arena that all share."""
         about: dict[str, str | int] = {
             "target": self._target,
             "isa": self._program.isa,
@@ -138,10 +111,6 @@ class CpuExecutor(HostBlocks):
         }
         if self._tuned:
             about["tuning"] = self._tuned
-        if self._specialized:
-            about["bucket_programs"] = len(self._specialized)
-            about["bucket_load_ms"] = round(self._load_seconds * 1000)
-            about["arena_bytes"] = self._program.arena_bytes
         return about
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ def _make(asked: Asked) -> Executor:
         asked.blocks,
         threads=placement.threads,
         isa=placement.isa,
-        plan=asked.plan,
         load=placement.load,
     )
 

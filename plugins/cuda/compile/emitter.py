@@ -13,6 +13,7 @@ from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
+from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.shared.contracts import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
@@ -62,6 +63,8 @@ class CudaEmitter:
             split_products=engines.split_products,
         )
         write_lowered(lowering, self.name, writer, progress)
+        if options.buckets is not None:
+            writer.write_text(plan_path(self.name), options.buckets.to_json())
         folder = f"{target_folder(self.name)}/{KERNELS_FOLDER}"
         made_by = self._kernels(lowering.program, section, folder, writer, progress)
         return TargetManifest(sections={"cuda": section.model_copy(update={"assemblers": made_by})})

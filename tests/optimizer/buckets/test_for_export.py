@@ -1,4 +1,4 @@
-"""An export with buckets: what is in the bundle, what the report says, and programs that compute the same bits."""
+"""An export with buckets: what is in the bundle, and what the report says."""
 
 from __future__ import annotations
 
@@ -6,30 +6,27 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from enginewright.optimizer.buckets.for_export import buckets_of, check_programs
+from enginewright.optimizer.buckets.for_export import buckets_of
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.report.bundle_report import bucket_lines, open_report
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.optimizer.report.bundle_report import open_report
+from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import StepInput
-from enginewright.runtime.shared.errors import BundleError, RecipeError, RequestError, VerificationError
-from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.errors import BundleError, RecipeError, RequestError
 from tests.sealed import sealed
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}
+PLAN = BucketPlan.of((16, 40, 96, 200), (3, 6), 6)
 
 
 @pytest.fixture(scope="module")
@@ -43,37 +40,35 @@ def exported(
     return folder / "a.bundle", report
 
 
-def test_the_bundle_has_the_sizes_and_their_programs(exported: tuple[Path, ExportReport]) -> None:
+def test_the_bundle_has_the_sizes_and_one_program(exported: tuple[Path, ExportReport]) -> None:
     path, report = exported
     bundle = Bundle.open(path)
-    plan = bundle.buckets["cpu"]
-    (found,) = report.buckets
-    assert found.sizes is not None and [k.chosen.sizes for k in found.sizes.kinds] == [(16, 40, 96, 200), (3, 6)]
-    assert [b.name for b in plan.buckets] == ["tokens-16", "tokens-40", "tokens-96", "tokens-200", "batch-3", "batch-6"]
+    assert bundle.buckets == {"cpu": PLAN}
+    assert report.bucket_sizes is not None
+    assert [k.chosen.sizes for k in report.bucket_sizes.kinds] == [(16, 40, 96, 200), (3, 6)]
     own = bundle.manifest.recipe["buckets"]
     assert isinstance(own, dict) and own["histogram"] is None  # nothing beside the manifest is needed to say it
     assert own["tokens"] == [16, 40, 96, 200] and own["batch"] == [3, 6]
     bundle.verify_hashes()
-    for bucket, program in zip(plan.buckets, found.programs, strict=True):
-        assert (program.tokens, program.requests, program.rows) == (bucket.tokens, bucket.requests, bucket.rows)
-        assert program.file_bytes == bundle.files[f"targets/cpu/{bucket.file}"].bytes
-        assert program.checked == 1 and program.seconds >= 0
-        assert program.arena_bytes == bundle.bucket_program("cpu", bucket).arena_bytes.constant
-        assert program.arena_bytes <= program.arena_bytes_any
-    assert report.stages["buckets"] >= 0
+    in_target = {name for name in bundle.files if name.startswith("targets/")}
+    assert in_target == {"targets/cpu/program.json", "targets/cpu/buckets/plan.json"}
     saved = json.loads((path / "report" / "report.json").read_text())
-    assert saved["buckets"] == json.loads(json.dumps(report.to_json()["buckets"]))
+    assert saved["bucket_sizes"] == json.loads(json.dumps(report.to_json()["bucket_sizes"]))
 
 
-def test_the_report_and_its_page_say_so(exported: tuple[Path, ExportReport]) -> None:
+def test_the_report_and_its_page_say_so(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
     opened = open_report(exported[0])
-    assert opened.saved.document is not None
-    first, second, last = bucket_lines(opened.saved.document)
+    first, second = opened.bucket_lines()
     assert first.startswith("cpu, tokens: 16, 40, 96, 200; padding ") and "with one size 8" in first
     assert second.startswith("cpu, batch: 3, 6; padding ")
-    assert last.startswith("cpu: 6 programs in ") and last.endswith("; 6 run, with the same bits")
+    memory = opened.memory_lines()
+    assert [line.partition(":")[0] for line in memory[2:]] == [f"bucket {b.name}" for b in PLAN.buckets]
     page = opened.page()
-    assert "Programs of target cpu" in page and "tokens-200" in page and "of what is computed" in page
+    assert "Sizes of target cpu" in page and "tokens-200" in page and "of what is computed" in page
+    shutil.copytree(exported[0], tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
+    without = open_report(tmp_path / "copy")  # what the bundle itself says
+    assert without.bucket_lines() == ["cpu, tokens: 16, 40, 96, 200", "cpu, batch: 3, 6"]
+    assert "tokens-200" in without.page() and "of the lengths that" not in without.page()
 
 
 def test_inspect_shows_the_sizes(exported: tuple[Path, ExportReport]) -> None:
@@ -91,86 +86,30 @@ def test_a_file_that_is_no_good_is_known_before_the_model(tmp_path: Path) -> Non
     assert not (tmp_path / "a.bundle").exists()
 
 
-def test_verify_looks_at_the_programs(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
+def test_a_plan_that_is_missing(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(exported[0], copy)
-    assert check_bundle(copy).files == len(Bundle.open(copy).files)
-    path = copy / "targets/cpu/buckets/batch-3.json"
-    text = path.read_text().replace('"op":"linear"', '"op":"lineal"')  # as many bytes
-    path.write_text(text)
+    (copy / "targets/cpu/buckets/plan.json").unlink()
+    with pytest.raises(BundleError, match=r"plan\.json"):
+        Bundle.open(copy)
     listed = copy / "targets/cpu/manifest.json"
     manifest = json.loads(listed.read_text())
-    manifest["files"]["buckets/batch-3.json"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    del manifest["files"]["buckets/plan.json"]
     listed.write_text(sealed(manifest))
-    with pytest.raises(BundleError, match=r"bucket batch-3 of cpu: .*lineal"):
-        check_bundle(copy)
+    assert Bundle.open(copy).buckets == {}
 
 
-def test_a_program_takes_its_own_sizes_and_none_above(exported: tuple[Path, ExportReport]) -> None:
-    bundle = Bundle.open(exported[0])
-    weights = {use.name: bundle.weight(use.name) for use in bundle.program("cpu").weights}
-    for bucket in bundle.buckets["cpu"].buckets[1:5:3]:
-        program = CpuProgram(bundle.bucket_program("cpu", bucket), weights, blocks={"full": 40})
-        positions = np.arange(bucket.tokens + 1, dtype=np.int32)
-
-        def step(tokens: int, positions: np.ndarray = positions) -> StepInput:
-            return StepInput(
-                ids=np.zeros(tokens, np.int32),
-                positions=positions[:tokens],
-                q_start=np.asarray([0, tokens], np.int32),
-                kv_len=np.asarray([tokens], np.int32),
-                block_tables={"full": np.arange(-(-tokens // 32), dtype=np.int32)[None]},
-                slots={"full": positions[:tokens]},
-                rows=np.zeros(1, np.int32),
-                return_logits=True,
-            )
-
-        assert program.run(step(bucket.tokens)).logits is not None
-        with pytest.raises(RequestError):
-            program.run(step(bucket.tokens + 1))
-
-
-def test_a_program_that_computes_something_else_ends_the_export(
-    exported: tuple[Path, ExportReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, report = exported
-    bundle = Bundle.open(path)
-    (found,) = report.buckets
-    fresh = [replace(p, checked=0) for p in found.programs]
-    assert check_programs(bundle, "cpu", found.sizes, fresh) == found
-    assert check_programs(bundle, "other", None, fresh).programs == fresh
-    assert check_programs(bundle, "cpu", None, fresh, seconds=-1).programs == fresh
-    some = check_programs(
-        bundle, "cpu", None, fresh, memory_budget=max(p.arena_bytes + p.arena_bytes_any for p in fresh) - 1
-    )
-    assert [p.checked for p in some.programs] == [1, 1, 1, 0, 1, 1]
-
-    def wrong(self: Bundle, target: str, bucket: object) -> LoweredProgram:
-        program = self.program(target)
-        scale = next(i for i, s in enumerate(program.steps) if s.op == "paged_attention")
-        step = program.steps[scale].model_copy(update={"attrs": program.steps[scale].attrs | {"scale": 0.9}})
-        return program.model_copy(update={"steps": (*program.steps[:scale], step, *program.steps[scale + 1 :])})
-
-    monkeypatch.setattr(Bundle, "bucket_program", wrong)
-    with pytest.raises(VerificationError, match="bucket batch-3 computes other logits"):
-        check_programs(bundle, "cpu", found.sizes, found.programs)
-
-
-@pytest.mark.parametrize("file", ["plan.json", "tokens-40.json"])
-def test_a_file_that_is_missing(file: str, exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
-    listed = json.loads((exported[0] / "targets/cpu/manifest.json").read_text())
+def test_what_lies_beside_a_plan_is_ignored(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
+    """As in bundles of before, which had a program for each bucket."""
     copy = tmp_path / "copy"
     shutil.copytree(exported[0], copy)
-    (copy / "targets/cpu/buckets" / file).unlink()
-    with pytest.raises(BundleError, match=file):
-        Bundle.open(copy)
-    del listed["files"][f"buckets/{file}"]
-    (copy / "targets/cpu/manifest.json").write_text(json.dumps(listed))
-    if file == "plan.json":
-        assert Bundle.open(copy).buckets == {}  # nothing says that the others mean anything
-    else:
-        with pytest.raises(BundleError, match=r"tokens-40.json of a bucket is not listed"):
-            Bundle.open(copy)
+    (copy / "targets/cpu/buckets/batch-3.json").write_text("{}")
+    listed = copy / "targets/cpu/manifest.json"
+    manifest = json.loads(listed.read_text())
+    manifest["files"]["buckets/batch-3.json"] = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    listed.write_text(sealed(manifest))
+    assert Bundle.open(copy).buckets == Bundle.open(exported[0]).buckets
+    assert check_bundle(copy).files == len(Bundle.open(exported[0]).files) + 1
 
 
 def test_two_exports_are_byte_equal(

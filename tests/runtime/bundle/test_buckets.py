@@ -21,10 +21,11 @@ def test_a_plan_reads_as_it_was_written() -> None:
     assert [b.name for b in PLAN.buckets] == ["tokens-7", "tokens-40", "tokens-96", "batch-1", "batch-2", "batch-6"]
     assert PLAN.buckets[0] == Bucket(kind="tokens", tokens=7, requests=7, rows=6)
     assert PLAN.buckets[-1] == Bucket(kind="batch", tokens=6, requests=6, rows=6)
-    assert PLAN.buckets[0].file == "buckets/tokens-7.json" and plan_path("cpu") == "targets/cpu/buckets/plan.json"
+    assert plan_path("cpu") == "targets/cpu/buckets/plan.json"
 
 
 def test_limits_and_padding() -> None:
+    assert (PLAN.sizes("tokens"), PLAN.sizes("batch")) == ((7, 40, 96), (1, 2, 6))
     assert (PLAN.most_tokens, PLAN.most_requests, PLAN.most_padding) == (96, 6, 55)
     alone = BucketPlan.of((16,), (), 64)
     assert (alone.most_requests, alone.most_padding) == (16, 15)

@@ -23,8 +23,7 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError
-from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 PLAN = BucketPlan.of((7, 40, 96), (1, 2, 6), 64)
 GROUPS = (CacheGroup("full", (0,), 1, 8, 8), CacheGroup("window", (1,), 1, 8, 8, window=8, block_size=16))
@@ -44,9 +43,8 @@ def static(path: Path, plan: BucketPlan, blocks: int) -> tuple[LLM, StaticShapes
     bundle = Bundle.open(path)
     groups = [g.to_group() for g in bundle.program("cpu").cache_groups]
     padding = padding_blocks(plan, groups)
-    own = plan if bundle.buckets.get("cpu") == plan else None  # a program of its own for each bucket
     counts = {g.name: blocks + padding[g.name] for g in groups}
-    executor = StaticShapes(CpuExecutor(bundle, counts, threads=2, plan=own), plan)
+    executor = StaticShapes(CpuExecutor(bundle, counts, threads=2), plan)
     assert set(executor.blocks.values()) == {blocks}
     return LLM.from_executor(executor, bundle.model, prefill_chunk=96), executor
 
@@ -120,10 +118,7 @@ def test_a_bundle_with_buckets_is_served_with_them(bundles: dict[str, Path]) -> 
     with LLM(bundles["int8"], memory=26 * block, max_requests=4) as llm:
         found, info = llm.generate(prompts, params), llm.info()
     assert found == run(LLM(bundles["int8"], buckets=False), prompts, params)
-    assert info["executor"]["buckets"] == info["executor"]["bucket_programs"] == 6
-    assert info["executor"]["bucket_load_ms"] > 0
-    arenas = [Bundle.open(bundles["int8"]).bucket_program("cpu", b).arena_bytes.constant for b in PLAN.buckets]
-    assert info["executor"]["arena_bytes"] == max(arenas) < sum(arenas)  # one for all
+    assert info["executor"]["buckets"] == 6
     assert info["kv_cache_tokens"] == 24 * 32  # two blocks for padding: of 55 tokens at most
     assert sum(use["tokens"] for use in info["buckets"]) > sum(map(len, prompts))
     lines = use_lines(info["buckets"])
@@ -135,12 +130,12 @@ def test_a_bundle_with_buckets_is_served_with_them(bundles: dict[str, Path]) -> 
     assert f"{3 * block} bytes" in str(caught.value.hint)
 
 
-def test_each_bucket_runs_its_own_program(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[bool, StepInput]] = []  # whether its memory was planned for one size
+def test_all_steps_have_the_sizes_of_a_bucket(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, int, int]] = []
     run_any = CpuProgram.run
 
     def noted(self: CpuProgram, step: StepInput) -> StepOutput:
-        ran.append((self.lowered.arena_bytes == Affine.of(self.lowered.arena_bytes.constant), step))
+        ran.append((len(step.ids), len(step.kv_len), len(step.rows)))
         return run_any(self, step)
 
     monkeypatch.setattr(CpuProgram, "run", noted)
@@ -148,31 +143,14 @@ def test_each_bucket_runs_its_own_program(bundles: dict[str, Path], monkeypatch:
     prompts, params = traffic(3)
     with LLM(bundles["int8"]) as llm:
         llm.generate(prompts, params)
-        assert ran and all(fixed for fixed, _ in ran)
-        assert {(len(s.ids), len(s.kv_len), len(s.rows)) for _, s in ran} <= sizes
+        assert ran and set(ran) <= sizes
         ran.clear()
-        llm.logits(prompts[0][:20])  # more rows than the bucket's: the program of any size
-        assert [fixed for fixed, _ in ran] == [False]
-        ran.clear()
-        llm.generate(prompts[:1], params[:1])
-        assert ran and all(fixed for fixed, _ in ran)
+        llm.logits(prompts[0][:20])  # more rows than the bucket has, which stay
+        assert ran == [(40, 7, 20)]
     with LLM(bundles["int8"], buckets=False) as llm:
         ran.clear()
         llm.generate(prompts[:1], params[:1])
-        assert ran and not any(fixed for fixed, _ in ran)
-        assert "arena_bytes" not in llm.info()["executor"]
-
-
-def test_a_bucket_with_other_caches_is_named(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(self: Bundle, target: str, bucket: Bucket) -> LoweredProgram:
-        program = self.program(target)
-        (group,) = program.cache_groups
-        more = group.model_copy(update={"layers": (*group.layers, 99)})
-        return program.model_copy(update={"cache_groups": (more,)}) if bucket.name == "batch-2" else program
-
-    monkeypatch.setattr(Bundle, "bucket_program", other)
-    with pytest.raises(BundleError, match="bucket batch-2 of cpu: program: cache group full isn't as in the program"):
-        LLM(bundles["int8"])
+        assert ran[0] == (len(prompts[0]), 1, 1) not in sizes
 
 
 def step(*counts: int, start: int = 0, rows: int | None = None) -> StepInput:
