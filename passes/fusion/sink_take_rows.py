@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch.fx.node import Argument, Node, map_arg
 
-from enginewright.passes.framework.aten_ops import dimension_order, dims_of
+from enginewright.passes.framework.aten_ops import dimension_order, dims_of, ops_of
 from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.views import RESHAPES, size_arguments
@@ -27,32 +27,10 @@ _EW = frozenset(
 )
 _ELEMENTWISE = frozenset(
     {
-        *(getattr(aten, n).Tensor for n in ("add", "sub", "mul", "div")),
-        *(getattr(aten, n).Scalar for n in ("add", "sub", "mul", "div")),
-        *(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor),
-        *(aten.where.self, aten.clamp.default, aten._to_copy.default, aten.clone.default, aten.gelu.default),
-        *(aten.maximum.default, aten.minimum.default, aten.masked_fill.Scalar, aten.bitwise_not.default),
-        *(getattr(aten, n).Tensor for n in ("gt", "ge", "lt", "le")),
-        *(getattr(aten, n).Scalar for n in ("gt", "ge", "lt", "le")),
-        *(aten.logical_not.default, aten.zeros_like.default),
-        *(
-            getattr(aten, n).default
-            for n in (
-                "neg",
-                "abs",
-                "exp",
-                "log",
-                "sqrt",
-                "rsqrt",
-                "tanh",
-                "sigmoid",
-                "silu",
-                "relu",
-                "sin",
-                "cos",
-                "erf",
-            )
-        ),
+        *ops_of("add", "sub", "mul", "div", "pow", "maximum", "minimum", "where", "gt", "ge", "lt", "le"),
+        *ops_of("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "logical_not", "zeros_like"),
+        *ops_of("masked_fill", "silu", "gelu", "relu", "sigmoid", "tanh"),
+        *(aten.clamp.default, aten._to_copy.default, aten.clone.default),
     }
 )
 _SEVERAL_RESULTS = (aten.topk.default, aten.max.dim)
