@@ -9,7 +9,8 @@ The grid is made for the longest context that a table has room for; most of its 
 several kernels can be launched for a step, one lists what there is to do, and programs go through the list.
 
 Arguments stand in the order in which TensorRT hands them over: inputs, integers, outputs. Sinks and slopes that a model
-lacks may be any pointer, or None; so may the scales of a float cache, and ``lse`` where nothing is split.
+lacks may be any pointer, or None; so may the scales of a float cache, and ``lse`` where nothing is split. Most of what
+a kernel is compiled for is one constant, C (``AttentionConstants``).
 """
 
 from __future__ import annotations
@@ -55,24 +56,7 @@ def paged_attention_kernel(
     total: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SLOPES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    C: tl.constexpr,
     SKIP_SINGLES: tl.constexpr = False,
     CLAMP: tl.constexpr = False,
 ) -> None:
@@ -88,20 +72,20 @@ def paged_attention_kernel(
     memory: q has ``total`` tokens, the caches have ``pool`` blocks. Else both may be None. TensorRT times plugins on
     inputs that it makes up.
     """
-    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     splits = tl.num_programs(2)
 
-    request = request_of_tile(q_start, tile, requests, QUERIES)
+    request = request_of_tile(q_start, tile, requests, C.QUERIES)
     first_token = tl.load(q_start + request)
     behind = tl.load(q_start + request + 1)
     if CLAMP:
         first_token = tl.minimum(tl.maximum(first_token, 0), total)
         behind = tl.minimum(tl.maximum(behind, first_token), total)
     tokens = behind - first_token  # of the request in this step
-    first = (tile - (first_token // QUERIES + request)) * QUERIES  # the tile's first, within them
+    first = (tile - (first_token // C.QUERIES + request)) * C.QUERIES  # the tile's first, within them
     if CLAMP:
         first = tl.where(first < 0, tokens, first)
     if SKIP_SINGLES:
@@ -110,31 +94,30 @@ def paged_attention_kernel(
         return
     length = tl.load(kv_len + request)
     if CLAMP:
-        length = tl.minimum(tl.maximum(length, tokens), tl.maximum(blocks * BLOCK_SIZE, tokens))
+        length = tl.minimum(tl.maximum(length, tokens), tl.maximum(blocks * C.BLOCK_SIZE, tokens))
     before = length - tokens  # the position of the request's first token in this step
 
-    lowest = tl.maximum(before + first - WINDOW + 1, 0) if WINDOW else 0  # first key that the tile sees
+    lowest = tl.maximum(before + first - C.WINDOW + 1, 0) if C.WINDOW else 0  # first key that the tile sees
     low = lowest
-    high = before + tl.minimum(first + QUERIES, tokens)
+    high = before + tl.minimum(first + C.QUERIES, tokens)
     if CLAMP:
-        high = tl.minimum(high, blocks * BLOCK_SIZE)
+        high = tl.minimum(high, blocks * C.BLOCK_SIZE)
     sink_split = 0  # the first with a key
-    if SPLIT_KEYS:
-        sink_split = lowest // SPLIT_KEYS
-        low = tl.maximum(lowest, split * SPLIT_KEYS)
-        high = tl.minimum(high, (split + 1) * SPLIT_KEYS)
+    if C.SPLIT_KEYS:
+        sink_split = lowest // C.SPLIT_KEYS
+        low = tl.maximum(lowest, split * C.SPLIT_KEYS)
+        high = tl.minimum(high, (split + 1) * C.SPLIT_KEYS)
         if low >= high:
-            row = tl.arange(0, ROWS)
+            row = tl.arange(0, C.ROWS)
             query = first + row // GROUP
-            place = (first_token + query).to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
-            valid = (row // GROUP < QUERIES) & (query < tokens)
-            tl.store(lse + place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
+            place = (first_token + query).to(tl.int64) * C.Q_HEADS + kv_head * GROUP + row % GROUP
+            valid = (row // GROUP < C.QUERIES) & (query < tokens)
+            tl.store(lse + place * splits + split, tl.full([C.ROWS], float("-inf"), tl.float32), mask=valid)
             return
     attend_tile(
         q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, pool, sinks, slopes, q_stride,
         out, lse, first_token, first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
-        Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
-        QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD, CLAMP,
+        C, CLAMP,
     )  # fmt: skip
 
 
@@ -155,24 +138,7 @@ def listed_attention_kernel(
     splits: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SLOPES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    C: tl.constexpr,
     q_start: tl.tensor = None,
     MIXED: tl.constexpr = False,
 ) -> None:
@@ -190,14 +156,13 @@ def listed_attention_kernel(
         token = request
         if MIXED:
             token = tl.load(q_start + request)
-        lowest = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-        low = tl.maximum(lowest, split * SPLIT_KEYS)
-        high = tl.minimum(length, (split + 1) * SPLIT_KEYS)
+        lowest = tl.maximum(length - C.WINDOW, 0) if C.WINDOW else 0
+        low = tl.maximum(lowest, split * C.SPLIT_KEYS)
+        high = tl.minimum(length, (split + 1) * C.SPLIT_KEYS)
         attend_tile(
             q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, blocks, sinks, slopes, q_stride,
-            out, lse, token, request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // SPLIT_KEYS,
-            Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
-            QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD, False,
+            out, lse, token, request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // C.SPLIT_KEYS,
+            C, False,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What a program of the attention kernels does with one tile of queries: online softmax over a range of keys.
 
 Keys are visited in tiles of KEYS at absolute positions, by online softmax (Milakov and Gimelshein, 2018,
-https://arxiv.org/abs/1805.02867) in base 2.
+https://arxiv.org/abs/1805.02867) in base 2. C is what the kernel is compiled for, see ``AttentionConstants``.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -117,58 +117,48 @@ def _attend(
     start: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SLOPES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
+    C: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One step of online softmax, over the keys from ``start`` on: the new (largest, total, values).
 
     ``place`` [KEYS]: theirs in [P*K, Nkv]. Not MASKED: all KEYS are there, and every row sees them.
     """
-    d = tl.arange(0, WIDTH)
-    e = tl.arange(0, VALUE_WIDTH)
-    key = start + tl.arange(0, KEYS)
+    d = tl.arange(0, C.WIDTH)
+    e = tl.arange(0, C.VALUE_WIDTH)
+    key = start + tl.arange(0, C.KEYS)
     present = (key >= low) & (key < high)
-    at_keys = k_cache + place[None, :] * HEAD_SIZE + d[:, None]
-    at_values = v_cache + place[:, None] * VALUE_SIZE + e[None, :]
+    at_keys = k_cache + place[None, :] * C.HEAD_SIZE + d[:, None]
+    at_values = v_cache + place[:, None] * C.VALUE_SIZE + e[None, :]
     if MASKED:
-        keys = tl.load(at_keys, mask=present[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
-    elif HEAD_SIZE < WIDTH:
-        keys = tl.load(at_keys, mask=(d < HEAD_SIZE)[:, None], other=0.0)
+        keys = tl.load(at_keys, mask=present[None, :] & (d < C.HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
+    elif C.HEAD_SIZE < C.WIDTH:
+        keys = tl.load(at_keys, mask=(d < C.HEAD_SIZE)[:, None], other=0.0)
     else:
         keys = tl.load(at_keys)
-    scores = tl.dot(queries, _codes_to(keys, FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
+    scores = tl.dot(queries, _codes_to(keys, C.FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
 
     # A factor that all scores share needn't be multiplied into each of them before the largest is found.
-    SHARED: tl.constexpr = FORMAT == "float" and SOFTCAP == 0.0 and not SLOPES and SCALE > 0.0
-    FACTOR: tl.constexpr = SCALE * (LOG2E if SOFTCAP == 0.0 else 1.0) * (256.0 if FORMAT == "e4m3" else 1.0)
+    SHARED: tl.constexpr = C.FORMAT == "float" and C.SOFTCAP == 0.0 and not C.SLOPES and C.SCALE > 0.0
+    FACTOR: tl.constexpr = C.SCALE * (LOG2E if C.SOFTCAP == 0.0 else 1.0) * (256.0 if C.FORMAT == "e4m3" else 1.0)
     if not SHARED:
-        if FORMAT == "float":
+        if C.FORMAT == "float":
             scores *= FACTOR
         else:
             scores *= (tl.load(k_scales + place, mask=present, other=0.0) * FACTOR)[None, :]
-        if SOFTCAP != 0.0:
-            fall = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / SOFTCAP))
-            bent = (1.0 - fall) / (1.0 + fall) * (SOFTCAP * LOG2E)  # tanh
+        if C.SOFTCAP != 0.0:
+            fall = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / C.SOFTCAP))
+            bent = (1.0 - fall) / (1.0 + fall) * (C.SOFTCAP * LOG2E)  # tanh
             scores = tl.where(scores < 0, -bent, bent)
-        if SLOPES:
+        if C.SLOPES:
             scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
     if MASKED:
-        if QUERIES == 1:  # keys from low to high are those that the one query sees
+        if C.QUERIES == 1:  # keys from low to high are those that the one query sees
             visible = present[None, :]
         else:
             visible = present[None, :] & (key[None, :] <= position[:, None])
-            if WINDOW:
-                visible &= key[None, :] > position[:, None] - WINDOW
+            if C.WINDOW:
+                visible &= key[None, :] > position[:, None] - C.WINDOW
         scores = tl.where(visible, scores, float("-inf"))
 
     if SHARED:
@@ -186,18 +176,18 @@ def _attend(
     total = total * shrink + tl.sum(weights, axis=1)
 
     if MASKED:
-        cached_values = tl.load(at_values, mask=present[:, None] & (e < VALUE_SIZE)[None, :], other=0.0)
-    elif VALUE_SIZE < VALUE_WIDTH:
-        cached_values = tl.load(at_values, mask=(e < VALUE_SIZE)[None, :], other=0.0)
+        cached_values = tl.load(at_values, mask=present[:, None] & (e < C.VALUE_SIZE)[None, :], other=0.0)
+    elif C.VALUE_SIZE < C.VALUE_WIDTH:
+        cached_values = tl.load(at_values, mask=(e < C.VALUE_SIZE)[None, :], other=0.0)
     else:
         cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
-    if FORMAT != "float":
+    if C.FORMAT != "float":
         # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
-        UNIT: tl.constexpr = 64.0 if FORMAT == "int8" else 256.0
+        UNIT: tl.constexpr = 64.0 if C.FORMAT == "int8" else 256.0
         weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
     values = tl.dot(
         weights.to(queries.dtype),
-        _codes_to(cached_values, FORMAT, queries.dtype),
+        _codes_to(cached_values, C.FORMAT, queries.dtype),
         values * shrink[:, None],
         input_precision="ieee",
     )
@@ -229,24 +219,7 @@ def attend_tile(
     split: tl.tensor,
     splits: tl.tensor,
     sink_split: tl.tensor,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SLOPES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    C: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> None:
     """One tile over the keys from ``low`` to ``high``, of which there are some; arguments as the kernels have them.
@@ -254,88 +227,86 @@ def attend_tile(
     ``first_token``: of the request among the step's, ``out_token`` among those of what is written, ``tokens`` of it,
     ``first`` the tile's among those, ``before`` the keys before all of them, ``sink_split`` the split that has sinks.
     """
-    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    GROUP: tl.constexpr = C.Q_HEADS // C.KV_HEADS
     # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
     PAGES: tl.constexpr = (
-        1 if BLOCK_SIZE % KEYS == 0 else 2 if KEYS == 2 * BLOCK_SIZE else 4 if KEYS == 4 * BLOCK_SIZE else 0
+        1 if C.BLOCK_SIZE % C.KEYS == 0 else 2 if C.KEYS == 2 * C.BLOCK_SIZE else 4 if C.KEYS == 4 * C.BLOCK_SIZE else 0
     )
-    row = tl.arange(0, ROWS)
+    row = tl.arange(0, C.ROWS)
     query = first + row // GROUP
     head = kv_head * GROUP + row % GROUP
-    valid = (row // GROUP < QUERIES) & (query < tokens)  # [ROWS]
+    valid = (row // GROUP < C.QUERIES) & (query < tokens)  # [ROWS]
     position = before + query
     token = (first_token + query).to(tl.int64)
-    row_place = (out_token + query).to(tl.int64) * Q_HEADS + head  # [ROWS], in [T, Nq]
+    row_place = (out_token + query).to(tl.int64) * C.Q_HEADS + head  # [ROWS], in [T, Nq]
 
-    element = tl.arange(0, WIDTH)
-    e = tl.arange(0, VALUE_WIDTH)
+    element = tl.arange(0, C.WIDTH)
+    e = tl.arange(0, C.VALUE_WIDTH)
     queries = tl.load(
-        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + element[None, :],
-        mask=valid[:, None] & (element < HEAD_SIZE)[None, :],
+        q + token[:, None] * q_stride + (head * C.HEAD_SIZE)[:, None] + element[None, :],
+        mask=valid[:, None] & (element < C.HEAD_SIZE)[None, :],
         other=0.0,
     )  # [ROWS, WIDTH]
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    values = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    if SINKS:
+    largest = tl.full([C.ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([C.ROWS], tl.float32)
+    values = tl.zeros([C.ROWS, C.VALUE_WIDTH], tl.float32)
+    if C.SINKS:
         sunk = valid & (row * 0 + split == sink_split)
         largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
         total += tl.where(sunk, 1.0, 0.0)
     slope = total
-    if SLOPES:
+    if C.SLOPES:
         slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
 
-    begin = low // KEYS * KEYS
+    begin = low // C.KEYS * C.KEYS
     # Keys that every row sees need no mask: up to the first query's own, and behind the last one's window. A single
     # query's are in one loop, as splits are short.
     clear = high
     edge = high
-    if QUERIES > 1:
+    if C.QUERIES > 1:
         seen_from = low
-        if WINDOW:
-            seen_from = tl.maximum(low, before + tl.minimum(first + QUERIES, tokens) - WINDOW)
-        clear = (seen_from + KEYS - 1) // KEYS * KEYS
-        edge = tl.maximum(tl.minimum(before + first + 1, high) // KEYS * KEYS, clear)
+        if C.WINDOW:
+            seen_from = tl.maximum(low, before + tl.minimum(first + C.QUERIES, tokens) - C.WINDOW)
+        clear = (seen_from + C.KEYS - 1) // C.KEYS * C.KEYS
+        edge = tl.maximum(tl.minimum(before + first + 1, high) // C.KEYS * C.KEYS, clear)
     for part in tl.static_range(3):
         if part == 0:
             from_key = begin
             to_key = tl.minimum(clear, high)
-            there = QUERIES == 1 or WINDOW > 0 or SPLIT_KEYS % KEYS != 0
+            there = C.QUERIES == 1 or C.WINDOW > 0 or C.SPLIT_KEYS % C.KEYS != 0
         elif part == 1:
             from_key = clear
             to_key = edge
-            there = QUERIES > 1
+            there = C.QUERIES > 1
         else:
             from_key = edge
             to_key = high
-            there = QUERIES > 1
+            there = C.QUERIES > 1
         if there:
-            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP)
-            for start in range(from_key, to_key, KEYS):
+            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, pool, C.BLOCK_SIZE, PAGES, CLAMP)
+            for start in range(from_key, to_key, C.KEYS):
                 a, b, c, d = next_a, next_b, next_c, next_d
-                if AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
+                if C.AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
                     next_a, next_b, next_c, next_d = _blocks_of(
-                        table, start + KEYS, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP
+                        table, start + C.KEYS, low, to_key, pool, C.BLOCK_SIZE, PAGES, CLAMP
                     )
                 else:
-                    a, b, c, d = _blocks_of(table, start, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP)
-                place = _places(a, b, c, d, table, start, low, high, pool, BLOCK_SIZE, KEYS, PAGES, CLAMP)
-                place = place * KV_HEADS + kv_head
+                    a, b, c, d = _blocks_of(table, start, low, to_key, pool, C.BLOCK_SIZE, PAGES, CLAMP)
+                place = _places(a, b, c, d, table, start, low, high, pool, C.BLOCK_SIZE, C.KEYS, PAGES, CLAMP)
+                place = place * C.KV_HEADS + kv_head
                 largest, total, values = _attend(
                     queries, position, slope, largest, total, values,
-                    k_cache, v_cache, k_scales, v_scales, place, start, low, high,
-                    HEAD_SIZE, VALUE_SIZE, SCALE, SOFTCAP, WINDOW, SLOPES, FORMAT,
-                    QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASKED=part != 1,
+                    k_cache, v_cache, k_scales, v_scales, place, start, low, high, C, MASKED=part != 1,
                 )  # fmt: skip
 
     seen = tl.where(total == 0.0, 1.0, total)  # rows of no query
-    if FORMAT == "int8" or FORMAT == "fp8":
-        values = values * (1.0 / 64.0 if FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
+    if C.FORMAT == "int8" or C.FORMAT == "fp8":
+        values = values * (1.0 / 64.0 if C.FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
     values = values / seen[:, None]
-    inside = valid[:, None] & (e < VALUE_SIZE)[None, :]
-    if SPLIT_KEYS:
+    inside = valid[:, None] & (e < C.VALUE_SIZE)[None, :]
+    if C.SPLIT_KEYS:
         to = row_place * splits + split
-        tl.store(out + to[:, None] * VALUE_SIZE + e[None, :], values, mask=inside)
+        tl.store(out + to[:, None] * C.VALUE_SIZE + e[None, :], values, mask=inside)
         tl.store(lse + to, tl.where(total == 0.0, float("-inf"), largest + tl.log2(seen)), mask=valid)
     else:
-        tl.store(out + row_place[:, None] * VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row_place[:, None] * C.VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)

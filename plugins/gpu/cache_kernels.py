@@ -35,23 +35,14 @@ def float_to_e4m3(values: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _write_heads(
-    new: tl.tensor,
-    cache: tl.tensor,
-    scales: tl.tensor,
-    slot: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
-    """A token's ``new`` [Nkv, SIZE] into the cache [P*K, Nkv, SIZE] at ``slot``; HEADS, WIDTH: powers of 2."""
+def _heads(
+    new: tl.tensor, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
+) -> tl.tensor:
+    """A token's ``new`` [Nkv, SIZE] as [HEADS, WIDTH], powers of 2, with 0 where there is none."""
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
     inside = (head < KV_HEADS)[:, None] & (d < SIZE)[None, :]
-    x = tl.load(new + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
-    store_heads(x, cache, scales, slot, KV_HEADS, SIZE, FORMAT, HEADS, WIDTH)
+    return tl.load(new + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -126,5 +117,7 @@ def kv_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if (slot >= 0) & (slot < capacity):
-        _write_heads(k + token * k_stride, k_cache, k_scales, slot, KV_HEADS, HEAD_SIZE, FORMAT, HEADS, WIDTH)
-        _write_heads(v + token * v_stride, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, HEADS, VALUE_WIDTH)
+        keys = _heads(k + token * k_stride, KV_HEADS, HEAD_SIZE, HEADS, WIDTH)
+        store_heads(keys, k_cache, k_scales, slot, KV_HEADS, HEAD_SIZE, FORMAT, HEADS, WIDTH)
+        values = _heads(v + token * v_stride, KV_HEADS, VALUE_SIZE, HEADS, VALUE_WIDTH)
+        store_heads(values, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, HEADS, VALUE_WIDTH)

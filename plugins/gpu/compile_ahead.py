@@ -22,7 +22,15 @@ from typing import Any
 
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 
-from .specs import TILE_CONSTANTS, AttentionShape, Constant, KernelSpec, attention_spec, kernel_function
+from .specs import (
+    TILE_CONSTANTS,
+    AttentionShape,
+    Constant,
+    KernelSpec,
+    attention_spec,
+    kernel_function,
+    taken_constants,
+)
 from .tiles import FEWEST_ROWS, Tile, gpu_of
 
 FORMAT = 1
@@ -77,7 +85,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
     function = kernel_function(spec.kernel)
     names: list[str] = function.arg_names
-    types, constants = dict(spec.arguments), dict(spec.constants)
+    types, constants = dict(spec.arguments), taken_constants(spec.kernel, dict(spec.constants))
     given = {name for name, of in spec.arguments if of.startswith("*")} - set(spec.unaligned)
     given |= set(spec.aligned)
     source = ASTSource(

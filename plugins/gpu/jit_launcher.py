@@ -15,7 +15,7 @@ import numpy as np
 
 from .call import Call
 from .choose_tiles import choose_tile
-from .specs import AttentionShape, kernel_function
+from .specs import AttentionShape, kernel_function, taken_constants
 from .tiles import Tile, attention_tiles, gpu_of
 
 
@@ -42,7 +42,8 @@ class JitLauncher:
         """What runs a call, at any time."""
         interpret_bfloat16()
         function: Any = kernel_function(call.kernel)[call.grid]
-        arguments = {**call.arguments, **call.constants, "num_warps": call.warps, "num_stages": call.stages}
+        constants = taken_constants(call.kernel, call.constants)
+        arguments = {**call.arguments, **constants, "num_warps": call.warps, "num_stages": call.stages}
         return lambda: function(**arguments)
 
 

@@ -6,7 +6,7 @@ Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -141,28 +141,62 @@ def write_format(cache: CacheFormat) -> str:
     return {"fp8": "e4m3", "int8": "int8"}.get(cache, "float")
 
 
+@dataclass(frozen=True)
+class AttentionConstants:
+    """What code of attention is compiled for, by the names that specs have. Its kernels take all of it as one: C."""
+
+    Q_HEADS: int
+    KV_HEADS: int
+    HEAD_SIZE: int
+    VALUE_SIZE: int
+    BLOCK_SIZE: int
+    SCALE: float
+    SOFTCAP: float
+    WINDOW: int
+    SINKS: bool
+    SLOPES: bool
+    FORMAT: str
+    QUERIES: int
+    ROWS: int
+    KEYS: int
+    SPLIT_KEYS: int
+    WIDTH: int
+    VALUE_WIDTH: int
+    AHEAD: bool
+
+
 def attention_constants(shape: AttentionShape, gpu: Gpu, tile: Tile, split_keys: int) -> dict[str, Constant]:
     """Of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
-    return {
-        "Q_HEADS": shape.heads,
-        "KV_HEADS": shape.kv_heads,
-        "HEAD_SIZE": shape.head_size,
-        "VALUE_SIZE": shape.value_size,
-        "BLOCK_SIZE": shape.block_size,
-        "SCALE": shape.scale,
-        "SOFTCAP": shape.softcap,
-        "WINDOW": shape.window,
-        "SINKS": shape.sinks,
-        "SLOPES": shape.slopes,
-        "FORMAT": read_format(shape.cache, gpu),
-        "QUERIES": tile.queries,
-        "ROWS": tile.rows,
-        "KEYS": tile.keys,
-        "SPLIT_KEYS": split_keys,
-        "WIDTH": width_of(shape.head_size),
-        "VALUE_WIDTH": width_of(shape.value_size),
-        "AHEAD": looks_ahead(tile, gpu),
-    }
+    constants = AttentionConstants(
+        Q_HEADS=shape.heads,
+        KV_HEADS=shape.kv_heads,
+        HEAD_SIZE=shape.head_size,
+        VALUE_SIZE=shape.value_size,
+        BLOCK_SIZE=shape.block_size,
+        SCALE=shape.scale,
+        SOFTCAP=shape.softcap,
+        WINDOW=shape.window,
+        SINKS=shape.sinks,
+        SLOPES=shape.slopes,
+        FORMAT=read_format(shape.cache, gpu),
+        QUERIES=tile.queries,
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        SPLIT_KEYS=split_keys,
+        WIDTH=width_of(shape.head_size),
+        VALUE_WIDTH=width_of(shape.value_size),
+        AHEAD=looks_ahead(tile, gpu),
+    )
+    return dict(vars(constants))
+
+
+def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> dict[str, Any]:
+    """A spec's constants as its kernel takes them."""
+    if kernel not in ("paged_attention", "listed_attention"):
+        return dict(constants)
+    together = {field.name: constants[field.name] for field in fields(AttentionConstants)}
+    alone = {name: value for name, value in constants.items() if name not in together}
+    return {"C": AttentionConstants(**together), **alone}  # type: ignore[arg-type]  # checked where they were made
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:

@@ -14,6 +14,7 @@ from enginewright.plugins.gpu.specs import (
     attention_spec,
     combine_spec,
     splits_of,
+    taken_constants,
     tiles_of_step,
     write_spec,
 )
@@ -36,6 +37,14 @@ def test_arguments_are_inputs_integers_outputs():
     assert [n for n, of in written if of == "i32"] == ["capacity", "k_stride", "v_stride"]
     assert written[-2:] == (("k_cache", "*fp16"), ("v_cache", "*fp16"))
     assert combine_spec(SHAPE, 90).arguments[-1] == ("out", "*fp16")
+
+
+def test_attention_kernels_take_what_they_share_of_constants_as_one():
+    spec = attention_spec(SHAPE, 90, TILE, 512, clamp=True)
+    taken = taken_constants(spec.kernel, dict(spec.constants))
+    assert set(taken) == {"C", "CLAMP"} and vars(taken["C"]) | {"CLAMP": True} == dict(spec.constants)
+    written = dict(write_spec(SHAPE, 90).constants)
+    assert taken_constants("kv_write", written) == written
 
 
 def test_stems_tell_everything_apart_and_nothing_else():
