@@ -20,35 +20,9 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.shared.json_document import parse_json
 
 from .console import print_error, print_json, print_styled, reported
-from .options import (
-    AsJson,
-    BundlePath,
-    Context,
-    MaxTokens,
-    Memory,
-    MinP,
-    Param,
-    PrefixFolder,
-    Provider,
-    RepetitionPenalty,
-    Sampling,
-    SchedulingGiven,
-    Seed,
-    Speculate,
-    Stop,
-    System,
-    Target,
-    Temperature,
-    TextOnly,
-    Threads,
-    TopK,
-    TopP,
-    Trust,
-    llm_options,
-    named_value,
-)
+from .options import AsJson, BundlePath, Sampling, Serving, TextOnly, grouped, named_value
 from .streaming import StreamPrinter, conversation, result_row
-from .template_options import Set, Tools, template_options
+from .template_options import Template
 from .terminal import Wrapped, read_turn, terminal_width
 
 if TYPE_CHECKING:
@@ -77,29 +51,13 @@ _ONE_ANSWER = ("n", "best_of", "num_beams")
 
 
 @reported
+@grouped
 def command(
     bundle: BundlePath,
-    system: System = None,
-    tools: Tools = None,
-    variables: Set = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    param: Param = None,
-    target: Target = None,
-    provider: Provider = None,
-    trust: Trust = None,
-    context: Context = None,
-    threads: Threads = 0,
-    memory: Memory = None,
-    prefix_folder: PrefixFolder = None,
-    scheduling: SchedulingGiven = None,
-    speculate: Speculate = "auto",
+    *,
+    template: Template,
+    sampling: Sampling,
+    serving: Serving,
     as_json: AsJson = False,
     quiet: TextOnly = False,
 ) -> None:
@@ -109,21 +67,21 @@ def command(
     template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, param)
     params = SamplingParams(**(given := sampling.given()))
     if name := next((name for name in _ONE_ANSWER if name in given), None):
         raise typer.BadParameter(f"--param {name}: a turn of a conversation has one answer, as it comes")
-    options = template_options(tools, variables)
+    options = template.given()
     interactive = sys.stdin.isatty()
     if interactive and as_json:
         raise typer.BadParameter("--json is for a conversation from a pipe, which has an end")
-    served = llm_options(target, provider, context, threads, memory, prefix_folder, scheduling, speculate, trust)
+    served = serving.given()
     start = time.perf_counter()
     with LLM(bundle, **served) as llm:
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
-        chat = Chat(llm, params, options, system, interactive=interactive, quiet=quiet, rows=[] if as_json else None)
-        chat.check(conversation("Hello", system))  # an option that is wrong is wrong for each turn
+        rows: list[dict[str, Any]] | None = [] if as_json else None
+        chat = Chat(llm, params, options, template.system, interactive=interactive, quiet=quiet, rows=rows)
+        chat.check(conversation("Hello", template.system))  # an option that is wrong is wrong for each turn
         if interactive and not quiet:
             _say(f"{llm.model.name}. /help shows what can be typed.")
         chat.run(_typed() if interactive else _piped())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Context, Memory, Provider, Target, Threads, Trust
+from .options import AsJson, BundlePath, Running, grouped
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ EPILOG = (
 
 
 @reported
+@grouped
 def command(
     bundle: BundlePath,
+    *,
     text: Annotated[
         str, typer.Option(metavar="FILE", help="The text to predict, in UTF-8; built-in is one of some 5,000 words.")
     ] = "built-in",
@@ -45,12 +47,7 @@ def command(
     stride: Annotated[
         int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
     ] = None,
-    target: Target = None,
-    provider: Provider = None,
-    trust: Trust = None,
-    context: Context = None,
-    threads: Threads = 0,
-    memory: Memory = None,
+    running: Running,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the figures.")] = False,
 ) -> None:
@@ -68,12 +65,7 @@ def command(
             choices=choices,
             window=window,
             stride=stride,
-            target=target,
-            provider=provider,
-            context=context,
-            trust=trust,
-            threads=threads,
-            memory=memory,
+            **vars(running),
             progress=show,
         )
     if as_json:

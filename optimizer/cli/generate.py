@@ -13,34 +13,9 @@ import typer
 from enginewright.runtime.shared.errors import EnginewrightError
 
 from .console import print_json, reported
-from .options import (
-    AsJson,
-    BundlePath,
-    Context,
-    MaxTokens,
-    Memory,
-    MinP,
-    Param,
-    PrefixFolder,
-    Provider,
-    RepetitionPenalty,
-    Sampling,
-    SchedulingGiven,
-    Seed,
-    Speculate,
-    Stop,
-    System,
-    Target,
-    Temperature,
-    TextOnly,
-    Threads,
-    TopK,
-    TopP,
-    Trust,
-    llm_options,
-)
+from .options import AsJson, BundlePath, Sampling, Serving, TextOnly, grouped
 from .streaming import StreamPrinter, conversation, result_row
-from .template_options import Set, Tools, template_options
+from .template_options import Template
 from .terminal import shown
 
 NAME = "generate"
@@ -58,31 +33,15 @@ EPILOG = (
 
 
 @reported
+@grouped
 def command(
     bundle: BundlePath,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    param: Param = None,
-    system: System = None,
-    tools: Tools = None,
-    variables: Set = None,
+    *,
+    sampling: Sampling,
+    template: Template,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
-    target: Target = None,
-    provider: Provider = None,
-    trust: Trust = None,
-    context: Context = None,
-    threads: Threads = 0,
-    memory: Memory = None,
-    prefix_folder: PrefixFolder = None,
-    scheduling: SchedulingGiven = None,
-    speculate: Speculate = "auto",
+    serving: Serving,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: TextOnly = False,
@@ -96,23 +55,22 @@ def command(
 
     if not os.path.exists(bundle) and os.path.isdir(prompts[0]):  # these take names of any length
         raise typer.BadParameter(f"{bundle} doesn't exist, and {prompts[0]} is a folder: the bundle comes first")
-    if raw and system is not None:
+    if raw and template.system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
-    if raw and (tools is not None or variables):
+    if raw and (template.tools is not None or template.variables):
         raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
     if prompts.count("-") > 1:
         raise typer.BadParameter("stdin is one prompt: give - once")
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, param)
     params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
-    options = template_options(tools, variables)
-    served = llm_options(target, provider, context, threads, memory, prefix_folder, scheduling, speculate, trust)
+    options = template.given()
+    served = serving.given()
     opened = time.perf_counter()
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
-        wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
+        wanted = template.system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)
-        conversations = [conversation(text, system) for text in texts]
+        conversations = [conversation(text, template.system) for text in texts]
         several = params.n > 1 or params.best_of is not None or params.num_beams > 1
         if len(texts) == 1 and not as_json and not several:
             stream = llm.stream_chat(conversations[0], params, **options) if chat else llm.stream(texts[0], params)

@@ -6,10 +6,12 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -31,44 +33,41 @@ def known_targets(values: list[str] | None) -> list[str] | None:
     return values
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command some of whose parameters are dataclasses: the parser sees an option for each of their fields."""
+    options: list[Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for one in _parameters(command):
+        if isinstance(one.annotation, type) and is_dataclass(one.annotation):
+            groups[one.name] = one.annotation
+            options += _parameters(one.annotation)
+        else:
+            options.append(one)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what inspect and typer look at
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def _parameters(of: Callable[..., object]) -> list[Parameter]:
+    hints = get_type_hints(of, include_extras=True)
+    given = signature(of).parameters.values()
+    return [one.replace(annotation=hints[one.name], kind=Parameter.KEYWORD_ONLY) for one in given]
+
+
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")]
-TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share; 1 is off.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
-]
-Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes one for each core.")]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
-]
-PrefixFolder = Annotated[
-    Path | None,
-    typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
-]
-SchedulingGiven = Annotated[
-    str | None,
-    typer.Option(
-        "--scheduling",
-        metavar="NAME|FILE",
-        help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
-    ),
-]
-Speculate = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|off|lookup|BUNDLE",
-        help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. auto "
-        "looks them up where the target can check them, as cpu does.",
-    ),
 ]
 Target = Annotated[
     str | None,
@@ -94,15 +93,6 @@ Provider = Annotated[
         "plugin."
     ),
 ]
-Param = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Any other field of SamplingParams: n=3, num_beams=4, frequency_penalty=0.5; may be repeated.",
-    ),
-]
-Context = Annotated[int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")]
-System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
 
 def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
@@ -137,21 +127,49 @@ def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
         raise typer.BadParameter(f"--scheduling: {file}: {getattr(e, 'strerror', None) or e}") from e
 
 
-def llm_options(
-    target: str | None,
-    provider: str | None,
-    context: int | None,
-    threads: int,
-    memory: str | None,
-    prefix_folder: Path | None,
-    scheduling: str | None,
-    speculate: str,
-    trust: str | None,
-) -> dict[str, Any]:
-    """Keyword arguments for LLM, of options that have its names. Raises BadParameter."""
-    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
-    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
-    return served | {"speculate": None if speculate == "off" else speculate, "trust": trust}
+@dataclass(frozen=True)
+class Running:
+    """What of a bundle runs, on what."""
+
+    target: Target = None
+    provider: Provider = None
+    trust: Trust = None
+    context: Annotated[
+        int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")
+    ] = None
+    threads: Threads = 0
+    memory: Memory = None
+
+
+@dataclass(frozen=True)
+class Serving(Running):
+    """How requests run."""
+
+    prefix_folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
+    ] = None
+    scheduling: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduling",
+            metavar="NAME|FILE",
+            help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
+        ),
+    ] = None
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|off|lookup|BUNDLE",
+            help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. auto "
+            "looks them up where the target can check them, as cpu does.",
+        ),
+    ] = "auto"
+
+    def given(self) -> dict[str, Any]:
+        """Keyword arguments for LLM. Raises BadParameter."""
+        speculate = None if self.speculate == "off" else self.speculate
+        return vars(self) | {"scheduling": scheduling_given(self.scheduling), "speculate": speculate}
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
@@ -166,17 +184,29 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What was said about sampling; None is left to the defaults of SamplingParams."""
+    """How tokens are drawn; None is left to the defaults of SamplingParams."""
 
-    max_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    stop: list[str] | None
-    param: list[str] | None = None
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that make up this share; 1 is off.")
+    ] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Any other field of SamplingParams: n=3, num_beams=4, frequency_penalty=0.5; may be repeated.",
+        ),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Keyword arguments for SamplingParams: only what was said. Raises BadParameter for an unknown --param."""

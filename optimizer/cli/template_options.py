@@ -1,7 +1,8 @@
-"""What the chat template is given besides the conversation: ``--tools`` and ``--set``."""
+"""What the chat template is given besides the conversation: ``--system``, ``--tools`` and ``--set``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,33 +14,40 @@ from enginewright.runtime.shared.json_document import parse_json
 
 from .options import named_value
 
-Tools = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A variable of the chat template; may be repeated."),
-]
-
 _TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
 
 
-def template_options(tools: Path | None, variables: list[str] | None) -> dict[str, Any]:
-    """Keyword arguments for ``LLM.chat``. A value that is JSON is what it says (true, 3, [1, 2]), and text otherwise.
+@dataclass(frozen=True)
+class Template:
+    """What the chat template reads besides the conversation that is typed."""
 
-    Raises RequestError naming the file, typer.BadParameter for an option that has no name.
-    """
-    options: dict[str, Any] = {}
-    for text in variables or []:
-        name, value = named_value("--set", text, "enable_thinking=false")
-        if name in _TAKEN:
-            raise typer.BadParameter(
-                f"--set {text}: {name!r} can't be set, only variables that the template reads besides"
-            )
-        options[name] = value
-    if tools is not None:
-        options["tools"] = _read_tools(tools)
-    return options
+    system: Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")] = None
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
+    ] = None
+    variables: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A variable of the chat template; may be repeated."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Keyword arguments for ``LLM.chat``, of the tools and variables.
+
+        A variable's value that is JSON is what it says (true, 3, [1, 2]), and text otherwise.
+
+        Raises RequestError naming the file, typer.BadParameter for an option that has no name.
+        """
+        options: dict[str, Any] = {}
+        for text in self.variables or []:
+            name, value = named_value("--set", text, "enable_thinking=false")
+            if name in _TAKEN:
+                raise typer.BadParameter(
+                    f"--set {text}: {name!r} can't be set, only variables that the template reads besides"
+                )
+            options[name] = value
+        if self.tools is not None:
+            options["tools"] = _read_tools(self.tools)
+        return options
 
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:

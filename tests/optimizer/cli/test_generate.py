@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.cli.options import MaxTokens
+from enginewright.optimizer.cli.options import Sampling
 
 
 def generate(bundle: Path, *arguments: str, stdin: str | None = None) -> Result:
@@ -175,7 +175,7 @@ def test_an_answer_that_was_cut_says_so(tiny_bundle: Path) -> None:
 
 
 def test_the_help_names_the_default_of_max_tokens() -> None:
-    help_text = get_args(MaxTokens)[1].help
+    help_text = get_args(get_type_hints(Sampling, include_extras=True)["max_tokens"])[1].help
     assert help_text.endswith(f"default {ew.SamplingParams().max_tokens}.")
 
 

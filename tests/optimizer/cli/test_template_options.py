@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.cli.template_options import template_options
+from enginewright.optimizer.cli.template_options import Template
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}
 TEMPLATE = "{{ tools | tojson }}{{ mood }}{{ messages[-1].content }}"
@@ -57,19 +57,19 @@ def test_they_reach_the_template(command: str, bundle: Path, tmp_path: Path) -> 
     ],
 )
 def test_values(text: str, value: Any) -> None:
-    assert template_options(None, [text]) == {"a": value}
+    assert Template(variables=[text]).given() == {"a": value}
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a b=1"])
 def test_what_is_no_variable(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=rf"--set {text}: not of the form NAME=VALUE"):
-        template_options(None, [text])
+        Template(variables=[text]).given()
 
 
 @pytest.mark.parametrize("name", ["messages", "params", "self"])
 def test_what_is_taken(name: str) -> None:
     with pytest.raises(typer.BadParameter, match=rf"--set {name}=1: '{name}' can't be set"):
-        template_options(None, [f"{name}=1"])
+        Template(variables=[f"{name}=1"]).given()
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_what_is_taken(name: str) -> None:
 def test_what_are_no_tools(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text(content)
     with pytest.raises(ew.RequestError, match=rf"--tools .*tools\.json: {message}"):
-        template_options(tmp_path / "tools.json", None)
+        Template(tools=tmp_path / "tools.json").given()
     with pytest.raises(ew.RequestError, match=r"missing\.json: can't be read: No such file"):
-        template_options(tmp_path / "missing.json", None)
+        Template(tools=tmp_path / "missing.json").given()
 
 
 def test_raw_prompts_have_no_template(bundle: Path) -> None:
