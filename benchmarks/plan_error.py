@@ -3,7 +3,7 @@
     python benchmarks/plan_error.py BUNDLE ... [--rounds N] [--json FILE]
 
 In each round every bundle's kernels are timed as `optimize plan --gpu cpu` does it, steps are predicted, and then bench
-runs: a machine that slows down slows both. Kernels are timed at sizes of their own (optimizer/plan/cpu_model.py): of
+runs: a machine that slows down slows both. Kernels are timed at sizes of their own (plugins/cpu/compile/plan.py): of
 the grid's, only a batch of 1 is among their rows, and none of its contexts or prompts. A cell's error is the median of
 the predictions over the median of what was measured, less 1.
 """
@@ -16,14 +16,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from enginewright.optimizer.bench.measure import bench, machine_facts
 from enginewright.optimizer.bench.options import WARM_UP, BenchOptions
-from enginewright.optimizer.plan.cpu_model import decode, measure
+from enginewright.optimizer.plan.engine_seconds import engine_seconds
 from enginewright.optimizer.plan.planner import first_token_seconds
-from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.cpu.compile.plan import decode, measure
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.bundle.reader import Bundle
 
 BATCHES, CONTEXTS, PROMPTS = (1, 4, 16), (64, 512, 2048), (128, 384)
@@ -54,7 +56,8 @@ class Cell:
 
 def predict(bundle: Bundle, threads: int) -> dict[Size, float]:
     """Seconds by size, from kernels that are timed now."""
-    model = measure(CountedSteps(bundle.program("cpu")), bundle.model.context_length, threads)
+    engine = partial(engine_seconds, bundle.program("cpu").cache_groups)
+    model = measure(CountedSteps(bundle.program("cpu")), bundle.model.context_length, engine, threads)
     middle = 1 + WARM_UP + STEPS // 2
     decodes = {("decode", b, c): model.seconds(decode(b, c + middle)) for c in CONTEXTS for b in BATCHES}
     return decodes | {("prompt", 1, n): first_token_seconds(model, n, 0, n) for n in PROMPTS}

@@ -58,13 +58,14 @@ from peers.marked_table import line
 
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.bench.speculation import TASKS
-from enginewright.optimizer.tune.row_seconds import CONTEXTS, row_seconds
+from enginewright.plugins.cpu.compile.row_seconds import CONTEXTS, row_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
+from enginewright.runtime.scheduler.row_costs import RowCosts
 from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]
@@ -150,7 +151,7 @@ def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 submit, taken = llm.engine.executor.submit, []
 
                 def counted(step: StepInput) -> Pending:
-                    taken.append(costs.of(len(step.ids)) if len(step.ids) <= ROWS else 0.0)  # noqa: B023
+                    taken.append(costs.of(len(step.ids)) if len(step.ids) <= DRAFT_ROWS else 0.0)  # noqa: B023
                     return submit(step)  # noqa: B023
 
                 llm.engine.executor.submit = counted  # type: ignore[method-assign]

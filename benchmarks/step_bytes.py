@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pages_read
 
-from enginewright.optimizer.report.step_runner import StepRunner
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 

@@ -1,197 +1,40 @@
-"""``optimize build``: finishes a target on a machine that has what building it needs.
-
-Nothing but the target's folder changes: engines are written beside what is there and renamed, then the target's
-manifest is replaced. What is killed in between leaves the bundle as it was.
-"""
+"""``optimize build``: finishes a target of a bundle on a machine that has what building it needs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
-from enginewright.plugins.doctor.machine import Machine, look_at_machine
-from enginewright.plugins.emit.engine_report import BuiltPlan
-from enginewright.plugins.engines.checks import FLAVOURS, build_problem, holds_copies
-from enginewright.plugins.engines.section import EngineSection, TensorRtSection
-from enginewright.plugins.gpu.cuda_driver import Gpu
-from enginewright.plugins.steps.paged_section import PagedSection
-from enginewright.runtime.bundle.manifest import FileSection, target_folder
+from enginewright.plugins.emit.engine_report import Build, BuildReport
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.open import check_code
-from enginewright.runtime.shared.errors import BundleError, TargetError
-from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.progress import Progress, silent
 
-from .shared.files import add_file, hash_files, replace_manifest
-
-MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
-"""``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""
-
-
-Made = tuple[tuple[EngineSection, int], ...]
-"""What was written, each with its scratch memory."""
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What was built.
-
-    Attributes:
-        built: false if the target was ready, and was left alone.
-        gpu: that the engines run on.
-        version: of the library that built them, which has to run them.
-        engines: file -> bytes.
-        scratch: file -> bytes of GPU memory that the engine needs while it runs, beside weights and caches.
-        copies: files of engines whose memory is large enough for a copy of a cache: TensorRT put copies in.
-    """
-
-    path: str
-    target: str
-    built: bool
-    gpu: str
-    version: str
-    engines: dict[str, int]
-    seconds: float
-    scratch: dict[str, int] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+from .shared.target_parts import part_for
 
 
 def build_target(
     path: str | Path,
-    target: str = "tensorrt",
+    target: str | None = None,
     *,
     trust: str | None = None,
     again: bool = False,
     progress: Progress = silent,
-    machine: Machine | None = None,
-    make: MakeEngines | None = None,
 ) -> BuildReport:
-    """Builds the engines of a target that waits for it.
+    """Builds a target that waits for this machine; touches that target's folder alone.
 
     Args:
         path: the bundle.
-        target: of it.
-        trust: as for ``LLM``: TensorRT runs the bundle's kernels while it builds.
+        target: of it; None: the first that is built so.
+        trust: as for ``LLM``: what builds may run the bundle's kernels.
         again: also if it is ready, such as for another GPU.
         progress: called with the stages "hash" (in bytes) and "build" (engines).
-        machine: what is here; looked at if it isn't given.
-        make: what builds; TensorRT if it isn't given.
 
     Raises:
         BundleError: the bundle is damaged, or has no such target, or one that is never built.
         TrustError: ``trust`` doesn't allow its kernels to run.
-        TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
+        TargetError: what building needs is not here, or refuses the network.
         CapacityError: the disk is too full for an engine.
     """
-    start = time.perf_counter()
     bundle = Bundle.open(path, trust)
-    manifest = bundle.targets.get(target)
-    if manifest is None:
-        raise BundleError(
-            f"{path}: no target {target!r}; it has {', '.join(sorted(bundle.targets)) or 'none'}",
-            hint=f"Export again with --target {target}.",
-        )
-    section = manifest.section(TensorRtSection)
-    if section is None or section.paged is None:
-        raise BundleError(
-            f"{path}: target {target!r} is {manifest.state}: nothing of it is built on another machine",
-            hint="`optimize doctor` says what of a bundle runs here.",
-        )
-    if manifest.state == "ready" and not again:
-        engines = {engine.file: engine.bytes for engine in section.engines}
-        return BuildReport(
-            str(path), target, False, ", ".join(section.compute_capabilities), section.version, engines, 0
-        )
-    check_code(bundle, target)
-    here = machine or look_at_machine()
-    gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
-    hash_files(bundle, progress)
-    made = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
-    built = tuple(engine for engine, _ in made)
-    old, new = {engine.file for engine in section.engines}, {engine.file for engine in built}
-    files = {name: entry for name, entry in manifest.files.items() if name not in old}
-    files |= {engine.file: FileSection(bytes=engine.bytes, sha256=engine.sha256) for engine in built}
-    ready = section.model_copy(
-        update={
-            "engines": built,
-            "version": here.packages[FLAVOURS["tensorrt"].module],
-            "compute_capabilities": (gpu.capability,),
-        }
-    )
-    finished = manifest.with_section(ready).model_copy(
-        update={"state": "ready", "needs": None, "files": dict(sorted(files.items()))}
-    )
-    replace_manifest(bundle.path, target, finished)
-    for name in old - new:
-        (bundle.path / target_folder(target) / name).unlink(missing_ok=True)
-    return BuildReport(
-        path=str(path),
-        target=target,
-        built=True,
-        gpu=f"{gpu.name} ({gpu.capability})",
-        version=ready.version,
-        engines={engine.file: engine.bytes for engine in built},
-        seconds=round(time.perf_counter() - start, 3),
-        scratch={engine.file: scratch for engine, scratch in made},
-        copies=_with_copies(section.paged, made),
-    )
-
-
-def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
-    groups, profiles = [g.to_group() for g in paged.cache_groups], {p.phase: p for p in paged.profiles}
-    return tuple(
-        e.file for e, scratch in made if e.phase != "both" and holds_copies(scratch, groups, profiles[e.phase])
-    )
-
-
-def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Gpu:
-    """The GPU that engines are built for. Raises TargetError that names all that is missing, and what is there."""
-    flavour = FLAVOURS["tensorrt"]
-    needs = "the attention kernels"
-    problems = [
-        build_problem(flavour, machine.packages.get(flavour.module), paged.library),
-        gpu_problem(machine.gpus, machine.gpu_problem, paged.kernel_capabilities, needs),
-    ]
-    found = [problem for problem in problems if problem is not None]
-    gpu = choose_gpu(machine.gpus, paged.kernel_capabilities)
-    if found or gpu is None:
-        raise TargetError(
-            f"{what} can't be built here: {'; '.join(problem.message for problem in found)}",
-            hint=" ".join(problem.hint.rstrip(".") + "." for problem in found),
-        )
-    return gpu
-
-
-def _tensorrt() -> MakeEngines:
-    from enginewright.plugins.tensorrt.compile.build_engines import build_engines  # only here is TensorRT needed
-
-    return build_engines
-
-
-def _make(bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress) -> Made:
-    """Writes all engines, or none that weren't there."""
-    folder, total = bundle.path / target_folder(target), len(paged.profiles)
-    built: list[tuple[EngineSection, int]] = []
-    progress(ProgressEvent("build", 0, total))
-    try:
-        for one in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
-            built.append((_write_engine(folder, one.phase, one.plan), one.scratch_bytes))
-            progress(ProgressEvent("build", len(built), total, built[-1][0].file))
-    except BaseException:
-        for engine, _ in built:
-            if f"{target_folder(target)}/{engine.file}" not in bundle.files:
-                (folder / engine.file).unlink(missing_ok=True)
-        raise
-    return tuple(built)
-
-
-def _write_engine(folder: Path, phase: Literal["decode", "prefill"], plan: bytes) -> EngineSection:
-    name, file = add_file(folder, phase, ".engine", plan)
-    return EngineSection(file=name, bytes=file.bytes, sha256=file.sha256, phase=phase)
+    name, module = part_for(bundle, "compile.build", target, "built on another machine")
+    build: Build = module.build
+    return build(bundle, name, again=again, progress=progress)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.doctor.examine import examine
 from enginewright.plugins.doctor.machine import look_at_machine
+from enginewright.plugins.emit.finished_bundle import hash_files
 from enginewright.plugins.onnx.serve.session import load_onnxruntime
 from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
@@ -35,7 +36,6 @@ from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.targets import part
 
 from .capture.find_source import find_source
-from .shared.files import hash_files
 
 if TYPE_CHECKING:
     from enginewright.optimizer.shared.export_records import VerificationReport

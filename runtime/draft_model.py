@@ -31,10 +31,11 @@ from .kv_cache.cache_manager import CacheManager
 from .requests.request import Request
 from .scheduler.base import Chunk
 from .scheduler.limits import SchedulerConfig
-from .scheduler.row_costs import ROWS, RowCosts
+from .scheduler.row_costs import RowCosts
 from .scheduler.step_inputs import StepInputs
 from .shared.contracts import NO_TOKEN
 from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from .shared.step_costs import DRAFT_ROWS
 from .text.tokenizer import Tokenizer
 
 CHUNK = 256
@@ -92,7 +93,7 @@ class DraftModel:
         self._costs, self._steps = RowCosts(), 0
 
     def seconds(self, rows: int) -> float:
-        return self._costs.of(min(rows, ROWS)) if self._steps >= _TRIED else 0.0
+        return self._costs.of(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
 
     def behind(self, request: Request) -> float:
         follower = self._followers.get(request)
@@ -103,7 +104,7 @@ class DraftModel:
         else:
             computed = 0
         lacking = len(request.tokens) - computed
-        return lacking * self.seconds(ROWS) / ROWS if lacking > ROWS else 0.0
+        return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
     def guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
         if self.off is None:
@@ -158,7 +159,7 @@ class DraftModel:
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
         began = self._clock()
         output = self._executor.submit(step).result()
-        if len(step.ids) <= ROWS:
+        if len(step.ids) <= DRAFT_ROWS:
             self._costs.took(len(step.ids), self._clock() - began)
             self._steps += 1
         self.cache.copies = {}

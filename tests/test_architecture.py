@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -287,14 +287,10 @@ def test_recipes_are_read_without_torch() -> None:
     assert printed == "False\n"
 
 
-def circle(group: Callable[[Path], Path], allowed: Collection[tuple[str, str]] = ()) -> list[str]:
+def circle(group: Callable[[Path], Path]) -> list[str]:
     """Groups of modules that import each other, one the next and the last the first; empty if there is no such circle.
 
-    Imports in functions and for type checkers alone count as well.
-
-    Args:
-        group: what a module's path belongs to.
-        allowed: (importer, what) that doesn't count.
+    Imports in functions and for type checkers alone count as well. ``group``: what a module's path belongs to.
     """
     found = modules()
     needs: dict[str, set[str]] = {}
@@ -305,7 +301,7 @@ def circle(group: Callable[[Path], Path], allowed: Collection[tuple[str, str]] =
             while name and name not in found:
                 name = name.rpartition(".")[0]
             other = group(found[name].relative_to(REPOSITORY)).as_posix() if name else own
-            if other != own and (own, other) not in allowed:
+            if other != own:
                 needs.setdefault(own, set()).add(other)
     assert len(needs) > 30
     try:
@@ -322,8 +318,7 @@ def test_folders_do_not_import_each_other() -> None:
 
 def test_files_do_not_import_each_other() -> None:
     """Not in functions either, nor for type checkers alone."""
-    as_yet = [("optimizer/plan/programs.py", "optimizer/plan/model_programs.py")]
-    assert circle(lambda path: path, as_yet) == []
+    assert circle(lambda path: path) == []
 
 
 def test_benchmarks_import_what_there_is() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginewright.optimizer.report.machine import Machine
-from enginewright.optimizer.report.roofline import limit_seconds
+from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs

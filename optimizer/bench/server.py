@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from enginewright.optimizer.report.step_runner import fill_caches
+from enginewright.plugins.cpu.compile.step_runner import fill_caches
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle

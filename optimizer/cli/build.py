@@ -22,8 +22,9 @@ EPILOG = (
 def command(
     bundle: BundlePath,
     target: Annotated[
-        str, typer.Option("--target", "-t", callback=known_target, help="The target to build.")
-    ] = "tensorrt",
+        str | None,
+        typer.Option("--target", "-t", callback=known_target, help="The target to build; default: the one that can."),
+    ] = None,
     trust: Trust = None,
     again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
     as_json: AsJson = False,
@@ -39,11 +40,13 @@ def command(
         print_json(report.to_json())
     elif not quiet:
         what = "built" if report.built else "ready before, and left as it is (--again builds it again)"
-        typer.echo(f"{report.path}: target {report.target}: {what}, for {report.gpu}, by TensorRT {report.version}")
+        typer.echo(
+            f"{report.path}: target {report.target}: {what}, for {report.gpu}, by {report.library} {report.version}"
+        )
         for name, size in report.engines.items():
             scratch = (
                 f", {format_bytes(report.scratch[name])} of memory while it runs" if name in report.scratch else ""
             )
             typer.echo(f"  {name}  {format_bytes(size)}{scratch}")
         for name in report.copies:
-            typer.echo(f"  {name}: TensorRT put copies of the caches into it, which take that memory and time")
+            typer.echo(f"  {name}: {report.library} put copies of the caches into it, which take that memory and time")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -13,49 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from enginewright.plugins.steps.planning import Gpu, Shares
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import TargetError
 
 CPU = "cpu"
 """The name of this machine's processor among the devices."""
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What is reached of a GPU's figures, and seconds that steps cost besides; devices.toml says where from.
-
-    Attributes:
-        bandwidth, compute: of what the memory and the cores do at most.
-        memory: that may be used.
-        kernel: seconds of a step of the program that has hardly any work.
-        narrow: of ``compute``, what products with weights of fewer than 16 bits reach: they are dequantized on the way.
-        latency: seconds that a byte takes from memory to a multiprocessor; no more is read in them than is under way.
-        between_steps: seconds of the engine for which the GPU waits.
-    """
-
-    bandwidth: float
-    compute: float
-    memory: float
-    kernel: float
-    between_steps: float
-    narrow: float = 1.0
-    latency: float = 0.0
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source.
-
-    ``multiprocessors`` is 0 where it isn't said: then what hangs on it isn't planned.
-    """
-
-    name: str
-    capability: str
-    memory: float
-    bandwidth: float
-    peaks: Mapping[str, float]
-    source: str
-    multiprocessors: int = 0
 
 
 @cache

@@ -15,24 +15,22 @@ from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.cuda.compile.emitter import lower_for_gpus
+from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from .programs import GPU_TARGET, PlannedProgram, formats_of, undecided
-from .step_kinds import CountedSteps
+from .programs import PlannedProgram, planning_of, undecided
 
 
 def programs_of_model(
     source: str | Path, recipes: Sequence[Recipe], progress: Progress, targets: Sequence[str]
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
-    """See ``programs.planned_model``."""
+    """See ``planner.planned_model``."""
     with fewer_collections():
         path = find_source(source, weights=False, progress=progress)
         progress(ProgressEvent("capture", 0, 1, path.name))
@@ -44,21 +42,23 @@ def programs_of_model(
             progress(ProgressEvent("recipes", done, len(recipes), recipe.name))
             for target in targets:
                 if why := undecided(recipe):
-                    found.append(PlannedProgram((recipe.name,), None, omitted=why, target=target))
+                    found.append(PlannedProgram((recipe.name,), None, target, omitted=why))
                     continue
                 try:
                     lowered = _lowered(program, recipe, target, prepared)
                 except EnginewrightError as e:
                     if len(recipes) == 1:
                         raise
-                    found.append(PlannedProgram((recipe.name,), None, omitted=e.message, target=target))
+                    found.append(PlannedProgram((recipe.name,), None, target, omitted=e.message))
                     continue
                 kinds = CountedSteps(lowered).keys
-                mixed = target == GPU_TARGET and (recipe.engines or EnginesSection()).mixed_decodes
-                if (same := known.get((target, mixed, kinds))) is None:
-                    known[target, mixed, kinds] = len(found)
-                    formats = formats_of(lowered, target)
-                    found.append(PlannedProgram((recipe.name,), lowered, formats, target=target, mixed_decodes=mixed))
+                planning = planning_of(target)
+                assert planning is not None, "it was chosen for that"
+                choices = planning.of_recipe(recipe.engines or EnginesSection())
+                if (same := known.get((target, choices, kinds))) is None:
+                    known[target, choices, kinds] = len(found)
+                    formats = planning.formats(lowered)
+                    found.append(PlannedProgram((recipe.name,), lowered, target, formats, choices=choices))
                 else:  # other numbers in weights of the same sizes, as GPTQ chooses them
                     found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
         progress(ProgressEvent("recipes", len(recipes), len(recipes)))
@@ -86,7 +86,6 @@ def _lowered(
     program = prepared[key].copy()
     after += left_on(TARGETS[target].emitter.passes(), recipe.passes)
     PassManager([one for one in after if one.wanted(context)], context).run(program)
-    if target == GPU_TARGET:
-        engines = recipe.engines or EnginesSection()
-        return lower_for_gpus(program, engines.dtype or TARGETS[target].floats).program
-    return plan_arena(lower_program(program).program)
+    lower = TARGETS[target].lower
+    assert lower is not None, "its programs are planned"
+    return lower(program, EmitOptions(engines=recipe.engines or EnginesSection())).program

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from enginewright.plugins.steps.planning import Shares
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import RequestError
 
-from .devices import CPU, Shares, default_shares
+from .devices import CPU, default_shares
 
 BATCHES = (1, 4, 16, 64)
 CONTEXT, PROMPT = 2048, 512

@@ -5,41 +5,42 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from enginewright.optimizer.capture.check_source import check_source
+from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.gpu.formats import check_formats
-from enginewright.plugins.gpu.specs import attention_scratch
+from enginewright.plugins.steps.planning import (
+    CountedSteps,
+    Device,
+    Gpu,
+    PlannedSteps,
+    Shares,
+    StepModel,
+    stored_formats,
+)
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
 from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
-from enginewright.runtime.shared.progress import Progress, silent
+from enginewright.runtime.shared.progress import Progress, loading, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 
-from .devices import CPU, Gpu, Shares, find_devices, known_gpus, read_devices
-from .gpu_model import GpuModel
+from .devices import CPU, find_devices, known_gpus, read_devices
+from .engine_seconds import engine_seconds
 from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
-from .programs import CPU_TARGET, GPU_TARGET, PlannedModel, PlannedProgram, planned_model
+from .programs import PlannedModel, PlannedProgram, planning_of, target_on
 from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult, StepTime
-from .step_kinds import CountedSteps
 
 CHUNK = SchedulerConfig().prefill_tokens
 """Tokens of prompts that a step has at most, as ``LLM`` runs."""
 
 
 _STEP_ROWS, _STEP_PROMPTS, _STEP_CONTEXT = (1, 4, 16, 64), (64, CHUNK), 128
-
-
-class StepModel(Protocol):
-    """How long steps of one program take on one device."""
-
-    def seconds(self, sizes: StepSizes) -> float:
-        """Of a step of the engine."""
-
-    def bound(self, sizes: StepSizes) -> str:
-        """What most of a step waits for."""
 
 
 def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Progress = silent) -> PlanResult:
@@ -60,8 +61,8 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
     devices = find_devices(options.devices, {} if options.device_file is None else read_devices(options.device_file))
     shares = shares_of(options)
     check_range("batch", options.batches, MOST_REQUESTS)
-    targets = {CPU_TARGET if gpu is None else GPU_TARGET: None for gpu in devices}
-    model = planned_model(source, options.recipes, progress, tuple(targets))
+    targets = dict.fromkeys(target_on(gpu=gpu is not None) for gpu in devices)
+    model = planned_model(source, options.recipes, tuple(targets), progress)
     asked = within(options, model.info)
     make = _model_maker(asked, shares, model.info.context_length, progress)
     rooms = {_name(gpu): _room(gpu, asked, shares) for gpu in devices}  # what is free here changes while we look
@@ -73,7 +74,7 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
         if not programs:
             raise BundleError(
                 f"{model.info.name}: the bundle has no program for this machine",
-                hint="Name a GPU with --gpu, or export the model with --target cpu as well.",
+                hint=f"Name a GPU with --gpu, or export the model with --target {target_on(gpu=False)} as well.",
             )
         for planned in (p for p in programs if p.program is not None):
             try:
@@ -90,6 +91,57 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
     plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, asked, shares)) for p in plans]
     sections = tuple(DeviceSection.of(gpu, rooms[_name(gpu)], shares, load) for gpu in devices)
     return PlanResult.of(model.info, asked, sections, plans, omitted)
+
+
+def planned_model(
+    source: str | Path, recipes: Sequence[str | Path], targets: Sequence[str] = (), progress: Progress = silent
+) -> PlannedModel:
+    """Of a bundle what it has; of a model what recipes would make of it.
+
+    Args:
+        source: a bundle's folder; or a model's folder, of which config.json is enough, a GGUF file, or a Hub id.
+        recipes: of a model: names or TOML files; none are all built-in ones.
+        targets: of a model: whose programs are wanted; none: the one that this machine runs. See ``target_on``.
+        progress: called with stages of an export.
+
+    Raises:
+        BundleError: the bundle has no lowered program, or recipes are named beside it.
+        SourceError, UnsupportedModelError, RecipeError, MissingDependencyError: as for an export.
+    """
+    if (Path(source) / MANIFEST_PATH).is_file():
+        return _of_bundle(Bundle.open(source), recipes)
+    chosen = [load_recipe(name) for name in recipes] or list_recipes()
+    check_source(source)
+    loading(progress)
+    with MissingDependencyError.of_export("planning for a model that wasn't exported yet"):
+        from .model_programs import programs_of_model
+    return PlannedModel(*programs_of_model(source, chosen, progress, targets or (target_on(gpu=False),)))
+
+
+def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
+    if recipes:
+        raise BundleError(
+            f"{bundle.path} is a bundle, which has the recipe that it was exported with",
+            hint="Leave --recipe out, or pass the model that it was made from.",
+        )
+    on_gpus, on_this = target_on(gpu=True), target_on(gpu=False)
+    here = [name for name in bundle.programs if name != on_gpus]
+    names = [on_this] if on_this in here else here[:1]
+    names += [on_gpus] if on_gpus in bundle.programs else []
+    if not names:
+        there = ", ".join(sorted(bundle.targets)) or "none"
+        raise BundleError(
+            f"{bundle.path}: none of the bundle's targets ({there}) has a lowered program, which plans are made from",
+            hint=f"Export the model with --target {on_this} as well, or plan for the model itself.",
+        )
+    recipe = str(bundle.manifest.recipe.get("name") or "")
+    planned = []
+    for name in names:
+        program, planning = bundle.programs[name], planning_of(name)
+        formats = (planning.formats if planning is not None else stored_formats)(program)
+        choices = planning.of_bundle(bundle) if planning is not None else None
+        planned.append(PlannedProgram((recipe,), program, name, formats, choices=choices))
+    return PlannedModel(bundle.model, tuple(planned))
 
 
 def _name(gpu: Gpu | None) -> str:
@@ -139,13 +191,13 @@ def _model_maker(options: PlanOptions, shares: Shares, context_length: int, prog
         if id(planned.program) not in counted:
             counted[id(planned.program)] = CountedSteps(planned.program)
         steps = counted[id(planned.program)]
-        if gpu is not None:
-            return GpuModel(
-                steps, gpu, shares, halved=planned.target != GPU_TARGET, mixed_decodes=planned.mixed_decodes
-            )
-        from .cpu_model import measure
-
-        return measure(steps, context_length, options.threads, progress)
+        runs_it = target_on(gpu=gpu is not None)
+        planning = planning_of(runs_it)
+        assert planning is not None, "it was chosen for that"
+        own = planned.target == runs_it
+        engine = partial(engine_seconds, planned.program.cache_groups)
+        wanted = PlannedSteps(steps, own, planned.choices, context_length, engine)
+        return planning.model(wanted, Device(gpu, shares, options.threads), progress)
 
     return make
 
@@ -155,7 +207,7 @@ class Memory:
     """What a program takes of a device, in bytes."""
 
     program: LoweredProgram
-    target: str = CPU_TARGET
+    target: str
 
     @property
     def weights(self) -> int:
@@ -164,16 +216,9 @@ class Memory:
     def workspace(self, requests: int, prompt: int, context: int) -> int:
         """Of the largest step: intermediate values, logits among them, and parts of attention over long contexts."""
         tokens = requests + min(prompt, CHUNK)
-        return self.program.arena_bytes.evaluate(tokens, requests, requests) + self._parts(requests, context)
-
-    def _parts(self, requests: int, context: int) -> int:
-        """Of the cuda target: attention cuts contexts into parts, whose results are float32."""
-        if self.target != GPU_TARGET:
-            return 0
-        block = min((group.block_size for group in self.program.cache_groups), default=1)
-        shapes = {s.outputs[0].shape for s in self.program.steps if s.op == "paged_attention"}
-        sizes = {(shape[1].constant, shape[2].constant) for shape in shapes}
-        return 4 * max((attention_scratch(requests, *of, -(-context // block), block) for of in sizes), default=0)
+        planning = planning_of(self.target)
+        scratch = planning.scratch(self.program, requests, context) if planning is not None else 0
+        return self.program.arena_bytes.evaluate(tokens, requests, requests) + scratch
 
     def cache(self, tokens: int, requests: int = 1) -> int:
         """Of requests of so many tokens each."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from enginewright.plugins.steps.planning import Gpu, Shares
 from enginewright.runtime.shared.contracts import ModelInfo
 
-from .devices import CPU, Gpu, Shares
+from .devices import CPU
 from .options import PlanOptions
 
 FORMAT_VERSION = 1

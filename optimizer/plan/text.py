@@ -9,7 +9,7 @@ from rich.table import Table
 
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, rate
 
-from .programs import GPU_TARGET
+from .programs import target_on
 from .result import DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
@@ -56,8 +56,9 @@ def notes(result: PlanResult) -> Iterator[str]:
         where = "" if omitted.device is None else f" on {omitted.device}"
         yield f"omitted  {', '.join(omitted.recipes)}{where}: {omitted.why}"
     measured = {device.name for device in result.devices if device.measured}
-    if lent := {plan.target for plan in result.plans if plan.device not in measured} - {GPU_TARGET}:
-        yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {GPU_TARGET}"
+    wanted = target_on(gpu=True)
+    if lent := {plan.target for plan in result.plans if plan.device not in measured} - {wanted}:
+        yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {wanted}"
     for device in result.devices:
         if device.measured and device.load >= BUSY:
             yield (

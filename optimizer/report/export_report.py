@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginewright.optimizer.shared.storage import StoredBytes, arena_sizes, stored_weights
+from enginewright.plugins.cpu.compile.machine import MOST_BYTES
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 from enginewright.runtime.shared.errors import CapacityError
@@ -17,7 +18,6 @@ from enginewright.runtime.shared.step_costs import stored_bytes
 
 from .diffs import ProgramDiff
 from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport
-from .machine import MOST_BYTES
 from .page import render_page
 from .roofline import Roofline, measure, predict
 

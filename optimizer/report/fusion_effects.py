@@ -20,14 +20,13 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
-
-from .step_runner import StepRunner
 
 _CONTEXT = 64
 """Tokens in a request's cache at the measured decode step, where the model takes that many."""

@@ -14,13 +14,12 @@ from typing import Any
 
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.storage import layer_of
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
-
-from .step_runner import StepRunner
 
 UI = "https://ui.perfetto.dev"
 _MOST_TOKENS = 8192

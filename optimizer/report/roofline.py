@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds, measure_machine
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
-
-from .machine import Machine, measure_machine
-from .step_runner import StepRunner
 
 BATCH = 8
 PROMPT = 512
@@ -87,16 +86,6 @@ class Roofline:
     measured: str | None
     machine: Machine | None
     shapes: list[ShapeCosts] = field(default_factory=list)
-
-
-def limit_seconds(cost: StepCost, machine: Machine) -> float:
-    """The least time for what a step must bring from memory and multiply."""
-    return max(cost.memory / machine.bandwidth, multiply_seconds(cost, machine))
-
-
-def multiply_seconds(cost: StepCost, machine: Machine) -> float:
-    """The least time for a step's multiply-adds."""
-    return sum(count / machine.peaks[kind] for kind, count in cost.products.items() if kind in machine.peaks)
 
 
 def predict(bundle: Bundle, target: str = "cpu") -> Roofline:

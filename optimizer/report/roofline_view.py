@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from enginewright.optimizer.shared.storage import kind_of
+from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds, multiply_seconds
 from enginewright.runtime.shared.step_costs import StepCost
 
 from .charts import WIDE, LogAxis, Size, stacked
-from .machine import Machine
 from .numbers import duration
-from .roofline import Roofline, ShapeCosts, StepTime, limit_seconds, multiply_seconds
+from .roofline import Roofline, ShapeCosts, StepTime
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 18.0, 16.0, 46.0
 _LETTER, _LINE, _LONGEST = 7.3, 15.0, 24

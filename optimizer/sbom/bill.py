@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import quote
 
 from enginewright.optimizer.report.document import read_report
-from enginewright.optimizer.shared.files import hash_files, write_output
+from enginewright.optimizer.shared.files import write_output
+from enginewright.plugins.emit.finished_bundle import hash_files
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,47 @@ class EngineReport:
     compute_capabilities: tuple[str, ...]
     profiles: tuple[str, ...]
     attentions: int
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What ``optimize build`` built.
+
+    Attributes:
+        built: false if the target was ready, and was left alone.
+        gpu: that the engines run on.
+        library, version: what built them, which has to run them.
+        engines: file -> bytes.
+        scratch: file -> bytes of GPU memory that the engine needs while it runs, beside weights and caches.
+        copies: files of engines whose memory is large enough for a copy of a cache: TensorRT put copies in.
+    """
+
+    path: str
+    target: str
+    built: bool
+    gpu: str
+    library: str
+    version: str
+    engines: dict[str, int]
+    seconds: float
+    scratch: dict[str, int] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+class Build(Protocol):
+    """Finishes a target of a bundle that waits for this machine. A target that is built has the module
+    ``compile.build`` in its package, and in it this function, ``build``."""
+
+    def __call__(self, bundle: Bundle, target: str, *, again: bool, progress: Progress) -> BuildReport:
+        """Raises an error of ours.
+
+        Args:
+            bundle: opened with what the caller trusts.
+            target: of it.
+            again: also if it is ready, such as for another GPU.
+            progress: called with the stages "hash" (in bytes) and "build" (engines).
+        """

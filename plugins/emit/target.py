@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from enginewright.passes.formats.weight_format import Storage
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.lower_program import Lowering
 
 from ..gpu.recipe import EnginesSection
-from .base import Emitter
+from .base import EmitOptions, Emitter
 
 SCALED = ("int8", "fp8")
 """KV caches with a scale for each token and head, by the names of recipes."""
@@ -30,6 +32,7 @@ class Target:
         cache_instructions: those of them that its GPUs must have instructions for.
         floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
+        lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
         no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
     """
 
@@ -44,3 +47,4 @@ class Target:
     floats: Literal["f16", "bf16"] = "f16"
     instructions: tuple[Storage, ...] = ("int4", "fp8")
     no_cache: str = ""
+    lower: Callable[[Program, EmitOptions], Lowering] | None = None

@@ -30,8 +30,9 @@ from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
+from ..shared.step_costs import DRAFT_ROWS
 from .base import Batch, Chunk
-from .row_costs import ROWS, RowCosts
+from .row_costs import RowCosts
 from .step_outputs import logprobs_of
 
 LEAST_GAIN = 1.05
@@ -124,7 +125,7 @@ class Drafts:
         self._credit.steps += 1
         if running and running[-1] is not self._newest:
             self._newest, self._next_look = running[-1], 0
-        self.looks = len(running) < ROWS and self._credit.steps >= self._next_look
+        self.looks = len(running) < DRAFT_ROWS and self._credit.steps >= self._next_look
 
     def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
         """Prepares a step that may have drafts (``looks``), and has the guesser make its guesses.
@@ -148,7 +149,7 @@ class Drafts:
         """A draft for a request that decodes; empty where there is none that would pay."""
         if (guessed := self._guessed.get(request)) is not None:
             return guessed
-        most = min(ROWS - self._rows, self._most(request))
+        most = min(DRAFT_ROWS - self._rows, self._most(request))
         if most < 1:
             return ()
         own = self._guesses_of(request)
@@ -229,7 +230,7 @@ class Drafts:
         # A guesser draws by rules that stay as they are.
         requests = [one for one in requests if one.rules is None or not one.rules.changing]
         able = [(most, request) for request in requests if (most := self._most(request)) > 0]
-        if not able or (room := ROWS - self._rows) < 1:
+        if not able or (room := DRAFT_ROWS - self._rows) < 1:
             return
         each, credit = guesser.seconds(len(able)) / len(able), self._credit_of(MODEL)
         candidates = []  # share, most tokens, request
@@ -277,10 +278,10 @@ class Drafts:
         rows, tokens, credit = self._rows, self._tokens, self._credit_of(MODEL)
         plain = tokens / self.costs.of(rows)
         best, found = LEAST_GAIN * plain, (0, 0)
-        for count in range(1, min(len(shares), ROWS - rows) + 1):
+        for count in range(1, min(len(shares), DRAFT_ROWS - rows) + 1):
             each, expected = guesser.seconds(count), tokens
             rights = [1.0] * count
-            for length in range(1, (ROWS - rows) // count + 1):
+            for length in range(1, (DRAFT_ROWS - rows) // count + 1):
                 rights = [right * share for right, share in zip(rights, shares, strict=False)]
                 expected += sum(rights)
                 seconds = self.costs.of(rows + count * length) + length * each
@@ -319,7 +320,7 @@ class Drafts:
         for chunk in batch.chunks:
             drafted += len(chunk.draft)
         self._off = 0.0
-        if rows > ROWS or rows != len(batch.chunks) + drafted:  # requests that begin with one token come on top
+        if rows > DRAFT_ROWS or rows != len(batch.chunks) + drafted:  # requests that begin with one token come on top
             return
         if drafted and self.costs.known:
             expected = self.costs.of(rows) + self._guessing

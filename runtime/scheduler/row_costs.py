@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-ROWS = 16
-"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
+from ..shared.step_costs import DRAFT_ROWS
 
 
 class RowCosts:
@@ -38,15 +37,15 @@ class RowCosts:
     """Rows and weights of steps that take what is expected."""
 
     def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
-        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == ROWS}
-        self._expected = [1 + self._ROW * (rows - 1) for rows in range(ROWS + 1)]
+        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == DRAFT_ROWS}
+        self._expected = [1 + self._ROW * (rows - 1) for rows in range(DRAFT_ROWS + 1)]
         self._context = -math.inf
         self.at(0)
         self._base, self._slope = 0.0, 1.0  # seconds are base + slope * expected
         self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
         self._scale = 0.0  # seconds of a step, over what is expected
-        self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
-        self._counts = [0.0] * (ROWS + 1)  # steps whose mean that is
+        self._apart = [1.0] * (DRAFT_ROWS + 1)  # seconds of so many rows, over what the line says
+        self._counts = [0.0] * (DRAFT_ROWS + 1)  # steps whose mean that is
         self._all_apart = 1.0  # the same of the last steps of any number of rows
 
     def at(self, context: float) -> None:
@@ -59,7 +58,7 @@ class RowCosts:
 
     def took(self, rows: int, seconds: float) -> None:
         """A step took so long."""
-        if rows > ROWS:
+        if rows > DRAFT_ROWS:
             return
         if self._weight:
             seconds = min(seconds, 2 * self.of(rows))  # something else ran
@@ -102,4 +101,4 @@ class RowCosts:
         if not self.known:
             return {}
         one = self._line(1)
-        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
+        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(DRAFT_ROWS) - one) / (DRAFT_ROWS - 1)}

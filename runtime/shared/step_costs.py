@@ -17,6 +17,9 @@ from .contracts import head_bytes
 from .lowered_program import Affine, CacheGroupModel, LoweredProgram, Operand, Step, WeightUse
 from .panel_layouts import DEPTHS, PANEL
 
+DRAFT_ROWS = 16
+"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
+
 _BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4, "fp8": 8}
 OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = {
     **dict.fromkeys(("linear", "quantized_linear"), "product"),

@@ -14,6 +14,9 @@ Ours are in ``OWN``; a package outside names its own by an entry point of the gr
         described       (bundle, target) -> lines for ``optimize inspect``
     recipe          TABLE, a ``passes.formats.section.Section``: what may be in the table of a recipe that has the
                     target's name
+    compile.tune    tune(bundle, ...), a ``plugins.steps.timed_steps.Tune``, for ``optimize tune``
+    compile.build   build(bundle, target, ...), a ``plugins.emit.engine_report.Build``, for ``optimize build``
+    compile.plan    PLANNING, a ``plugins.steps.planning.Planning``, for ``optimize plan``
     serve.doctor    look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 

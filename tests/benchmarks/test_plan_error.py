@@ -46,7 +46,7 @@ def test_the_page_has_what_was_measured() -> None:
 
 
 def test_no_context_or_prompt_of_the_grid_is_timed() -> None:
-    from enginewright.optimizer.plan.cpu_model import Grid
+    from enginewright.plugins.cpu.compile.plan import Grid
 
     grid = Grid.within(8192)
     decodes = [s for s in grid.sizes if set(s.lengths) == {1}]

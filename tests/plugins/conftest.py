@@ -1,5 +1,6 @@
-"""What tests of the runtime have: targets are tested with it."""
+"""What tests of the runtime and of plans have: targets are tested with it."""
 
+from tests.optimizer.plan.conftest import tiny_program, tiny_steps
 from tests.runtime.conftest import (
     make_bundle,
     make_llm,
@@ -19,6 +20,8 @@ __all__ = [
     "manifest",
     "model_info",
     "saying_fixture",
+    "tiny_program",
+    "tiny_steps",
     "tokenizer",
     "tokenizer_files",
     "toy",

@@ -1,6 +1,6 @@
 """The compiler's half of the cpu target."""
 
 from ...emit.target import Target
-from .emitter import CpuEmitter
+from .emitter import CpuEmitter, lower_for_cpu
 
-TARGET = Target(CpuEmitter(), narrow_caches=True)
+TARGET = Target(CpuEmitter(), narrow_caches=True, lower=lambda program, options: lower_for_cpu(program))

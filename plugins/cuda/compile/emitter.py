@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
@@ -32,6 +33,9 @@ from ...gpu.tiles import FloatType
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 
+FLOATS: Literal["bf16"] = "bf16"
+"""What activations and caches are stored in where a recipe doesn't say."""
+
 _REQUESTS, _CHUNK = 256, 2048
 
 
@@ -49,7 +53,7 @@ class CudaEmitter:
     ) -> TargetManifest:
         """See ``Emitter.emit``. Raises MissingDependencyError where triton is missing, too."""
         engines = options.engines
-        capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or "bf16"
+        capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or FLOATS
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))
         check_triton(f"target {self.name}: compiling its kernels")

@@ -2,7 +2,7 @@
 
 from ...emit.target import Target
 from ...engines.gpus import CUDA_DEFAULT, check_kernels
-from .emitter import CudaEmitter
+from .emitter import FLOATS, CudaEmitter, lower_for_gpus
 
 TARGET = Target(
     CudaEmitter(),
@@ -10,6 +10,7 @@ TARGET = Target(
     gpus=CUDA_DEFAULT,
     check_gpus=check_kernels,
     narrow_caches=True,
-    floats="bf16",
+    floats=FLOATS,
     instructions=(),
+    lower=lambda program, options: lower_for_gpus(program, options.engines.dtype or FLOATS),
 )

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from enginewright.optimizer.build_target import build_target
 from enginewright.optimizer.cli.app import app
-from tests.optimizer.test_build_target import PLANS, READY, bundle, engines_of  # noqa: F401  a fixture
+from tests.plugins.tensorrt.compile.test_build import PLANS, READY, built, bundle, engines_of  # noqa: F401  a fixture
 
 
 def test_a_ready_target_is_shown(bundle: Path) -> None:  # noqa: F811
-    build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
+    built(bundle, machine=READY, make=engines_of(PLANS))
     shown = CliRunner().invoke(app, ["build", str(bundle)])
     assert shown.exit_code == 0
     assert "target tensorrt: ready before" in shown.stdout and "by TensorRT 11.4.0.106" in shown.stdout

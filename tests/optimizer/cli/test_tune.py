@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.tune import tune as module
-from enginewright.optimizer.tune.cases import Case
+from enginewright.plugins.cpu.compile import tune as module
+from enginewright.plugins.steps.timed_steps import Case
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 

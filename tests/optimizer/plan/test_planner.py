@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,13 @@ import pytest
 
 from enginewright.optimizer.plan import planner
 from enginewright.optimizer.plan.devices import default_shares, find_devices
-from enginewright.optimizer.plan.gpu_model import GpuModel
 from enginewright.optimizer.plan.options import PlanOptions
 from enginewright.optimizer.plan.planner import Memory, first_token_seconds, plan
 from enginewright.optimizer.plan.programs import PlannedModel, PlannedProgram
 from enginewright.optimizer.plan.result import DevicePlan, Omitted, PlanResult
-from enginewright.optimizer.plan.step_kinds import CountedSteps
 from enginewright.optimizer.plan.text import notes
+from enginewright.plugins.cuda.compile.plan import GpuModel
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.scheduler.step_costs import planned_steps
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError
@@ -35,7 +36,7 @@ def on(tiny_bundle: Path, **options: object) -> PlanResult:
 
 
 def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
-    memory = Memory(tiny_program)
+    memory = Memory(tiny_program, "cpu")
     assert memory.weights == sum(stored_bytes(use) for use in tiny_program.weights)
     assert memory.cache(1) == memory.cache(32) and memory.cache(33) == 2 * memory.cache(32)  # blocks of 32 tokens
     room = memory.needed(7, CONTEXT, PROMPT)
@@ -109,7 +110,7 @@ def two_recipes(program: LoweredProgram, formats: frozenset[str] = frozenset()) 
     """A small one, and one of which a weight is a TB large."""
     huge = program.weights[0].model_copy(update={"shape": (1 << 19, 1 << 19)})
     large = program.model_copy(update={"weights": (huge, *program.weights[1:])})
-    programs = PlannedProgram(("small",), program, formats), PlannedProgram(("large",), large)
+    programs = PlannedProgram(("small",), program, "cpu", formats), PlannedProgram(("large",), large, "cpu")
     return PlannedModel(ModelInfo("m", "M", 256, 512), programs)
 
 
@@ -136,7 +137,7 @@ def test_the_hint_names_what_is_nearest_to_the_source(
 
 
 def test_parts_of_long_contexts_are_in_the_memory(tiny_program: LoweredProgram) -> None:
-    plain, cuda = Memory(tiny_program), Memory(tiny_program, "cuda")
+    plain, cuda = Memory(tiny_program, "cpu"), Memory(tiny_program, "cuda")
     assert cuda.workspace(4, 64, 512) == plain.workspace(4, 64, 512) == plain.workspace(4, 64, 1 << 17)
     heads, size, parts = 4, 16, (1 << 17) // 512
     assert cuda.workspace(4, 64, 1 << 17) - plain.workspace(4, 64, 1 << 17) == 4 * 4 * heads * (size + 1) * parts
@@ -173,7 +174,7 @@ def test_a_model_that_fits_nowhere(tiny_bundle: Path, tiny_program: LoweredProgr
         on(tiny_bundle, devices=("l4", "h100"), memory=1000)
     hint = str(error.value.hint)
     assert "this on H200, H100, A100, L40S, L4, RTX 4090, RTX 5090, B200" in hint and "fewer bits" in hint
-    memory = Memory(tiny_program)
+    memory = Memory(tiny_program, "cpu")
     with pytest.raises(CapacityError) as error:
         on(tiny_bundle, memory=memory.needed(1, 64, 64), context=500)
     assert "--context 64" in str(error.value.hint)
@@ -190,7 +191,7 @@ def test_a_model_for_no_device_of_the_table(tiny_program: LoweredProgram, monkey
 
 def test_a_gpu_that_lacks_a_format(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     model = two_recipes(tiny_program, frozenset({"fp8"}))
-    both = PlannedModel(model.info, (model.programs[0], PlannedProgram(("plain",), tiny_program)))
+    both = PlannedModel(model.info, (model.programs[0], PlannedProgram(("plain",), tiny_program, "cpu")))
     monkeypatch.setattr(planner, "planned_model", lambda *args: both)
     result = plan("m", PlanOptions(devices=("a100", "l4")))
     assert [(p.device, p.recipes) for p in result.plans] == [
@@ -210,12 +211,12 @@ def test_gpus_and_this_machine_have_programs_of_their_own(
     tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = two_recipes(tiny_program)
-    (small, large), lost = both.programs, PlannedProgram(("lost",), None, omitted="no kernel")
+    (small, large), lost = both.programs, PlannedProgram(("lost",), None, "cpu", omitted="no kernel")
     of_gpus = replace(large, program=tiny_program, target="cuda")
     asked: list[tuple[str, ...]] = []
 
     def planned(*args: object) -> PlannedModel:
-        asked.append(args[-1])  # type: ignore[arg-type]
+        asked.append(args[2])  # type: ignore[arg-type]
         return PlannedModel(both.info, (small, of_gpus, lost, replace(lost, target="cuda")))
 
     monkeypatch.setattr(planner, "planned_model", planned)
@@ -252,7 +253,7 @@ class Still:
 
 
 def test_recipes_that_nobody_can_plan(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = PlannedModel(ModelInfo("m", "M", 256, 512), (PlannedProgram(("auto",), None, omitted="a search"),))
+    model = PlannedModel(ModelInfo("m", "M", 256, 512), (PlannedProgram(("auto",), None, "cpu", omitted="a search"),))
     monkeypatch.setattr(planner, "planned_model", lambda *args: model)
     with pytest.raises(CapacityError, match="nothing can be planned: auto: a search"):
         plan("m", PlanOptions(devices=("h100",)))
@@ -261,7 +262,7 @@ def test_recipes_that_nobody_can_plan(tiny_program: LoweredProgram, monkeypatch:
 def test_this_machine_is_measured_once_a_recipe(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from enginewright.optimizer.plan import cpu_model
+    from enginewright.plugins.cpu.compile import plan as cpu_model
 
     class Model:
         def seconds(self, sizes: StepSizes) -> float:
@@ -272,7 +273,9 @@ def test_this_machine_is_measured_once_a_recipe(
 
     asked: list[tuple[int, int]] = []
 
-    def measure(steps: CountedSteps, context_length: int, threads: int, progress: object) -> Model:
+    def measure(
+        steps: CountedSteps, context_length: int, engine: Callable[[int], float], threads: int, progress: object
+    ) -> Model:
         asked.append((context_length, threads))
         return Model()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import enginewright
-from enginewright.optimizer.plan.programs import PlannedModel, _of_bundle, planned_model
+from enginewright.optimizer.plan.planner import _of_bundle, planned_model
+from enginewright.optimizer.plan.programs import PlannedModel
 from enginewright.optimizer.recipes.recipe import list_recipes
 from enginewright.plugins.cuda.compile import emitter
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
@@ -126,5 +127,5 @@ def test_a_switch_of_the_cuda_target_is_planned_with(only_config: Path, tmp_path
     for path in recipes:
         path.write_text(f'name = "{path.stem}"\n[engines]\nmixed_decodes = {str(path.stem == "mixed").lower()}\n')
     planned = planned_model(only_config, recipes, targets=("cuda",))
-    found = {p.recipes: p.mixed_decodes for p in planned.programs}
+    found = {p.recipes: p.choices for p in planned.programs}
     assert found == {("plain",): False, ("mixed",): True}

@@ -15,10 +15,10 @@ import pytest
 
 from enginewright.optimizer.report.diffs import DiffSection, ProgramDiff
 from enginewright.optimizer.report.document import ReportDocument, SavedReport, read_report
-from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.page import fit, layers, losses, pieces, render_page, roofline_view, tiles, verdicts
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime, measure
 from enginewright.optimizer.shared.export_records import Measurement, PassSummary
+from enginewright.plugins.cpu.compile.machine import Machine
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.step_costs import StepCost
 from tests.waiting import HANG

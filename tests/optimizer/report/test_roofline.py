@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.report import roofline
-from enginewright.optimizer.report.machine import Machine
-from enginewright.optimizer.report.roofline import limit_seconds, measure, multiply_seconds, predict
+from enginewright.optimizer.report.roofline import measure, predict
+from enginewright.plugins.cpu.compile.machine import Machine, limit_seconds, multiply_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.progress import ProgressEvent
 from enginewright.runtime.shared.step_costs import StepCost, step_costs

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.report.charts import NARROW, WIDE, Size
-from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime
 from enginewright.optimizer.report.roofline_view import RooflineChart, chart, shape_view, short_name, time_bars
+from enginewright.plugins.cpu.compile.machine import Machine
 from enginewright.runtime.shared.step_costs import StepCost
 
 MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.shared.files import hash_files, write_output
+from enginewright.optimizer.shared.files import write_output
+from enginewright.plugins.emit.finished_bundle import hash_files
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.progress import ProgressEvent

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import enginewright
-from enginewright.optimizer.report.step_runner import StepRunner
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import FloatArray

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.optimizer.report.step_runner import StepRunner
+from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.plugins.cpu.step_profile import StepProfile, sizes_of
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import RequestError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.check_bundle import check_bundle
-from enginewright.optimizer.tune.tune_tvm import tune_tvm
+from enginewright.plugins.tvm.compile.tune import tune
 from enginewright.runtime.bundle import trust
 from enginewright.runtime.bundle.manifest import target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
@@ -63,7 +63,7 @@ def test_a_bundle_of_code_alone_is_refused_with_what_to_do(bundle: Path) -> None
     with pytest.raises(TrustError, match=rf"{path}: target 'tvm' carries compiled libraries, and nobody"):
         LLM(path)
     with pytest.raises(TrustError):
-        tune_tvm(Bundle.open(path))
+        tune(Bundle.open(path))
 
 
 def test_verify_looks_at_code_and_does_not_run_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Loo
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.base import Batch, Chunk
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts
-from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
+from enginewright.runtime.scheduler.row_costs import RowCosts
 from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
 LOOPING = [70, 71, 72, 73] * 8
 PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)
@@ -147,7 +148,7 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
 
 def some_costs(each: float) -> RowCosts:
     """A step of one row takes 1, and each more ``each``."""
-    return RowCosts({100: [1 + each * rows for rows in range(ROWS)]})
+    return RowCosts({100: [1 + each * rows for rows in range(DRAFT_ROWS)]})
 
 
 @pytest.mark.parametrize(("each", "share", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
@@ -155,15 +156,15 @@ def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) ->
     drafts = Drafts(ExecutorCaps(verifies=True))
     drafts.costs = some_costs(each)
     drafts.begin_step([Request([1, 2], PARAMS) for _ in range(decoding)])
-    _, found, drafts._tokens = drafts._best(share, ROWS - decoding, math.inf)
+    _, found, drafts._tokens = drafts._best(share, DRAFT_ROWS - decoding, math.inf)
     rates = [
         (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
-        for length in range(ROWS - decoding + 1)
+        for length in range(DRAFT_ROWS - decoding + 1)
     ]
     best = max(range(len(rates)), key=rates.__getitem__)
     assert found == (best if rates[best] > LEAST_GAIN * rates[0] else 0)
     drafts._rows += found
-    assert drafts._best(share, ROWS - decoding - found, math.inf)[1] <= ROWS - decoding - found
+    assert drafts._best(share, DRAFT_ROWS - decoding - found, math.inf)[1] <= DRAFT_ROWS - decoding - found
 
 
 def test_costs_are_those_that_were_measured() -> None:
@@ -217,12 +218,12 @@ def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     """Prompts of which all but one token are in the prefix cache join a step that drafts have filled."""
     drafts, requests = Drafts(ExecutorCaps(verifies=True)), [Request([1, 2], PARAMS) for _ in range(4)]
     drafts.costs.took(1, 1.0)
-    before = [drafts.costs.of(rows) for rows in range(1, ROWS + 1)]
-    chunks = (Chunk(requests[0], 1, ROWS, [5] * (ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
-    ints = np.zeros(ROWS + 3, np.int32)
+    before = [drafts.costs.of(rows) for rows in range(1, DRAFT_ROWS + 1)]
+    chunks = (Chunk(requests[0], 1, DRAFT_ROWS, [5] * (DRAFT_ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
+    ints = np.zeros(DRAFT_ROWS + 3, np.int32)
     step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
     drafts.stepped(Batch(chunks, step), 9.0)
-    assert [drafts.costs.of(rows) for rows in range(1, ROWS + 1)] == before
+    assert [drafts.costs.of(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
 
 
 @pytest.mark.parametrize("decoding", [1, 4])

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.optimizer.build_target import build_target
 from enginewright.plugins.engines import library as tensorrt_library
 from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel
 from enginewright.plugins.gpu.specs import KernelSpec
+from enginewright.plugins.tensorrt.compile.build import build
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
-from tests.optimizer.test_build_target import READY
 from tests.plugins.engines import tiny_paged
 from tests.plugins.gpu.fake_driver import ADA, FakeCuda
+from tests.plugins.tensorrt.compile.test_build import READY
 
 
 @dataclass
@@ -63,7 +63,7 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
     profiles = section.paged.profiles * 2  # each is loaded when it was built, and when it is to run
     fake.install(cuda, {i: (profile,) for i, profile in enumerate(profiles)}, copies=copies)
     cuda.open(ADA)  # as TensorRT does it when it builds
-    report = build_target(path, machine=READY, trust="code")
+    report = build(Bundle.open(path, "code"), "tensorrt", machine=READY)
     tensorrt_library.load_cuda = lambda: cuda  # type: ignore[assignment]
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     with LLM(path, target="tensorrt", trust="code", **options) as llm:

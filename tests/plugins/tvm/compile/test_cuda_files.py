@@ -11,9 +11,9 @@ import pytest
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.report.step_runner import random_step
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.doctor.machine import look_at_machine
+from enginewright.plugins.steps.timed_steps import random_step
 from enginewright.plugins.steps.x86_levels import Level
 from enginewright.plugins.tvm.compile.compile_library import compile_library
 from enginewright.plugins.tvm.compile.cuda_kernels import HANDLERS

@@ -1,7 +1,7 @@
 """How long a step takes on a GPU, by what its maker states: a prediction that no run of ours has confirmed.
 
 Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
-share of the cores' peak, whichever is more (the roofline of ``report/roofline.py``), and never less than a kernel
+share of the cores' peak, whichever is more (the roofline, as in an export's report), and never less than a kernel
 without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
 
 Two things are slower than that, as the cuda target's kernels are. Products with weights of fewer than 16 bits have few
@@ -11,12 +11,17 @@ through the prompt's tile: one multiprocessor goes over its whole context.
 
 from __future__ import annotations
 
-from enginewright.plugins.gpu.tiles import product_tile
-from enginewright.runtime.shared.lowered_program import Step, WeightUse
+from typing import Any
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
+from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
-from .devices import Gpu, Shares
-from .step_kinds import CountedSteps
+from ...gpu.specs import attention_scratch
+from ...gpu.tiles import product_tile
+from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares
+from ..section import CudaSection
 
 
 class GpuModel:
@@ -27,7 +32,7 @@ class GpuModel:
         gpu: which.
         shares: of its figures that are reached.
         halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
-        mixed_decodes: decodes beside prompts have kernels of their own: see ``plugins.cuda.section.CudaSection``.
+        mixed_decodes: decodes beside prompts have kernels of their own: see ``CudaSection``.
     """
 
     def __init__(
@@ -104,3 +109,35 @@ def _in_f32(step: Step, cost: StepCost) -> bool:
     """Whether its products are of 32-bit floats on both sides (the cpu target multiplies fp8 as such, too)."""
     narrow = any(o.kind == "weight" and o.dtype not in ("f32", "f16") for o in step.inputs)
     return "f32" in cost.products and not narrow
+
+
+def _model(planned: PlannedSteps, device: Device, progress: Progress) -> GpuModel:
+    assert device.gpu is not None
+    mixed = bool(planned.choices)
+    return GpuModel(planned.steps, device.gpu, device.shares, halved=not planned.own, mixed_decodes=mixed)
+
+
+def _formats(program: LoweredProgram) -> frozenset[str]:
+    """Activations alone: its kernels convert fp8 and int4 by bits, where there are no instructions."""
+    return frozenset({"bf16"} & {o.dtype for step in program.steps for o in step.outputs})
+
+
+def _scratch(program: LoweredProgram, requests: int, context: int) -> int:
+    """Attention cuts contexts into parts, whose results are float32."""
+    block = min((group.block_size for group in program.cache_groups), default=1)
+    shapes = {s.outputs[0].shape for s in program.steps if s.op == "paged_attention"}
+    sizes = {(shape[1].constant, shape[2].constant) for shape in shapes}
+    return 4 * max((attention_scratch(requests, *of, -(-context // block), block) for of in sizes), default=0)
+
+
+def _mixed_decodes(bundle: Bundle) -> bool:
+    section = bundle.target("cuda").section(CudaSection)
+    return section is not None and section.mixed_decodes
+
+
+def _asked(engines: Any) -> bool:
+    """Of a recipe's [engines]."""
+    return bool(engines.mixed_decodes)
+
+
+PLANNING = Planning(True, _model, _formats, _scratch, _mixed_decodes, _asked)

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.build_target import MakeEngines, build_target
+from enginewright.optimizer.build_target import build_target
 from enginewright.plugins.doctor.machine import Machine
 from enginewright.plugins.emit.bundle_writer import BundleWriter
-from enginewright.plugins.emit.engine_report import BuiltPlan
+from enginewright.plugins.emit.engine_report import BuildReport, BuiltPlan
 from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.gpu.cuda_driver import Gpu
 from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
+from enginewright.plugins.tensorrt.compile.build import MakeEngines, build
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.errors import BundleError, TargetError
+from enginewright.runtime.shared.errors import BundleError, TargetError, TrustError
 
 BARE = Machine(
     system="Linux x86_64",
@@ -59,6 +60,10 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "tiny.bundle"
 
 
+def built(path: Path, **given: Any) -> BuildReport:
+    return build(Bundle.open(path, "code"), "tensorrt", **given)
+
+
 def engines_of(plans: dict[str, bytes], scratch: int = 1000) -> MakeEngines:
     def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[BuiltPlan]:
         assert (target, capability) == ("tensorrt", 89)
@@ -73,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
     before = contents(bundle)
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
+    report = built(bundle, machine=READY, make=engines_of(PLANS))
     assert report.built and report.gpu == "RTX 4090 (8.9)" and list(report.engines.values()) == [14, 7]
     after = contents(bundle)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
@@ -91,20 +96,18 @@ def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
 def test_engines_with_copies_of_the_caches_are_said(bundle: Path) -> None:
     """A cache of 4 blocks of 32 keys or values with 16 numbers of 16 bits each."""
     cache = 4 * 32 * 16 * 2
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache - 1), trust="code")
+    report = built(bundle, machine=READY, make=engines_of(PLANS, cache - 1))
     assert list(report.scratch.values()) == [cache - 1] * 2 and report.copies == ()
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache), again=True, trust="code")
+    report = built(bundle, machine=READY, make=engines_of(PLANS, cache), again=True)
     assert report.copies == tuple(report.engines)
 
 
 def test_a_ready_target_is_left_alone_unless_it_is_to_be_built_again(bundle: Path) -> None:
-    first = build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
+    first = built(bundle, machine=READY, make=engines_of(PLANS))
     before = contents(bundle)
-    assert not build_target(bundle, machine=BARE, trust="code").built
+    assert not built(bundle, machine=BARE).built
     assert contents(bundle) == before
-    again = build_target(
-        bundle, machine=READY, make=engines_of({**PLANS, "prefill": b"other"}), again=True, trust="code"
-    )
+    again = built(bundle, machine=READY, make=engines_of({**PLANS, "prefill": b"other"}), again=True)
     assert again.engines.keys() & first.engines.keys() == {next(iter(first.engines))}
     files = {path.name for path in (bundle / "targets/tensorrt").glob("*.engine")}
     assert files == set(again.engines)
@@ -119,7 +122,7 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_target(bundle, machine=READY, make=make, trust="code")
+        built(bundle, machine=READY, make=make)
     assert contents(bundle) == before
 
 
@@ -134,18 +137,27 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
 def test_what_is_missing_is_said(machine: Machine, message: str, bundle: Path) -> None:
     before = contents(bundle)
     with pytest.raises(TargetError, match=f"target 'tensorrt' can't be built here: .*{message}"):
-        build_target(bundle, machine=machine, make=engines_of(PLANS), trust="code")
+        built(bundle, machine=machine, make=engines_of(PLANS))
     assert contents(bundle) == before
 
 
 def test_a_damaged_bundle_isn_t_built(bundle: Path) -> None:
     (bundle / "targets/tensorrt/network.json").write_text("[]")
     with pytest.raises(BundleError, match=r"network\.json: SHA-256"):
-        build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
+        built(bundle, machine=READY, make=engines_of(PLANS))
 
 
 def test_targets_that_are_never_built(bundle: Path) -> None:
-    with pytest.raises(BundleError, match="target 'onnx' is ready: nothing of it is built"):
-        build_target(bundle, "onnx", machine=READY, trust="code")
+    with pytest.raises(BundleError, match=r"nothing of target 'onnx' can be built on another machine\n.*: tensorrt"):
+        build_target(bundle, "onnx")
     with pytest.raises(BundleError, match="no target 'cpu'; it has onnx, tensorrt"):
-        build_target(bundle, "cpu", machine=READY, trust="code")
+        build_target(bundle, "cpu")
+
+
+def test_the_command_s_target_is_found(bundle: Path) -> None:
+    built(bundle, machine=READY, make=engines_of(PLANS))
+    for target in (None, "tensorrt"):
+        report = build_target(bundle, target)
+        assert (report.target, report.built, report.library) == ("tensorrt", False, "TensorRT")
+    with pytest.raises(TrustError):
+        build_target(bundle, again=True)

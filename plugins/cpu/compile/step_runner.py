@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import Int32Array, StepInput
-from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram
+from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes
 
-_SEED = 20261120
+from ...steps.timed_steps import random_step
+from ..executable import CpuProgram
+
 _FILL = 0x3C
 """As all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values do not change how long steps take."""
 
@@ -63,38 +64,6 @@ class StepRunner:
     def step(self, sizes: StepSizes) -> StepInput:
         """See ``random_step``."""
         return random_step(self.lowered.cache_groups, self.vocabulary, sizes)
-
-
-def random_step(
-    groups: Sequence[CacheGroupModel], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
-) -> StepInput:
-    """Random tokens as the last ones of each request; the logits of each request's last one are asked for.
-
-    ``mixed_blocks``: blocks are in a random order, as they are after some requests; else they follow one another.
-    """
-    random = np.random.default_rng(_SEED)
-    requests, longest = len(sizes.lengths), max(sizes.contexts)
-    starts = np.cumsum([0, *sizes.lengths], dtype=np.int32)  # [B+1]
-    spans = zip(sizes.lengths, sizes.contexts, strict=True)
-    positions = np.concatenate([np.arange(c - n, c, dtype=np.int32) for n, c in spans])  # [T]
-    owners = np.repeat(np.arange(requests), sizes.lengths)  # [T]
-    tables: dict[str, Int32Array] = {}
-    slots: dict[str, Int32Array] = {}
-    for group in groups:
-        width, size = -(-longest // group.block_size), group.block_size
-        blocks = np.arange(requests * width, dtype=np.int32)
-        table = (random.permutation(blocks) if mixed_blocks else blocks).reshape(requests, width)  # [B, blocks]
-        tables[group.name] = table
-        slots[group.name] = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
-    return StepInput(
-        ids=random.integers(0, vocabulary, len(positions), dtype=np.int32),
-        positions=positions,
-        q_start=starts,
-        kv_len=np.asarray(sizes.contexts, np.int32),
-        block_tables=tables,
-        slots=slots,
-        rows=(starts[1:] - 1).astype(np.int32),
-    )
 
 
 def cache_memory(program: CpuProgram) -> list[npt.NDArray[np.uint8]]:

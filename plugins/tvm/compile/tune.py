@@ -14,14 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.report.step_runner import random_step
-from enginewright.optimizer.shared.files import add_file, replace_manifest
-from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.steps.x86_levels import LEVELS, Level, LevelName
-from enginewright.plugins.tvm.compile.schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
-from enginewright.plugins.tvm.section import TunedLibrary, TvmSection
-from enginewright.plugins.tvm.serve.executor import OwnMemory, TvmStep, check_section, tvm_section
-from enginewright.plugins.tvm.serve.library import INSTALL, Library
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import check_code
@@ -29,8 +21,24 @@ from enginewright.runtime.shared.errors import BundleError, MissingDependencyErr
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from .cases import cases_of, repeats_of
-from .tune import STAGE, check_seconds, compare, mean, worth
+from ...cpu.threads import available_threads
+from ...emit.finished_bundle import add_file, replace_manifest
+from ...steps.timed_steps import (
+    STAGE,
+    cases_of,
+    check_seconds,
+    compare,
+    mean,
+    random_step,
+    repeats_of,
+    too_short,
+    worth,
+)
+from ...steps.x86_levels import LEVELS, Level, LevelName
+from ..section import TunedLibrary, TvmSection
+from ..serve.executor import OwnMemory, TvmStep, check_section, tvm_section
+from ..serve.library import INSTALL, Library
+from .schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
 
 CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "rows": (4, 6, 8),
@@ -66,13 +74,17 @@ class TunedTvm:
     """What was found.
 
     Attributes:
+        bundle: whose it is.
         path: the library that was written; None if none was.
         level: of x86-64 that it is for.
         records: of products whose own schedules aren't the fastest.
         gain, gains: of the whole program; 1 if nothing was found, or nothing was compared.
         candidates: how many there are; ``tried`` has those that there was time for.
+        seconds: that it took.
+        asked: seconds that it might take.
     """
 
+    bundle: Path
     path: Path | None
     level: LevelName
     records: dict[str, Schedule]
@@ -81,6 +93,7 @@ class TunedTvm:
     tried: tuple[TriedSchedule, ...]
     candidates: int
     seconds: float
+    asked: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -95,8 +108,25 @@ class TunedTvm:
             "seconds": self.seconds,
         }
 
+    def table(self) -> list[str]:
+        """Each schedule beside the best so far, and all of them together by kind of step."""
+        width = max((len(t.product) for t in self.tried), default=0)
+        tried = [
+            f"{t.product:<{width}}  {t.name:<10}{t.value:>6}{t.gain:>8.3f}x{'  faster' if t.faster else ''}"
+            for t in self.tried
+        ]
+        return tried + [f"{name:<28}{gain:>8.3f}x" for name, gain in self.gains.items()]
 
-def tune_tvm(
+    def summary(self) -> list[str]:
+        """Schedules that were chosen, and the library that has them."""
+        lines = [] if self.records else ["nothing is faster here than the schedules that it has"]
+        for name, schedule in self.records.items():
+            lines.append(f"{name}: " + ", ".join(f"{field} {value}" for field, value in schedule.model_dump().items()))
+        lines += too_short(len(self.tried), self.candidates, self.asked)
+        return [*lines, f"{self.path} for x86-64-{self.level}" if self.path else f"{self.bundle} was not changed"]
+
+
+def tune(
     bundle: Bundle,
     *,
     seconds: float = 40.0,
@@ -130,7 +160,7 @@ def tune_tvm(
         if unknown := sorted(found.keys() - compiler.products.keys()):
             raise BundleError(f"{records}: the bundle has no product {unknown[0]}", hint="Tune it without --records.")
         path = _write(bundle, compiler.level, compiler.library(found), found) if write else None
-        return TunedTvm(path, compiler.level, found, 1.0, {}, (), 0, time.perf_counter() - began)
+        return TunedTvm(bundle.path, path, compiler.level, found, 1.0, {}, (), 0, time.perf_counter() - began, seconds)
     search = _Search(compiler, began + seconds, progress)
     found = search.run()
     names = [case.name for case in compiler.cases]
@@ -146,6 +176,7 @@ def tune_tvm(
             path = _write(bundle, compiler.level, library, found)
     progress(ProgressEvent(STAGE, len(search.plan) + 1, len(search.plan) + 1))
     return TunedTvm(
+        bundle=bundle.path,
         path=path,
         level=compiler.level,
         records=found,
@@ -154,6 +185,7 @@ def tune_tvm(
         tried=tuple(search.tried),
         candidates=len(search.plan),
         seconds=time.perf_counter() - began,
+        asked=seconds,
     )
 
 
@@ -171,7 +203,7 @@ class _Compiler:
         self.level = check_section(section)
         if importlib.util.find_spec("tvm") is None:
             raise MissingDependencyError("tuning target tvm needs TVM (apache-tvm)", hint=INSTALL)
-        from enginewright.plugins.tvm.compile import compile_library, step_function  # only this needs the package
+        from . import compile_library, step_function  # only this needs the package
 
         compile_library.linker()
         self._compile, self._module = compile_library.compile_library, step_function.step_module

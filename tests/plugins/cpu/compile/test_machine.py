@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.report import machine
-from enginewright.optimizer.report.machine import MOST_BYTES, Machine, measure_machine
+from enginewright.plugins.cpu.compile import machine
+from enginewright.plugins.cpu.compile.machine import MOST_BYTES, Machine, measure_machine
 from enginewright.plugins.cpu.executable import isas
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.tune import tune as module
-from enginewright.optimizer.tune.cases import Case, Contender, cases_of
-from enginewright.optimizer.tune.row_seconds import row_seconds
-from enginewright.optimizer.tune.tune import CANDIDATES, compare, fewer_threads, mean, tune, worth
+from enginewright.plugins.cpu.compile import tune as module
+from enginewright.plugins.cpu.compile.row_seconds import row_seconds
+from enginewright.plugins.cpu.compile.tune import CANDIDATES, Contender, fewer_threads, tune
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.serve.tuning import load_tuning
+from enginewright.plugins.steps.timed_steps import Case, cases_of, compare, mean, worth
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
-from enginewright.runtime.scheduler.row_costs import ROWS
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
 
 @pytest.fixture
@@ -183,10 +183,12 @@ def test_the_candidates_are_tunables() -> None:
 def test_seconds_out_of_range(seconds: float, bundle: Bundle) -> None:
     with pytest.raises(RequestError, match="seconds"):
         tune(bundle, seconds=seconds)
+    with pytest.raises(RequestError, match="records: target cpu keeps none"):
+        tune(bundle, records=bundle.path / "records.json")
 
 
 def test_steps_of_several_rows_are_measured(bundle: Bundle) -> None:
     found = row_seconds(bundle, (20, 40), 30, others=1, threads=1)
     assert set(found) == {20, 40}
-    assert all(len(of) == ROWS and min(of) > 0 for of in found.values())
+    assert all(len(of) == DRAFT_ROWS and min(of) > 0 for of in found.values())
     assert row_seconds(bundle, (20,), 1e-6, threads=1) == {}  # no time

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
-from enginewright.runtime.scheduler.row_costs import ROWS
 from enginewright.runtime.shared.contracts import StepInput
-from enginewright.runtime.shared.step_costs import StepSizes
+from enginewright.runtime.shared.step_costs import DRAFT_ROWS, StepSizes
+
+from .step_runner import StepRunner
 
 CONTEXTS = (64, 1024, 4096)
 _FEWEST, _MOST = 3, 25
@@ -28,8 +28,8 @@ def row_seconds(
     threads: int = 0,
     choices: Mapping[str, int] | None = None,
 ) -> dict[int, tuple[float, ...]]:
-    """Context -> seconds of steps of 1, 2, ... ``ROWS`` rows of one request: the least of some rounds, as what else
-    runs only slows.
+    """Context -> seconds of steps of 1, 2, ... ``DRAFT_ROWS`` rows of one request: the least of some rounds, as what
+    else runs only slows.
 
     Every row's token is drawn, greedily. A context for which time runs out is left out, and so are those after it.
 
@@ -44,7 +44,7 @@ def row_seconds(
         BundleError, CapacityError: as for a program that is opened to be served.
     """
     sizes = {
-        context: [StepSizes((rows, *(1,) * others), (context,) * (1 + others)) for rows in range(1, ROWS + 1)]
+        context: [StepSizes((rows, *(1,) * others), (context,) * (1 + others)) for rows in range(1, DRAFT_ROWS + 1)]
         for context in contexts
     }
     runner = StepRunner(bundle, [one for of in sizes.values() for one in of], threads=threads, tuning=choices)

@@ -13,29 +13,23 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import numpy as np
 
-from enginewright.optimizer.report.machine import Machine, measure_machine
-from enginewright.optimizer.report.roofline import limit_seconds
-from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.cpu.threads import available_threads
-from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.logit_rules import sampling_batch
-from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.lowered_program import CacheGroupModel, Step
+from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
-from .step_kinds import CountedSteps, StepKind
+from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind
+from ..executable import isas
+from ..sampling import RowSampler
+from ..threads import available_threads
+from .machine import Machine, limit_seconds, measure_machine
 from .step_probe import StepProbe, Timed
 
 STAGE = "kernels"
@@ -219,12 +213,19 @@ def elements(step: Step, sizes: StepSizes) -> int:
     return sum(int(np.prod([sizes.at(size) for size in o.shape])) for o in operands)
 
 
-def measure(steps: CountedSteps, context_length: int, threads: int = 0, progress: Progress = silent) -> CpuModel:
+def measure(
+    steps: CountedSteps,
+    context_length: int,
+    engine: Callable[[int], float],
+    threads: int = 0,
+    progress: Progress = silent,
+) -> CpuModel:
     """Takes some seconds.
 
     Args:
         steps: of the program, with memory planned.
         context_length: of the model: no size is longer.
+        engine: gives seconds of the engine around a step, by the requests that decode.
         threads: of the kernels; 0 takes as many as there are cores.
         progress: called with the stage "kernels".
 
@@ -241,7 +242,7 @@ def measure(steps: CountedSteps, context_length: int, threads: int = 0, progress
     logits = steps.program.outputs["logits"].shape[-1].constant
     around = Around(
         Line.through([(len(s.lengths), timed[s].around * len(steps.keys)) for s in grid.rows]),
-        engine_seconds(steps.program.cache_groups, (2, 32)),
+        Line.through([(requests, engine(requests)) for requests in (2, 32)]),
         sampler_seconds(logits, (1, 8), threads),
     )
     machine = measure_machine(isas()[0], threads, types, steps.total(decode(1, 1)).weights)
@@ -267,42 +268,7 @@ def _times(kind: StepKind, steps: CountedSteps, grid: Grid, timed: Mapping[StepS
     return AttentionTimes(decodes, (float(a), float(b), float(c)))
 
 
-class _Idle:
-    """An executor that computes nothing."""
-
-    caps = ExecutorCaps()
-
-    def __init__(self, groups: Sequence[CacheGroupModel], requests: int, context: int) -> None:
-        self.cache_groups = tuple(group.to_group() for group in groups)
-        self.blocks = {g.name: requests * -(-context // g.block_size) for g in self.cache_groups}
-
-    def submit(self, step: StepInput) -> Future[StepOutput]:
-        done: Future[StepOutput] = Future()
-        done.set_result(StepOutput(tokens=np.zeros(len(step.rows), np.int32)))
-        return done
-
-    def describe(self) -> dict[str, str | int]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-_STEPS, _PROMPT = 40, 64
-
-
-def engine_seconds(groups: Sequence[CacheGroupModel], requests: Sequence[int]) -> Line:
-    """Of a step in which so many requests decode, without what the executor does: scheduling, arrays, tokens."""
-
-    def of(count: int) -> float:
-        most = _STEPS + 2
-        engine = Engine(_Idle(groups, count, _PROMPT + most), SchedulerConfig(count, count * _PROMPT))
-        for i in range(count):
-            engine.add_request(Request([i] * _PROMPT, SamplingParams(max_tokens=most, ignore_eos=True)))
-        engine.step()
-        return _median(engine.step, _STEPS)
-
-    return Line.through([(n, of(n)) for n in requests])
+_SAMPLES = 40
 
 
 def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
@@ -313,7 +279,7 @@ def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
     def of(count: int) -> float:
         logits = random.standard_normal((count, vocabulary), np.float32)
         batch = sampling_batch([(SamplingParams(), 0, 0)] * count)
-        return _median(partial(sampler.sample, logits, batch), _STEPS)
+        return _median(partial(sampler.sample, logits, batch), _SAMPLES)
 
     return Line.through([(n, of(n)) for n in rows])
 
@@ -325,3 +291,10 @@ def _median(call: Callable[[], object], times: int) -> float:
         call()
         seconds.append(time.perf_counter() - start)
     return median(seconds)
+
+
+def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuModel:
+    return measure(planned.steps, planned.context_length, planned.engine, device.threads, progress)
+
+
+PLANNING = Planning(gpus=False, model=_model)

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.optimizer.plan.devices import Gpu, Shares
-from enginewright.optimizer.plan.gpu_model import GpuModel
-from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.cuda.compile.plan import GpuModel
+from enginewright.plugins.steps.planning import CountedSteps, Gpu, Shares
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes, step_costs
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from enginewright.plugins.cpu.serve.tuning import TuningFile
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from .cases import Case, Contender, Timed, cases_of
+from ...steps.timed_steps import STAGE, Case, cases_of, check_seconds, compare, mean, repeats_of, too_short, worth
+from ..serve.tuning import TuningFile
+from ..threads import available_threads
 from .row_seconds import CONTEXTS, row_seconds
-
-STAGE = "tune"
-LEAST_GAIN = 1.03
-"""Of the mean over the cases. Two programs with the same choices were up to 1 % apart: their memory lies elsewhere."""
-
-WORST = 0.97
-"""No case may lose more than this."""
+from .step_runner import StepRunner
 
 CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "task_bytes": (1 << 15, 1 << 19),
@@ -73,6 +67,8 @@ class TuneResult:
         path, written: where, and whether it was.
         gain, gains: of all choices together, as in ``Tried``.
         candidates: how many there are; ``tried`` has those that there was time for.
+        seconds: that it took.
+        asked: seconds that it might take.
     """
 
     file: TuningFile
@@ -83,6 +79,7 @@ class TuneResult:
     tried: tuple[Tried, ...]
     candidates: int
     seconds: float
+    asked: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -97,9 +94,47 @@ class TuneResult:
             "seconds": self.seconds,
         }
 
+    def table(self) -> list[str]:
+        """Three tables: each choice beside the best so far, what is chosen beside the executor's own by kind of step,
+        and what steps of several rows of a request take."""
+        lines = [f"{'choice':<18}{'value':>10}{'speed':>9}"] if self.tried else []
+        for tried in self.tried:
+            verdict = "kept" if tried.kept else "faster, and not so in the last comparison" if tried.faster else ""
+            lines.append(f"{tried.name:<18}{tried.value:>10,}{tried.gain:>8.3f}x  {verdict}".rstrip())
+        lines += [""] if self.tried else []
+        if self.file.choices or self.file.threads:
+            lines.append(f"{'step':<28}{'speed':>9}")
+            lines += [f"{name:<28}{gain:>8.3f}x" for name, gain in self.file.gains.items()]
+            lines.append("")
+        if self.file.row_seconds:
+            shown = 1, 2, 4, 8, 16
+            lines.append(f"{'milliseconds, rows':<28}" + "".join(f"{rows:>8}" for rows in shown))
+            for context, seconds in self.file.row_seconds.items():
+                times = "".join(f"{1e3 * seconds[rows - 1]:>8.2f}" for rows in shown)
+                lines.append(f"{f'1 request at {context:,}':<28}{times}")
+            lines.append("")
+        return lines
+
+    def summary(self) -> list[str]:
+        """What was chosen, and where it is kept."""
+        chosen = dict(self.file.choices) | ({"threads": self.file.threads} if self.file.threads else {})
+        lines = []
+        if chosen:
+            lines.append("chosen: " + ", ".join(f"{name} {value:,}" for name, value in chosen.items()))
+        elif self.tried:
+            lines.append("nothing is faster here than the executor's own choices")
+        lines += too_short(len(self.tried), self.candidates, self.asked)
+        return [*lines, f"{self.path}{'' if self.written else ' was not written'}"]
+
 
 def tune(
-    bundle: Bundle, *, seconds: float = 40.0, threads: int = 0, write: bool = True, progress: Progress = silent
+    bundle: Bundle,
+    *,
+    seconds: float = 40.0,
+    threads: int = 0,
+    records: Path | None = None,
+    write: bool = True,
+    progress: Progress = silent,
 ) -> TuneResult:
     """Measures, and keeps what it found beside the bundle.
 
@@ -112,15 +147,20 @@ def tune(
         bundle: opened, with a ready target cpu.
         seconds: how long to measure, at most: opening the program, which comes first, may take longer.
         threads: 0 takes one for each core, and tries half as many.
+        records: must be None: this target keeps none.
         write: whether the file is written.
         progress: called with the stage "tune".
 
     Raises:
-        RequestError: ``seconds`` is out of range.
+        RequestError: ``seconds`` is out of range, or there are ``records``.
         BundleError: the target isn't ready, or the file can't be written.
         CapacityError: as for a program that is opened to be served.
     """
     check_seconds(seconds)
+    if records is not None:
+        raise RequestError(
+            "records: target cpu keeps none", hint="Leave --records out, or name a target that does: tvm."
+        )
     began = time.perf_counter()
     cases = cases_of(bundle.model.context_length)
     plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
@@ -173,44 +213,48 @@ def tune(
         tried=tuple(replace(t, kept=kept and t.faster and _is_part(t, best)) for t in tried),
         candidates=len(plan),
         seconds=time.perf_counter() - began,
+        asked=seconds,
     )
+
+
+class Contender:
+    """A program with some choices, ready to run.
+
+    Args:
+        bundle: opened, with a ready target cpu.
+        cases: what will be run.
+        threads: 0 takes one for each core.
+        choices: see ``CpuProgram``.
+    """
+
+    def __init__(self, bundle: Bundle, cases: Sequence[Case], threads: int, choices: Mapping[str, int]) -> None:
+        self.threads, self.choices = threads, dict(choices)
+        self._runner = StepRunner(bundle, [case.sizes for case in cases], threads=threads, tuning=choices)
+        self._runner.fill_caches()
+        self._steps: list[StepInput] = [self._runner.step(case.sizes) for case in cases]
+        self.repeats = [repeats_of(partial(self._runner.program.run, step)) for step in self._steps]
+
+    @property
+    def isa(self) -> str:
+        return self._runner.program.isa
+
+    @property
+    def real_threads(self) -> int:
+        return self._runner.program.threads
+
+    def time(self, case: int) -> float:
+        """Seconds of a step of a case: the mean of some."""
+        step, repeats, run = self._steps[case], self.repeats[case], self._runner.program.run
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run(step)
+        return (time.perf_counter() - start) / repeats
 
 
 def _is_part(tried: Tried, best: Contender) -> bool:
     """A later value of the same tunable takes the place of an earlier one."""
     found = best.threads if tried.name == "threads" else best.choices.get(tried.name)
     return found == tried.value
-
-
-def check_seconds(seconds: float) -> None:
-    """Raises RequestError if it is out of range."""
-    if not 0 < seconds <= 86_400:
-        raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
-
-
-def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
-    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they alternate, and in who begins."""
-    ratios: dict[str, list[float]] = {case.name: [] for case in cases}
-    for turn in range(rounds):
-        for i, case in enumerate(cases):
-            if turn % 2:
-                second, first = other.time(i), one.time(i)
-            else:
-                first, second = one.time(i), other.time(i)
-            ratios[case.name].append(first / second)
-    return {name: median(found) for name, found in ratios.items()}
-
-
-def worth(gains: Iterable[float]) -> bool:
-    """Whether a choice is faster on average, and nowhere much slower."""
-    found = list(gains)
-    return mean(found) >= LEAST_GAIN and min(found) >= WORST
-
-
-def mean(gains: Iterable[float]) -> float:
-    """Geometric."""
-    found = list(gains)
-    return math.exp(sum(map(math.log, found)) / len(found))
 
 
 def fewer_threads(cores: int) -> list[int]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.plan import step_probe
-from enginewright.optimizer.plan.step_kinds import CountedSteps
-from enginewright.optimizer.plan.step_probe import StepProbe, _first_of_each
+from enginewright.plugins.cpu.compile import step_probe
+from enginewright.plugins.cpu.compile.step_probe import StepProbe, _first_of_each
+from enginewright.plugins.steps.planning import CountedSteps
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.step_costs import StepCost
+
+from ..extension import cpu_extension
 
 _CHUNK = 1 << 20
 """Bytes that a thread reads at a time: a smaller working set would leave threads without any."""
@@ -55,3 +57,13 @@ def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: i
         raise CapacityError(f"no {nbytes:,} bytes of memory to measure the bandwidth with") from e
     peaks = {kind: cpu_extension.measure_peak(kind, threads, isa) * 1e9 for kind in sorted(types)}
     return Machine(isa, threads, bandwidth, peaks)
+
+
+def limit_seconds(cost: StepCost, machine: Machine) -> float:
+    """The least time for what a step must bring from memory and multiply."""
+    return max(cost.memory / machine.bandwidth, multiply_seconds(cost, machine))
+
+
+def multiply_seconds(cost: StepCost, machine: Machine) -> float:
+    """The least time for a step's multiply-adds."""
+    return sum(count / machine.peaks[kind] for kind, count in cost.products.items() if kind in machine.peaks)

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.tune import tune_tvm as module
-from enginewright.optimizer.tune.cases import Case, Timed
-from enginewright.optimizer.tune.tune_tvm import CANDIDATES, fits, tune_tvm
 from enginewright.plugins.cpu.processor import processor_features
+from enginewright.plugins.steps.timed_steps import Case, Timed
 from enginewright.plugins.steps.x86_levels import FEATURES, LEVELS, LevelName
+from enginewright.plugins.tvm.compile import tune as module
 from enginewright.plugins.tvm.compile.schedules import OWN, Schedule, from_json, products_of, to_json
+from enginewright.plugins.tvm.compile.tune import CANDIDATES, fits, tune
 from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
@@ -69,7 +69,7 @@ def of_tvm(bundle: Path) -> set[str]:
 
 def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
     before = logits(bundle)
-    found = tune_tvm(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
+    found = tune(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
     assert found.path is not None and found.path.is_file() and set(found.records.values()) == {OTHER}
     assert (bundle / f"targets/tvm/step-{level}.so").read_bytes() != found.path.read_bytes()
     Bundle.open(bundle, trust="code").verify_hashes()
@@ -81,14 +81,14 @@ def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
 def test_no_bit_depends_on_records_which_give_the_same_bytes_each_time(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy.bundle")
     check_bits(bundle, tmp_path)
-    tune_tvm(Bundle.open(copy, trust="code"), records=tmp_path / "records.json")
+    tune(Bundle.open(copy, trust="code"), records=tmp_path / "records.json")
     assert of_tvm(copy) == of_tvm(bundle)
     for name in of_tvm(copy):
         assert (copy / "targets/tvm" / name).read_bytes() == (bundle / "targets/tvm" / name).read_bytes(), name
     kept = next(name for name in of_tvm(bundle) if name.startswith(f"schedules-{LEVEL}-"))
     assert (bundle / "targets/tvm" / kept).read_bytes() == (tmp_path / "records.json").read_bytes()
     again = records_for(bundle, tmp_path / "again.json", Schedule(unroll=2))
-    tune_tvm(Bundle.open(bundle, trust="code"), records=again)
+    tune(Bundle.open(bundle, trust="code"), records=again)
     assert len(of_tvm(bundle)) == len(of_tvm(copy)) and kept not in of_tvm(bundle)  # what was tuned before is gone
     Bundle.open(bundle, trust="code").verify_hashes()
 
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_bundle_as_it_was(bundle: Path, tmp_path: Path, m
 
     monkeypatch.setattr(module, "replace_manifest", full)
     with pytest.raises(CapacityError):
-        tune_tvm(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
+        tune(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
     assert of_tvm(bundle) == before
     Bundle.open(bundle, trust="code").verify_hashes()
 
@@ -203,23 +203,22 @@ def test_candidates_that_are_no_other_schedule_are_left_out() -> None:
 def test_refusals(bundle: Path, tmp_path: Path) -> None:
     opened = Bundle.open(bundle, trust="code")
     with pytest.raises(RequestError, match="seconds: 0 is out of range"):
-        tune_tvm(opened, seconds=0)
+        tune(opened, seconds=0)
     with pytest.raises(BundleError, match=r"absent\.json: No such file"):
-        tune_tvm(opened, records=tmp_path / "absent.json")
+        tune(opened, records=tmp_path / "absent.json")
     (tmp_path / "other.json").write_text('{"linear f32 3x5": {"rows": 2}}')
     with pytest.raises(BundleError, match=r"other\.json: the bundle has no product linear f32 3x5\n"):
-        tune_tvm(opened, records=tmp_path / "other.json")
+        tune(opened, records=tmp_path / "other.json")
     for text in ("[]", "{", '{"a": {"rows": 0}}', '{"a": {"columns": 1}}', '{"a": 3}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(BundleError, match=r"bad\.json: not records of optimize tune --target tvm"):
-            tune_tvm(opened, records=tmp_path / "bad.json")
-    for arguments, said in ((["--target", "onnx"], "not one of cpu, tvm"), (["--records", "x"], "only the target tvm")):
-        result = CliRunner().invoke(app, ["tune", str(bundle), *arguments])
-        assert result.exit_code == 2 and said in result.output.replace("\n", " ")
+            tune(opened, records=tmp_path / "bad.json")
+    result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "onnx"])
+    assert result.exit_code == 7 and "no target 'onnx'; it has tvm" in result.output.replace("\n", " ")
 
 
 def test_our_kernels_have_no_schedules(tmp_path: Path) -> None:
     recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=(LEVEL,), kernels="enginewright")})
     export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))
     with pytest.raises(TargetError, match=r"products of target tvm are enginewright's kernels.*\n.*target cpu"):
-        tune_tvm(Bundle.open(tmp_path / "b", trust="code"))
+        tune(Bundle.open(tmp_path / "b", trust="code"))

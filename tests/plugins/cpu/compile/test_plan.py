@@ -4,11 +4,11 @@ from collections.abc import Callable, Hashable, Sequence
 
 import pytest
 
-from enginewright.optimizer.plan import cpu_model
-from enginewright.optimizer.plan.cpu_model import Grid, Line, RowTimes, decode, elements, engine_seconds, prompt
-from enginewright.optimizer.plan.step_kinds import CountedSteps, StepKind
-from enginewright.optimizer.plan.step_probe import Timed
-from enginewright.optimizer.report.machine import Machine
+from enginewright.plugins.cpu.compile import plan as cpu_model
+from enginewright.plugins.cpu.compile.machine import Machine
+from enginewright.plugins.cpu.compile.plan import Grid, Line, RowTimes, decode, elements, prompt
+from enginewright.plugins.cpu.compile.step_probe import Timed
+from enginewright.plugins.steps.planning import CountedSteps, StepKind
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes
 
 Law = Callable[[StepKind, StepCost, StepSizes], float]
@@ -30,11 +30,10 @@ def measured(tiny_steps: CountedSteps, monkeypatch: pytest.MonkeyPatch) -> Calla
 
         nothing = Line(((1, 0.0),))
         monkeypatch.setattr(cpu_model, "StepProbe", Probe)
-        monkeypatch.setattr(cpu_model, "engine_seconds", lambda *args: nothing)
         monkeypatch.setattr(cpu_model, "sampler_seconds", lambda *args: nothing)
         machine = Machine("", 1, 1e9, {"f32": 1e9})
         monkeypatch.setattr(cpu_model, "measure_machine", lambda *args: machine)
-        return cpu_model.measure(tiny_steps, context, 1)
+        return cpu_model.measure(tiny_steps, context, lambda requests: 0.0, 1)
 
     return of
 
@@ -108,8 +107,3 @@ def test_what_is_colder_has_an_end() -> None:
     assert times.at(2, 15, 10) == 4.5
     assert times.at(2, 1000, 10) == times.at(2, 20, 10) == 7
     assert times.at(2, 1000, 1000) == 2
-
-
-def test_the_engine_is_timed_without_a_program(tiny_steps: CountedSteps) -> None:
-    line = engine_seconds(tiny_steps.program.cache_groups, (1, 2))
-    assert [x for x, _ in line.points] == [1, 2] and all(y > 0 for _, y in line.points)

@@ -13,13 +13,14 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.optimizer.report.step_runner import fill_caches, random_step
-from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import Operand, Step, WeightUse
 from enginewright.runtime.shared.step_costs import OPS, StepSizes, stored_bytes
 
-from .step_kinds import CountedSteps
+from ...steps.planning import CountedSteps
+from ...steps.timed_steps import random_step
+from ..executable import CpuProgram
+from .step_runner import fill_caches
 
 MOST_BYTES = 512 << 20
 """Of made-up weights, unless one is larger: more than most caches hold, and less than most machines have free."""

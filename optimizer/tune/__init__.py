@@ -1,1 +1,0 @@
-"""What ``optimize tune`` does: choices of the cpu target that suit a machine, measured there."""

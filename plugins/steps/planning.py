@@ -1,0 +1,181 @@
+"""What ``optimize plan`` takes a program's steps to be, and what it asks of a target whose programs it plans.
+
+The steps are counted by kind: layers repeat, so that a program of some hundred steps has a dozen kinds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
+from enginewright.runtime.shared.progress import Progress
+from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """Steps that do the same to operands of the same sizes: the first of them, and how many there are.
+
+    ``key``: equal for equal kinds, also of different programs.
+    """
+
+    step: Step
+    count: int
+    key: Hashable
+
+
+class CountedSteps:
+    """A program's kinds of steps, and what each costs. ``keys``: of the kind of each step."""
+
+    def __init__(self, program: LoweredProgram) -> None:
+        self.program = program
+        weights = {use.name: use for use in program.weights}
+        groups = {group.name: group for group in program.cache_groups}
+
+        def signature(operand: Operand) -> Hashable:
+            of: Hashable = None
+            if operand.kind == "weight":
+                use = weights[operand.name]
+                of = use.dtype, use.shape, use.layout
+            elif operand.kind == "cache":
+                g = groups[operand.name.rpartition("/")[0]]
+                of = g.name, g.kv_heads, g.key_head_size, g.value_head_size, g.window, g.dtype
+            elif operand.kind == "input":
+                of = operand.name
+            return operand.kind, operand.dtype, operand.shape, operand.strides, of
+
+        def key(step: Step) -> Hashable:
+            operands = tuple(map(signature, step.inputs)), tuple(map(signature, step.outputs))
+            return step.op, tuple(sorted(step.attrs.items())), operands
+
+        self.keys = tuple(map(key, program.steps))
+        counts, first = Counter(self.keys), dict(zip(reversed(self.keys), reversed(program.steps), strict=True))
+        self.kinds = tuple(StepKind(first[k], n, k) for k, n in counts.items())
+        self._once = program.model_copy(update={"steps": tuple(kind.step for kind in self.kinds)})
+        self.costs = lru_cache(1024)(self._costs)
+        self.total = lru_cache(1024)(self._total)
+
+    def _costs(self, sizes: StepSizes) -> tuple[StepCost, ...]:
+        """Of one step of each kind."""
+        return tuple(step_costs(self._once, sizes))
+
+    def _total(self, sizes: StepSizes) -> StepCost:
+        """Of all steps of the program together."""
+        pairs = zip(self.kinds, self.costs(sizes), strict=True)
+        return sum((cost.times(kind.count) for kind, cost in pairs), StepCost())
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What is reached of a GPU's figures, and seconds that steps cost besides; devices.toml says where from.
+
+    Attributes:
+        bandwidth, compute: of what the memory and the cores do at most.
+        memory: that may be used.
+        kernel: seconds of a step of the program that has hardly any work.
+        narrow: of ``compute``, what products with weights of fewer than 16 bits reach: they are dequantized on the way.
+        latency: seconds that a byte takes from memory to a multiprocessor; no more is read in them than is under way.
+        between_steps: seconds of the engine for which the GPU waits.
+    """
+
+    bandwidth: float
+    compute: float
+    memory: float
+    kernel: float
+    between_steps: float
+    narrow: float = 1.0
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source.
+
+    ``multiprocessors`` is 0 where it isn't said: then what hangs on it isn't planned.
+    """
+
+    name: str
+    capability: str
+    memory: float
+    bandwidth: float
+    peaks: Mapping[str, float]
+    source: str
+    multiprocessors: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where steps are planned to run.
+
+    Attributes:
+        gpu: None: on this machine's processor.
+        shares: of the GPU's figures that are reached.
+        threads: of this machine; 0 takes one for each core.
+    """
+
+    gpu: Gpu | None
+    shares: Shares
+    threads: int = 0
+
+
+class StepModel(Protocol):
+    """How long steps of one program take on one device."""
+
+    def seconds(self, sizes: StepSizes) -> float:
+        """Of a step of the engine."""
+
+    def bound(self, sizes: StepSizes) -> str:
+        """What most of a step waits for."""
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """A program whose times are wanted.
+
+    Attributes:
+        steps: of the program, with memory planned.
+        own: whether it is the target's own program; else another target's stands for it.
+        choices: see ``Planning``.
+        context_length: of the model: no step is longer.
+        engine: gives seconds of the engine around a step on this machine, by the requests that decode.
+    """
+
+    steps: CountedSteps
+    own: bool
+    choices: Hashable
+    context_length: int
+    engine: Callable[[int], float]
+
+
+_NARROW = {"fp8": "fp8", "i4": "int4", "u4": "int4", "bf16": "bf16"}
+
+
+def stored_formats(program: LoweredProgram) -> frozenset[str]:
+    """Of a program's weights and caches, those that not every GPU has instructions for."""
+    types = [use.dtype for use in program.weights] + [group.dtype for group in program.cache_groups]
+    return frozenset(_NARROW[t] for t in types if t in _NARROW)
+
+
+@dataclass(frozen=True)
+class Planning:
+    """How a target's programs are planned: what the module ``compile.plan`` of its package has as ``PLANNING``.
+
+    Attributes:
+        gpus: whether its programs run on GPUs; else on this machine's processor.
+        model: gives the times of a program's steps on a device; may measure, and then tells progress.
+        formats: of a program, those that GPUs must have instructions for.
+        scratch: bytes of a step beside the program's arena: (program, requests, tokens of each) -> bytes.
+        of_bundle, of_recipe: what else decides how long steps take, of a bundle, or of a recipe's [engines].
+    """
+
+    gpus: bool
+    model: Callable[[PlannedSteps, Device, Progress], StepModel]
+    formats: Callable[[LoweredProgram], frozenset[str]] = stored_formats
+    scratch: Callable[[LoweredProgram, int, int], int] = lambda program, requests, context: 0
+    of_bundle: Callable[[Bundle], Hashable] = lambda bundle: None
+    of_recipe: Callable[[Any], Hashable] = lambda engines: None

@@ -1,0 +1,184 @@
+"""What ``optimize tune`` times of a target's program: a few steps, with some choices and with others, in turn.
+
+A target that can be tuned has the module ``compile.tune`` in its package, and in it the function ``tune``: see
+``Tune``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import Int32Array, StepInput
+from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.lowered_program import CacheGroupModel
+from enginewright.runtime.shared.progress import Progress
+from enginewright.runtime.shared.step_costs import StepSizes
+
+_SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128
+_SECONDS = 0.02
+"""Of one measurement of a case: short steps are repeated."""
+
+
+STAGE = "tune"
+LEAST_GAIN = 1.03
+"""Of the mean over the cases. Two programs with the same choices were up to 1 % apart: their memory lies elsewhere."""
+
+WORST = 0.97
+"""No case may lose more than this."""
+
+_SEED = 20261120
+
+
+class Tuned(Protocol):
+    """What was found."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+
+    def table(self) -> list[str]:
+        """Lines for who watches: what was tried."""
+
+    def summary(self) -> list[str]:
+        """Lines that say what was chosen, and where it is kept."""
+
+
+class Tune(Protocol):
+    """Measures a bundle's target, and keeps what is faster."""
+
+    def __call__(
+        self,
+        bundle: Bundle,
+        *,
+        seconds: float,
+        threads: int,
+        records: Path | None,
+        write: bool,
+        progress: Progress,
+    ) -> Tuned:
+        """Raises an error of ours.
+
+        Args:
+            bundle: opened.
+            seconds: how long to measure, at most.
+            threads: 0 takes one for each core.
+            records: a file that an earlier run wrote, of a target that keeps such: nothing is measured then.
+            write: whether what is found is kept.
+            progress: called with the stage "tune".
+        """
+
+
+def too_short(tried: int, candidates: int, seconds: float) -> list[str]:
+    """A line for ``Tuned.summary`` where the time was over before all was tried."""
+    if tried == candidates:
+        return []
+    return [
+        f"{seconds:g} seconds were too short for {candidates - tried} of {candidates} choices: pass a larger --seconds"
+    ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step of some sizes."""
+
+    name: str
+    sizes: StepSizes
+
+
+def cases_of(context: int) -> tuple[Case, ...]:
+    """Decode steps of one request and of some, one far into a text, and a prompt; as long as the context allows."""
+    short, long, prompt = (min(n, context) for n in (_SHORT, _LONG, _PROMPT))
+    found = [
+        Case(f"decode, 1 request at {short}", StepSizes((1,), (short,))),
+        Case(f"decode, {_BATCH} requests at {short}", StepSizes((1,) * _BATCH, (short,) * _BATCH)),
+        Case(f"prompt of {prompt}", StepSizes((prompt,), (prompt,))),
+    ]
+    if long > short:
+        found.append(Case(f"decode, 1 request at {long}", StepSizes((1,), (long,))))
+    return tuple(found)
+
+
+class Timed(Protocol):
+    """What is compared."""
+
+    def time(self, case: int) -> float:
+        """Seconds of a step of a case."""
+
+
+def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
+    """How often a step is run to take so long."""
+    run()  # brings the weights into memory, and finds places for what is computed
+    start = time.perf_counter()
+    run()
+    return max(1, round(seconds / max(time.perf_counter() - start, 1e-6)))
+
+
+def random_step(
+    groups: Sequence[CacheGroupModel], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
+) -> StepInput:
+    """Random tokens as the last ones of each request; the logits of each request's last one are asked for.
+
+    ``mixed_blocks``: blocks are in a random order, as they are after some requests; else they follow one another.
+    """
+    random = np.random.default_rng(_SEED)
+    requests, longest = len(sizes.lengths), max(sizes.contexts)
+    starts = np.cumsum([0, *sizes.lengths], dtype=np.int32)  # [B+1]
+    spans = zip(sizes.lengths, sizes.contexts, strict=True)
+    positions = np.concatenate([np.arange(c - n, c, dtype=np.int32) for n, c in spans])  # [T]
+    owners = np.repeat(np.arange(requests), sizes.lengths)  # [T]
+    tables: dict[str, Int32Array] = {}
+    slots: dict[str, Int32Array] = {}
+    for group in groups:
+        width, size = -(-longest // group.block_size), group.block_size
+        blocks = np.arange(requests * width, dtype=np.int32)
+        table = (random.permutation(blocks) if mixed_blocks else blocks).reshape(requests, width)  # [B, blocks]
+        tables[group.name] = table
+        slots[group.name] = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
+    return StepInput(
+        ids=random.integers(0, vocabulary, len(positions), dtype=np.int32),
+        positions=positions,
+        q_start=starts,
+        kv_len=np.asarray(sizes.contexts, np.int32),
+        block_tables=tables,
+        slots=slots,
+        rows=(starts[1:] - 1).astype(np.int32),
+    )
+
+
+def check_seconds(seconds: float) -> None:
+    """Raises RequestError if it is out of range."""
+    if not 0 < seconds <= 86_400:
+        raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
+
+
+def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they alternate, and in who begins."""
+    ratios: dict[str, list[float]] = {case.name: [] for case in cases}
+    for turn in range(rounds):
+        for i, case in enumerate(cases):
+            if turn % 2:
+                second, first = other.time(i), one.time(i)
+            else:
+                first, second = one.time(i), other.time(i)
+            ratios[case.name].append(first / second)
+    return {name: median(found) for name, found in ratios.items()}
+
+
+def worth(gains: Iterable[float]) -> bool:
+    """Whether a choice is faster on average, and nowhere much slower."""
+    found = list(gains)
+    return mean(found) >= LEAST_GAIN and min(found) >= WORST
+
+
+def mean(gains: Iterable[float]) -> float:
+    """Geometric."""
+    found = list(gains)
+    return math.exp(sum(map(math.log, found)) / len(found))

@@ -1,0 +1,163 @@
+"""``optimize build`` of the target tensorrt: finishes it on a machine that has what building it needs.
+
+Nothing but the target's folder changes: engines are written beside what is there and renamed, then the target's
+manifest is replaced. What is killed in between leaves the bundle as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+from enginewright.runtime.bundle.manifest import FileSection, target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import check_code
+from enginewright.runtime.shared.errors import BundleError, TargetError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+
+from ...doctor.checks import choose_gpu, gpu_problem
+from ...doctor.machine import Machine, look_at_machine
+from ...emit.engine_report import BuildReport, BuiltPlan
+from ...emit.finished_bundle import add_file, hash_files, replace_manifest
+from ...engines.checks import FLAVOURS, build_problem, holds_copies
+from ...engines.section import EngineSection, TensorRtSection
+from ...gpu.cuda_driver import Gpu
+from ...steps.paged_section import PagedSection
+
+MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
+"""``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""
+
+
+Made = tuple[tuple[EngineSection, int], ...]
+"""What was written, each with its scratch memory."""
+
+
+LIBRARY = "TensorRT"
+
+
+def build(
+    bundle: Bundle,
+    target: str,
+    *,
+    again: bool = False,
+    progress: Progress = silent,
+    machine: Machine | None = None,
+    make: MakeEngines | None = None,
+) -> BuildReport:
+    """Builds the engines of a target that waits for it: see ``Build``.
+
+    Args:
+        bundle: opened with what the caller trusts: TensorRT runs the bundle's kernels while it builds.
+        target: of it.
+        again: also if it is ready, such as for another GPU.
+        progress: called with the stages "hash" (in bytes) and "build" (engines).
+        machine: what is here; looked at if it isn't given.
+        make: what builds; TensorRT if it isn't given.
+
+    Raises:
+        BundleError: the bundle is damaged, or its target isn't one that is built here.
+        TrustError: the bundle isn't trusted.
+        TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
+        CapacityError: the disk is too full for an engine.
+    """
+    start = time.perf_counter()
+    path, manifest = bundle.path, bundle.targets[target]
+    section = manifest.section(TensorRtSection)
+    if section is None or section.paged is None:
+        raise BundleError(
+            f"{path}: target {target!r} is {manifest.state}: nothing of it is built on another machine",
+            hint="`optimize doctor` says what of a bundle runs here.",
+        )
+    if manifest.state == "ready" and not again:
+        engines = {engine.file: engine.bytes for engine in section.engines}
+        gpus = ", ".join(section.compute_capabilities)
+        return BuildReport(str(path), target, False, gpus, LIBRARY, section.version, engines, 0)
+    check_code(bundle, target)
+    here = machine or look_at_machine()
+    gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
+    hash_files(bundle, progress)
+    made = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
+    built = tuple(engine for engine, _ in made)
+    old, new = {engine.file for engine in section.engines}, {engine.file for engine in built}
+    files = {name: entry for name, entry in manifest.files.items() if name not in old}
+    files |= {engine.file: FileSection(bytes=engine.bytes, sha256=engine.sha256) for engine in built}
+    ready = section.model_copy(
+        update={
+            "engines": built,
+            "version": here.packages[FLAVOURS["tensorrt"].module],
+            "compute_capabilities": (gpu.capability,),
+        }
+    )
+    finished = manifest.with_section(ready).model_copy(
+        update={"state": "ready", "needs": None, "files": dict(sorted(files.items()))}
+    )
+    replace_manifest(bundle.path, target, finished)
+    for name in old - new:
+        (bundle.path / target_folder(target) / name).unlink(missing_ok=True)
+    return BuildReport(
+        path=str(path),
+        target=target,
+        built=True,
+        gpu=f"{gpu.name} ({gpu.capability})",
+        library=LIBRARY,
+        version=ready.version,
+        engines={engine.file: engine.bytes for engine in built},
+        seconds=round(time.perf_counter() - start, 3),
+        scratch={engine.file: scratch for engine, scratch in made},
+        copies=_with_copies(section.paged, made),
+    )
+
+
+def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
+    groups, profiles = [g.to_group() for g in paged.cache_groups], {p.phase: p for p in paged.profiles}
+    return tuple(
+        e.file for e, scratch in made if e.phase != "both" and holds_copies(scratch, groups, profiles[e.phase])
+    )
+
+
+def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Gpu:
+    """The GPU that engines are built for. Raises TargetError that names all that is missing, and what is there."""
+    flavour = FLAVOURS["tensorrt"]
+    needs = "the attention kernels"
+    problems = [
+        build_problem(flavour, machine.packages.get(flavour.module), paged.library),
+        gpu_problem(machine.gpus, machine.gpu_problem, paged.kernel_capabilities, needs),
+    ]
+    found = [problem for problem in problems if problem is not None]
+    gpu = choose_gpu(machine.gpus, paged.kernel_capabilities)
+    if found or gpu is None:
+        raise TargetError(
+            f"{what} can't be built here: {'; '.join(problem.message for problem in found)}",
+            hint=" ".join(problem.hint.rstrip(".") + "." for problem in found),
+        )
+    return gpu
+
+
+def _tensorrt() -> MakeEngines:
+    from .build_engines import build_engines  # only here is TensorRT needed
+
+    return build_engines
+
+
+def _make(bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress) -> Made:
+    """Writes all engines, or none that weren't there."""
+    folder, total = bundle.path / target_folder(target), len(paged.profiles)
+    built: list[tuple[EngineSection, int]] = []
+    progress(ProgressEvent("build", 0, total))
+    try:
+        for one in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
+            built.append((_write_engine(folder, one.phase, one.plan), one.scratch_bytes))
+            progress(ProgressEvent("build", len(built), total, built[-1][0].file))
+    except BaseException:
+        for engine, _ in built:
+            if f"{target_folder(target)}/{engine.file}" not in bundle.files:
+                (folder / engine.file).unlink(missing_ok=True)
+        raise
+    return tuple(built)
+
+
+def _write_engine(folder: Path, phase: Literal["decode", "prefill"], plan: bytes) -> EngineSection:
+    name, file = add_file(folder, phase, ".engine", plan)
+    return EngineSection(file=name, bytes=file.bytes, sha256=file.sha256, phase=phase)
