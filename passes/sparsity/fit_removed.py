@@ -1,15 +1,21 @@
-"""What goes of a product's inputs, and what compensates for it, on two halves of some tokens."""
+"""What goes of products' inputs, and what compensates for it, on two halves of some tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import Metric, PassContext
 
 from ..ir.chosen_rows import Chosen, Mix, MixedColumns, others
+from ..ir.program import Program
 from ..ir.weights import WeightExpr
+from .calibrated_walk import walk
 from .eliminate import Moments, compensation, eliminate, output_error
 
 CHOICE_DAMPING = 1e-3
@@ -108,3 +114,40 @@ def single_inputs(count: int) -> tuple[Choose, Choose]:
         return cost.argsort(stable=True)[:count].sort().values
 
     return choose, plainly
+
+
+Fitting = Callable[[Sequence[Moments], torch.Tensor], tuple[Fit, dict[str, float]]]
+"""Gets a product's weight, and moments of its inputs on both halves; gives what goes, and metrics that say how much."""
+
+
+def fit_in_order(
+    program: Program,
+    context: PassContext,
+    fittings: Mapping[Node, tuple[str, Fitting]],
+    sequences: Sequence[torch.Tensor],
+) -> tuple[dict[Node, tuple[Fit, WeightExpr]], list[Metric]]:
+    """Chooses in one run over the tokens: what comes behind a linear sees what is left of its product.
+
+    ``fittings``: of each linear the path that metrics have, and what chooses. Returns of each what goes and its weight
+    from then on, and the metrics.
+    """
+    found: dict[Node, tuple[Fit, WeightExpr]] = {}
+    metrics: list[Metric] = []
+    halves = halves_of(sequences)
+
+    def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
+        path, fitting = fittings[node]
+        context.progress(len(found), len(fittings), path)
+        x, weight, bias = args[0], args[1].float(), args[2]
+        fit, counts = fitting([Moments.of(x[half]) for half in halves], weight)
+        expr = program.weight_of(node.args[1])
+        assert expr is not None
+        file = None if context.scratch is None else context.scratch / f"{path}.mix"
+        found[node] = fit, fit.expression(expr, file)
+        values = counts | {ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
+        metrics.extend(Metric(path, name, float(value)) for name, value in values.items())
+        return fit.apply(x, weight, bias)
+
+    walk(program, dict.fromkeys(fittings, look), sequences)
+    context.progress(len(fittings), len(fittings), "")
+    return found, metrics

@@ -9,24 +9,20 @@ is multiplied with when it is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import lcm
-from typing import Any
 
 import torch
-from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.panel_layouts import PANEL
 
 from ..ir.program import Program
-from ..ir.weights import WeightExpr
-from .calibrated_walk import calibration_tokens, walk
+from .calibrated_walk import calibration_tokens
 from .eliminate import Moments
 from .feed_forwards import FeedForward, feed_forwards
-from .fit_removed import ERROR, PLAIN_ERROR, fitted, halves_of, single_inputs
+from .fit_removed import Fit, Fitting, fit_in_order, fitted, single_inputs
 
 MOST_TOKENS = 8192
 """Of the calibration's: a few for each channel of a wide network."""
@@ -66,13 +62,13 @@ class PruneChannels(Pass):
                     hint=rejected[0].reason if rejected else "It has no feed-forward networks of linears.",
                 )
             return PassResult(0, rejected)
-        sweep = _Sweep(program, context, {n.down: (n, counts[n]) for n in chosen}, pruning)
         sequences = calibration_tokens(program, context, self.name, {n.down: _working(n) for n in chosen}, MOST_TOKENS)
-        sweep.run(sequences)
+        fittings = {n.down: (n.path, _fitting(n, counts[n], pruning)) for n in chosen}
+        fits, metrics = fit_in_order(program, context, fittings, sequences)
         for network in chosen:
-            kept, down = sweep.found[network]
-            network.keep(program, kept, down)
-        return PassResult(len(chosen), rejected, sweep.metrics)
+            fit, down = fits[network.down]
+            network.keep(program, tuple(fit.kept.tolist()), down)
+        return PassResult(len(chosen), rejected, metrics)
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
@@ -104,33 +100,9 @@ def _working(network: FeedForward) -> int:
     return 8 * (6 * network.width**2 + 4 * network.width * 64)
 
 
-@dataclass
-class _Sweep:
-    """One run over the tokens, which chooses while it runs. ``found``: what each network keeps, and its weight."""
+def _fitting(network: FeedForward, count: int, pruning: Pruning) -> Fitting:
+    def choose(halves: Sequence[Moments], weight: torch.Tensor) -> tuple[Fit, dict[str, float]]:
+        fit = fitted(halves, weight, *single_inputs(network.width - count), pruning.correct)
+        return fit, {CHANNELS: network.width, KEPT: count}
 
-    program: Program
-    context: PassContext
-    targets: dict[Node, tuple[FeedForward, int]]
-    pruning: Pruning
-
-    def run(self, sequences: Sequence[torch.Tensor]) -> None:
-        self.found: dict[FeedForward, tuple[tuple[int, ...], WeightExpr]] = {}
-        self.metrics: list[Metric] = []
-        self._halves = halves_of(sequences)
-        walk(self.program, dict.fromkeys(self.targets, self._look), sequences)
-        self.context.progress(len(self.targets), len(self.targets), "")
-
-    def _look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
-        network, count = self.targets[node]
-        self.context.progress(len(self.found), len(self.targets), network.path)
-        x, weight, bias = args[0], args[1].float(), args[2]
-        moments = [Moments.of(x[half]) for half in self._halves]
-        fit = fitted(moments, weight, *single_inputs(network.width - count), self.pruning.correct)
-        expr = self.program.weight_of(node.args[1])
-        assert expr is not None
-        scratch = self.context.scratch
-        file = None if scratch is None else scratch / f"{network.path}.mix"
-        self.found[network] = tuple(fit.kept.tolist()), fit.expression(expr, file)
-        values = {CHANNELS: network.width, KEPT: count, ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
-        self.metrics += [Metric(network.path, name, float(value)) for name, value in values.items()]
-        return fit.apply(x, weight, bias)
+    return choose

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
-from ..ir.weights import WeightExpr
 from .attention_heads import Heads, attention_heads
-from .calibrated_walk import calibration_tokens, walk
+from .calibrated_walk import calibration_tokens
 from .eliminate import Moments, eliminate_blocks
-from .fit_removed import CHOICE_DAMPING, ERROR, PLAIN_ERROR, Choose, Fit, fitted, halves_of
+from .fit_removed import CHOICE_DAMPING, Choose, Fit, Fitting, fit_in_order, fitted
 
 MOST_TOKENS = 8192
 """Of the calibration's."""
@@ -64,11 +61,12 @@ class PruneHeads(Pass):
             return PassResult(0, rejected)
         working = {h.site.output: 48 * (h.queries * h.value_size) ** 2 for h in chosen}
         sequences = calibration_tokens(program, context, self.name, working, MOST_TOKENS)
-        sweep = _Sweep(program, context, {h.site.output: (h, splits[h]) for h in chosen}, pruning)
-        sweep.run(sequences)
+        fittings = {h.site.output: (h.path, _fitting(h, splits[h], pruning)) for h in chosen}
+        fits, metrics = fit_in_order(program, context, fittings, sequences)
         for heads in chosen:
-            heads.keep(program, *sweep.found[heads])
-        return PassResult(len(chosen), rejected, sweep.metrics)
+            fit, output = fits[heads.site.output]
+            heads.keep(program, *_left(heads, fit), output)
+        return PassResult(len(chosen), rejected, metrics)
 
 
 @dataclass(frozen=True)
@@ -112,40 +110,14 @@ def _splits(heads: Heads, pruning: Pruning) -> list[Split]:
     return [s for s in options if s.groups * s.each * size % unit == 0]
 
 
-@dataclass
-class _Sweep:
-    """One run over the tokens. ``found``: query heads and key/value heads that each keeps, and the weight behind."""
-
-    program: Program
-    context: PassContext
-    targets: dict[Node, tuple[Heads, list[Split]]]
-    pruning: Pruning
-
-    def run(self, sequences: Sequence[torch.Tensor]) -> None:
-        self.found: dict[Heads, tuple[tuple[int, ...], tuple[int, ...], WeightExpr]] = {}
-        self.metrics: list[Metric] = []
-        self._halves = halves_of(sequences)
-        walk(self.program, dict.fromkeys(self.targets, self._look), sequences)
-        self.context.progress(len(self.targets), len(self.targets), "")
-
-    def _look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
-        heads, splits = self.targets[node]
-        self.context.progress(len(self.found), len(self.targets), heads.path)
-        x, weight, bias = args[0], args[1].float(), args[2]
-        moments = [Moments.of(x[half]) for half in self._halves]
-        fits = [fitted(moments, weight, *_choices(heads, split), self.pruning.correct) for split in splits]
+def _fitting(heads: Heads, splits: list[Split], pruning: Pruning) -> Fitting:
+    def choose(halves: Sequence[Moments], weight: torch.Tensor) -> tuple[Fit, dict[str, float]]:
+        fits = [fitted(halves, weight, *_choices(heads, split), pruning.correct) for split in splits]
         best = min(range(len(fits)), key=lambda i: fits[i].error)
-        fit, split = fits[best], splits[best]
-        queries, groups = _left(heads, fit)
-        expr = self.program.weight_of(node.args[1])
-        assert expr is not None
-        scratch = self.context.scratch
-        file = None if scratch is None else scratch / f"{heads.path}.mix"
-        self.found[heads] = queries, groups, fit.expression(expr, file)
-        values: dict[str, float] = {HEADS: heads.queries, KEPT: len(queries), GROUPS_KEPT: split.groups}
-        values |= {ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
-        self.metrics += [Metric(heads.path, name, float(value)) for name, value in values.items()]
-        return fit.apply(x, weight, bias)
+        queries, _ = _left(heads, fits[best])
+        return fits[best], {HEADS: heads.queries, KEPT: len(queries), GROUPS_KEPT: splits[best].groups}
+
+    return choose
 
 
 def _left(heads: Heads, fit: Fit) -> tuple[tuple[int, ...], tuple[int, ...]]:

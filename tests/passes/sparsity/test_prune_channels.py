@@ -10,7 +10,8 @@ from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.sparsity.feed_forwards import feed_forwards
-from enginewright.passes.sparsity.prune_channels import ERROR, KEPT, PLAIN_ERROR, PruneChannels
+from enginewright.passes.sparsity.fit_removed import ERROR, PLAIN_ERROR
+from enginewright.passes.sparsity.prune_channels import KEPT, PruneChannels
 from enginewright.runtime.shared.errors import PassError, RecipeError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, logits, normal, prune
