@@ -36,13 +36,13 @@ from .scheduler.step_inputs import StepInputs
 from .shared.contracts import NO_TOKEN
 from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from .shared.step_costs import DRAFT_ROWS
+from .shared.targets import MEASURED
 from .text.tokenizer import Tokenizer
 
 CHUNK = 256
 """Most tokens that it catches up on between two steps of the first model."""
 _TRIED = 16
 """Steps after which its time is believed; before that they count as free, so that they are tried."""
-_TARGET = "cpu"
 
 
 @dataclass(eq=False)
@@ -236,19 +236,19 @@ def open_draft(
     """
     if speculate in (None, "auto", "lookup"):
         return None, memory
-    if target != _TARGET:
+    if target != MEASURED:
         hint = "Use the cpu target."
         raise RequestError(f"speculate: target {target!r} can't check guesses of another model", hint=hint)
     try:
         draft = Bundle.open(speculate)
-        groups = target_groups(draft, _TARGET, context) if draft.target(_TARGET) else ()
+        groups = target_groups(draft, MEASURED, context) if draft.target(MEASURED) else ()
         tokenizer = draft.tokenizer_files()
     except BundleError as e:
         raise BundleError(f"speculate: {e.message}", hint=f'{e.hint or ""} Or pass "auto".'.strip()) from e
     if (problem := _disagreement(bundle, draft, tokenizer)) is not None:
         hint = "Pass a bundle of the same family of models, such as the same model in int4."
         raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)
-    weights = sum(draft.tensor(use.name).bytes for use in draft.program(_TARGET).weights)
+    weights = sum(draft.tensor(use.name).bytes for use in draft.program(MEASURED).weights)
     budget = default_budget() if memory is None else memory
     both = (*target_groups(bundle, target, context), *(replace(g, name=f"draft {g.name}") for g in groups))
     enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
@@ -263,7 +263,7 @@ def open_draft(
         ) from e
     blocks = {g.name: plan.blocks[f"draft {g.name}"] for g in groups}
     try:
-        executor = make_executor(draft, _TARGET, blocks, context, placement)
+        executor = make_executor(draft, MEASURED, blocks, context, placement)
     except (BundleError, CapacityError) as e:
         raise type(e)(f"speculate: {e.message}", hint=e.hint) from e
     taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)

@@ -186,6 +186,28 @@ def allowed(offence: str) -> bool:
     return what.partition(".")[0] in {"onnxruntime", "iree", "jaxlib"} and "/serve/" in place
 
 
+SPELLED = {
+    "runtime/shared/targets.py",  # the table of their names
+    "optimizer/recipes/recipe.py",  # what a recipe exports to that doesn't say
+    *("optimizer/plan/devices.py", "optimizer/cli/plan.py", "runtime/scheduler/step_costs.py"),  # this machine's name
+    "optimizer/export/kept_exports.py",  # packages of theirs are called the same
+}
+
+
+@pytest.mark.parametrize("part", ["optimizer", "passes", "runtime"])
+def test_nobody_else_spells_a_target_s_name(part: str) -> None:
+    """They ask a target's package for its parts. What is said in help and hints is another matter."""
+    found = {
+        path.relative_to(REPOSITORY).as_posix()
+        for module, path in modules().items()
+        if below(module, part)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in OWN
+    }
+    assert found - SPELLED == set()
+    assert {path for path in SPELLED if path.startswith(part)} <= found
+
+
 def test_targets_stand_apart() -> None:
     """A target imports rooms, never another target, but for the cpu target's extension and its sampler."""
     packages = {f"plugins.{target}" for target in TARGETS}

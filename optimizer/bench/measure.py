@@ -19,6 +19,7 @@ from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.shared.targets import MEASURED
 
 from .limits import LimitMeter, share_of
 from .options import WARM_UP, BenchOptions, BenchPlan, plan
@@ -80,7 +81,7 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
             teller("texts")
             speculation = measure_speculation(bundle, options.speculate, rounds, options.threads)
         teller.end()
-        weights = bundle.program("cpu").weights if meter is not None else ()
+        weights = bundle.program(MEASURED).weights if meter is not None else ()
         return BenchResult(
             model=bundle.model.name,
             recipe=str(bundle.manifest.recipe.get("name", "")),

@@ -12,6 +12,7 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .result import Speculation, SpeculationSpeed, Spread
@@ -55,9 +56,10 @@ _MEMORY = 256 << 20
 def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
     """Raises RequestError if the target can't compute tokens ahead so, and BundleError if there is no tokenizer."""
     scheduler_config(1, None, False, None, speculate)
-    if target != "cpu":
+    if target != MEASURED:
         raise RequestError(
-            f"speculate: the target {target} computes no tokens ahead", hint="Measure the cpu target: --target cpu."
+            f"speculate: the target {target} computes no tokens ahead",
+            hint=f"Pass --target {MEASURED}.",
         )
     Tokenizer(bundle.tokenizer_files())
 
@@ -65,7 +67,7 @@ def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
 def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: int) -> Speculation:
     """One request of each of ``TASKS``, greedy, with and without in turn. Each round is another tenant's, so that its
     answers aren't known from the one before."""
-    common: dict[str, Any] = {"target": "cpu", "threads": threads, "memory": _MEMORY, "max_requests": 1}
+    common: dict[str, Any] = {"target": MEASURED, "threads": threads, "memory": _MEMORY, "max_requests": 1}
     common["prefix_cache"] = False
     found = []
     with LLM(bundle.path, speculate=None, **common) as plain, LLM(bundle.path, speculate=speculate, **common) as ahead:

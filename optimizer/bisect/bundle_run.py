@@ -19,6 +19,7 @@ from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step
+from enginewright.runtime.shared.targets import MEASURED
 
 from .probes import LINEARS, Call, Piece, Probe, epilogue_of, find_probes, owner_of, pieces_of
 from .program_calls import Scaling
@@ -52,7 +53,7 @@ class BundleRun:
         bundle: Bundle,
         name: str,
         *,
-        target: str = "cpu",
+        target: str = MEASURED,
         isa: str | None = None,
         leaves: frozenset[str] | None = None,
         scaling: Scaling | None = None,

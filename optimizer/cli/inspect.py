@@ -43,6 +43,7 @@ def command(
 ) -> None:
     """Shows what a bundle holds; with no option, a summary."""
     from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.shared.targets import MEASURED
 
     if program + weights + passes > 1:
         raise typer.BadParameter("choose one of --program, --weights and --passes")
@@ -50,7 +51,7 @@ def command(
         raise typer.BadParameter("--target says whose program --program shows")
     opened = Bundle.open(bundle)
     if program:
-        lowered = opened.program(target or "cpu")
+        lowered = opened.program(target or MEASURED)
         if as_json:
             print_json(lowered.model_dump(mode="json", exclude_defaults=True))
         else:

@@ -41,7 +41,7 @@ from enginewright.runtime.bundle.hashed_file import writing
 from enginewright.runtime.bundle.manifest import FileSection, check_path
 from enginewright.runtime.bundle.output_folder import Inputs, files_in
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, open_regular, read_regular
-from enginewright.runtime.executors.runtime_cache import cache_file
+from enginewright.runtime.executors.kept_files import cache_file
 
 from .report import ExportReport
 

@@ -53,6 +53,7 @@ from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
 from enginewright.runtime.shared.progress import ProgressEvent
+from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
@@ -332,7 +333,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
             shortest=_SHORTEST_STEP,
         )
         for name, some in _passes_of_targets(asked, model).items()
-        if name == "cpu"  # fusions of others aren't measured one by one
+        if name == MEASURED  # fusions of others aren't measured one by one
     ]
     clock.end("fusions")
     return Ran(verification, storage, rooflines, effects)

@@ -15,6 +15,7 @@ from enginewright.runtime.kv_cache.cache_groups import free_memory
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import stored_bytes
+from enginewright.runtime.shared.targets import MEASURED
 
 from .diffs import ProgramDiff
 from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport
@@ -27,8 +28,6 @@ _MOST_SECONDS = 3.0
 
 _BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
 """Bytes of KV caches, of what a prompt's step computes, and of what the bandwidth is measured with, at most."""
-
-_RUN_HERE = ("cpu",)
 
 
 def storage_and_speed(
@@ -53,7 +52,7 @@ def storage_and_speed(
 
 def _roofline(bundle: Bundle, target: str, seconds: float, progress: Progress, memory_budget: int | None) -> Roofline:
     needed = _BESIDE_WEIGHTS + sum(stored_bytes(use) for use in bundle.program(target).weights)
-    if target in _RUN_HERE and needed < (free_memory() if memory_budget is None else memory_budget):
+    if target == MEASURED and needed < (free_memory() if memory_budget is None else memory_budget):
         try:
             return measure(bundle, seconds=seconds, measured="export", progress=progress)
         except CapacityError:

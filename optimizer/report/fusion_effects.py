@@ -27,6 +27,7 @@ from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.shared.targets import MEASURED
 
 _CONTEXT = 64
 """Tokens in a request's cache at the measured decode step, where the model takes that many."""
@@ -72,12 +73,12 @@ def fusion_effects(
     unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in fusions)
 
     def skipped(why: str) -> FusionEffects:
-        return FusionEffects("cpu", context, 0, unmeasured, why)
+        return FusionEffects(MEASURED, context, 0, unmeasured, why)
 
     compared = [p for p in fusions if matched.get(p.name)]
     if not compared:
         return skipped("no fusion changed anything")
-    whole = bundle.program("cpu")
+    whole = bundle.program(MEASURED)
     if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > (
         free_memory() if memory_budget is None else memory_budget
     ):
@@ -129,7 +130,7 @@ def fusion_effects(
         for p in fusions
     )
     return FusionEffects(
-        "cpu", context, tokens if prefilled else 0, tuple(effects), "", decoded.noise(), prefilled.noise()
+        MEASURED, context, tokens if prefilled else 0, tuple(effects), "", decoded.noise(), prefilled.noise()
     )
 
 

@@ -18,6 +18,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.targets import MEASURED
 
 BATCH = 8
 PROMPT = 512
@@ -88,7 +89,7 @@ class Roofline:
     shapes: list[ShapeCosts] = field(default_factory=list)
 
 
-def predict(bundle: Bundle, target: str = "cpu") -> Roofline:
+def predict(bundle: Bundle, target: str = MEASURED) -> Roofline:
     """Bytes and multiply-adds of the usual shapes; nothing is run. Raises BundleError if the target isn't ready."""
     program = bundle.program(target)
     most = bundle.model.context_length
@@ -131,7 +132,7 @@ def measure(
         shapes.append(_timed(runner, shape, seconds / total, machine))
     machine = machine.at_best(measure_machine(*limits))
     progress(ProgressEvent("roofline", total, total))
-    return Roofline("cpu", measured, machine, shapes)
+    return Roofline(MEASURED, measured, machine, shapes)
 
 
 def _context(program: LoweredProgram, most: int) -> int:

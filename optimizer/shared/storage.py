@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from enginewright.passes.memory.plan_arena import live_bytes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.targets import MEASURED
 
 _PROMPT = 512
 """Tokens of the step whose arena is shown."""
@@ -47,12 +48,12 @@ class ArenaSize:
 
 def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
     """Of a decode step, of a prompt as long as the context allows, and of each bucket; none without target cpu."""
-    if "cpu" not in bundle.programs:
+    if MEASURED not in bundle.programs:
         return []
-    program, prompt = bundle.program("cpu"), min(_PROMPT, bundle.model.context_length)
+    program, prompt = bundle.program(MEASURED), min(_PROMPT, bundle.model.context_length)
     shapes = [("decode, 1 request", 1, 1, 1), (f"prompt of {prompt}", prompt, 1, 1)]
-    if "cpu" in bundle.buckets:
-        shapes += [(f"bucket {b.name}", b.tokens, b.requests, b.rows) for b in bundle.buckets["cpu"].buckets]
+    if MEASURED in bundle.buckets:
+        shapes += [(f"bucket {b.name}", b.tokens, b.requests, b.rows) for b in bundle.buckets[MEASURED].buckets]
     return [
         ArenaSize(name, t, b, program.arena_bytes.evaluate(t, b, r), live_bytes(program, t, b, r))
         for name, t, b, r in shapes

@@ -19,8 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
+from enginewright.plugins.engines.runtime_cache import FOLDER, RuntimeCache
 from enginewright.runtime.bundle.regular_file import open_regular
-from enginewright.runtime.executors.runtime_cache import FOLDER, RuntimeCache, cache_file
+from enginewright.runtime.executors.kept_files import cache_file
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 
 from ..gpu.cuda_driver import Cuda, Device, Gpu, load_cuda

@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.shared.contracts import CacheDtype, CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.lowered_program import CacheGroupShape
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
@@ -46,30 +47,15 @@ AccuracyLevel = Literal[1, 4]
 INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids", "write_index", "rows", "logits"
 
 
-class LinearCacheGroup(Record, frozen=True, kw_only=True):
+class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
     """A cache group in the linear form. ``mask`` names the input that says what its layers attend to."""
 
-    name: str
-    layers: tuple[int, ...]
-    kv_heads: Positive
-    key_head_size: Positive
-    value_head_size: Positive
-    window: Count = 0
-    dtype: CacheDtype = "f32"
     mask: str
 
     @classmethod
     def of(cls, group: CacheGroup) -> LinearCacheGroup:
-        return cls(
-            name=group.name,
-            layers=group.layers,
-            kv_heads=group.kv_heads,
-            key_head_size=group.key_head_size,
-            value_head_size=group.value_head_size,
-            window=group.window,
-            dtype=group.dtype,
-            mask=mask_name(group.window),
-        )
+        shape = {name: value for name, value in vars(group).items() if name != "block_size"}
+        return cls(**shape, mask=mask_name(group.window))
 
     def to_group(self, block_size: int) -> CacheGroup:
         """The group as schedulers see it: a slot of ``block_size`` tokens is one block."""

@@ -22,7 +22,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES, CacheDtype, CacheGroup
+from enginewright.runtime.shared.contracts import SCALED_CACHES, CacheDtype, CacheGroup
+from enginewright.runtime.shared.lowered_program import CacheGroupModel
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
@@ -34,35 +35,15 @@ KERNELS_FOLDER = "kernels"
 IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
 
 
-class PagedCacheGroup(Record, frozen=True, kw_only=True):
-    """``contracts.CacheGroup`` as JSON, with the type that the engines' caches have."""
+class PagedCacheGroup(CacheGroupModel, frozen=True, kw_only=True):
+    """``contracts.CacheGroup`` as JSON, with the type that the engines' caches have, which must be said."""
 
-    name: str
-    layers: tuple[int, ...]
-    kv_heads: Positive
-    key_head_size: Positive
-    value_head_size: Positive
-    window: Count = 0
     dtype: CacheDtype
-    block_size: Positive = KV_BLOCK_SIZE
 
     @classmethod
     def of(cls, group: CacheGroup, dtype: CacheDtype) -> PagedCacheGroup:
         """A group of a program; caches that aren't of 8 bits have ``dtype``."""
-        return cls(
-            name=group.name,
-            layers=group.layers,
-            kv_heads=group.kv_heads,
-            key_head_size=group.key_head_size,
-            value_head_size=group.value_head_size,
-            window=group.window,
-            dtype=group.dtype if group.dtype in SCALED_CACHES else dtype,
-            block_size=group.block_size,
-        )
-
-    def to_group(self) -> CacheGroup:
-        """The group as schedulers see it."""
-        return CacheGroup(**self.model_dump())
+        return cls(**vars(group) | {"dtype": group.dtype if group.dtype in SCALED_CACHES else dtype})
 
 
 class PagedProfile(Record, frozen=True, kw_only=True):

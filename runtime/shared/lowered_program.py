@@ -169,8 +169,8 @@ class Step(Record, frozen=True, kw_only=True):
     where: str = ""
 
 
-class CacheGroupModel(Record, frozen=True, kw_only=True):
-    """``contracts.CacheGroup`` as JSON."""
+class CacheGroupShape(Record, frozen=True, kw_only=True):
+    """``contracts.CacheGroup`` as JSON, but for its blocks."""
 
     name: str
     layers: tuple[int, ...]
@@ -179,9 +179,15 @@ class CacheGroupModel(Record, frozen=True, kw_only=True):
     value_head_size: Positive
     window: Count = 0
     dtype: CacheDtype = "f32"
+
+
+class CacheGroupModel(CacheGroupShape, frozen=True, kw_only=True):
+    """``contracts.CacheGroup`` as JSON."""
+
     block_size: Positive = KV_BLOCK_SIZE
 
     def to_group(self) -> CacheGroup:
+        """The group as schedulers see it."""
         return CacheGroup(**self.model_dump())
 
 

@@ -44,6 +44,10 @@ OWN = {
 }
 """They are shown in this order."""
 
+MEASURED = "cpu"
+"""The target that is run and timed where there is no more to choose from: its kernels come with the project. A search,
+a report and a second model that guesses take it."""
+
 GROUP = "enginewright.targets"
 
 T = TypeVar("T")

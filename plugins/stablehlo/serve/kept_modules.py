@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from enginewright.plugins.cpu.processor import processor_features, processor_name
-from enginewright.runtime.executors.runtime_cache import cache_file, keep_newest, read_own, write_own
+from enginewright.runtime.executors.kept_files import cache_file, keep_newest, read_own, write_own
 
 from .pjrt_library import Pjrt
 

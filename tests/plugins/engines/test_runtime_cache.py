@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.executors.runtime_cache import FOLDER, RuntimeCache, cache_file
+from enginewright.plugins.engines.runtime_cache import FOLDER, RuntimeCache
+from enginewright.runtime.executors.kept_files import cache_file
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.plugins.engines import fake_tensorrt as fakes

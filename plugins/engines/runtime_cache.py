@@ -1,0 +1,56 @@
+"""TensorRT-RTX's runtime cache, kept in a file for the next start.
+
+TensorRT-RTX makes an engine's kernels where it runs, which takes seconds at each start, and again for other sizes. A
+file holds them: one for each engine, GPU and version of the library (see ``runtime/executors/kept_files.py``). The
+library looks whether a cache fits the machine, and takes none that doesn't.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from enginewright.runtime.executors.kept_files import read_own, write_own
+
+FOLDER = "tensorrt-rtx"
+
+
+class RuntimeCache:
+    """Of one engine.
+
+    Args:
+        path: of the file; None: nothing is kept.
+        config: a runtime config of the engine's, which makes the library's object.
+
+    Attributes:
+        state: for people: whether it was found, and why it isn't kept.
+    """
+
+    def __init__(self, path: Path | None, config: Any) -> None:
+        self._path = path
+        self._api: Any = config.create_runtime_cache()
+        self._loaded = b""
+        try:
+            data = b"" if path is None else read_own(path)
+        except OSError as e:
+            self._path, self.state = None, f"not kept: {e.strerror}"
+            return
+        if data and self._api.deserialize(data):
+            self._loaded = data
+        refused = "made anew: the library refuses the one that is there"
+        self.state = "found" if self._loaded else refused if data else "made" if path is not None else "not kept"
+
+    def use(self, config: Any) -> None:
+        """For a context that is made with ``config``."""
+        config.set_runtime_cache(self._api)
+
+    def save(self) -> None:
+        """Writes the file if there are kernels that it doesn't have. Without space for it the next start compiles."""
+        data = bytes(self._api.serialize())
+        if self._path is None or data == self._loaded:
+            return
+        try:
+            write_own(self._path, data)
+            self._loaded = data
+        except OSError as e:
+            self.state = f"not kept: {e.strerror}"
