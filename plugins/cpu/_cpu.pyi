@@ -68,8 +68,8 @@ class Program:
     def find_cache(self, group: str, layer: int) -> int:
         """-1 if there is none."""
 
-class Resources:
-    """KV caches as ``program`` has them, an arena and threads. ``blocks`` has P for each cache group in order."""
+class Executor:
+    """Runs a program, on caches, an arena and threads of its own. ``blocks`` has P for each cache group in order."""
 
     def __init__(
         self, program: Program, blocks: Sequence[int], threads: int, isa: str, tuning: Mapping[str, int]
@@ -82,11 +82,6 @@ class Resources:
     def cache_bytes(self) -> int: ...
     @property
     def arena_bytes(self) -> int: ...
-
-class Executor:
-    """Runs a program on resources that others of the same model may share; their steps run one at a time."""
-
-    def __init__(self, program: Program, resources: Resources) -> None: ...
     def run(
         self,
         ids: _Int32,

@@ -5,7 +5,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -32,7 +31,6 @@ using ew::Executor;
 using ew::new_array;
 using ew::Operand;
 using ew::Program;
-using ew::Resources;
 
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -189,7 +187,7 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   }
   {
     nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(executor.resources()->mutex());
+    const std::lock_guard<std::mutex> lock(executor.resources().mutex());
     executor.run(inputs, options);
     if (samples && count > 0) executor.sample(samples->rows.data(), samples->result);
     for (size_t r = 0; logits && r < count; ++r) {
@@ -206,7 +204,7 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
 const ew::KvCache& find_cache(const Executor& executor, const std::string& group, int layer, size_t* blocks) {
   const int index = executor.program().find_cache(group, layer);
   if (index < 0) throw std::invalid_argument("there is no cache " + group + "/" + std::to_string(layer));
-  const ew::Resources& resources = *executor.resources();
+  const ew::Resources& resources = executor.resources();
   const int of_group = executor.program().caches()[static_cast<size_t>(index)].group;
   *blocks = static_cast<size_t>(resources.blocks(static_cast<size_t>(of_group)));
   return resources.caches()[static_cast<size_t>(index)];
@@ -298,24 +296,18 @@ NB_MODULE(_cpu, m) {
       .def("finish", &Program::finish)
       .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
 
-  nb::class_<Resources>(m, "Resources")
+  nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
-          [](Resources* self, const Program& program, std::vector<int64_t> blocks, int threads,
+          [](Executor* self, const Program& program, std::vector<int64_t> blocks, int threads,
              const std::string& isa, const std::map<std::string, int64_t>& tuning) {
-            new (self) Resources(program, std::move(blocks), threads, isa, ew::tuning_of(tuning));
+            new (self) Executor(program, std::move(blocks), threads, isa, ew::tuning_of(tuning));
           },
-          "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a)
-      .def_prop_ro("isa", [](Resources& r) { return r.kernels().isa; })
-      .def_prop_ro("threads", [](Resources& r) { return r.pool().size(); })
-      .def_prop_ro("cache_bytes", &Resources::cache_bytes)
-      .def_prop_ro("arena_bytes", &Resources::arena_bytes);
-
-  // Made without the interpreter lock: it waits for a step that runs, which may wait for the lock to be
-  // watched.
-  nb::class_<Executor>(m, "Executor")
-      .def(nb::init<const Program&, std::shared_ptr<Resources>>(), "program"_a, "resources"_a,
-           nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
+          "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a, nb::keep_alive<1, 2>())
+      .def_prop_ro("isa", [](const Executor& e) { return e.resources().kernels().isa; })
+      .def_prop_ro("threads", [](Executor& e) { return e.resources().pool().size(); })
+      .def_prop_ro("cache_bytes", [](const Executor& e) { return e.resources().cache_bytes(); })
+      .def_prop_ro("arena_bytes", [](const Executor& e) { return e.resources().arena_bytes(); })
       .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
            "logprobs"_a = -1, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
@@ -328,7 +320,7 @@ NB_MODULE(_cpu, m) {
         Executor& executor = nb::cast<Executor&>(self);
         executor.begin(step_arrays(ids, positions, q_start, kv_len, rows, groups));
         ew::enter(executor);
-        const ew::ZeroedMemory& arena = executor.resources()->arena();
+        const ew::ZeroedMemory& arena = executor.resources().arena();
         const size_t size = static_cast<size_t>(arena.bytes()) & ~size_t{3};  // in whole floats
         return nb::ndarray<nb::numpy, uint8_t>(arena.data(), 1, &size, self);
       },

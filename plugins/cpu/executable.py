@@ -69,21 +69,17 @@ class CpuProgram:
             layout that the program asks for; dtype and shape of the array don't matter, its bytes do. Kept alive; may
             be a read-only map of a file.
         blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
-            Left out with ``share`` alone.
         threads: 0 means the cores this process may use, by affinity and cgroup quota.
         isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
-        share: another program of the same model: this one runs on its caches, arena and threads, which live as long as
-            either; ``blocks``, ``threads``, ``isa`` and ``tuning`` are its.
         tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
             or 0, is the kernels' own choice. Logits are bit-equal for any.
 
     Raises:
-        BundleError: the program or a weight doesn't hold together, or has other caches than that of ``share``; names
-            step, operand and module path.
+        BundleError: the program or a weight doesn't hold together; names step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
 
-    ``run`` may be called from several threads; the calls run one at a time, also those of programs that share.
+    ``run`` may be called from several threads; the calls run one at a time.
     """
 
     def __init__(
@@ -91,54 +87,42 @@ class CpuProgram:
         lowered: LoweredProgram,
         weights: Mapping[str, npt.NDArray[np.generic]],
         *,
-        blocks: Mapping[str, int] | None = None,
+        blocks: Mapping[str, int],
         threads: int = 0,
         isa: str | None = None,
-        share: CpuProgram | None = None,
         tuning: Mapping[str, int] | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
-        if share is not None and (blocks is not None or threads or isa is not None or tuning is not None):
-            raise EnginewrightError("blocks, threads, isa and tuning are those of the program that is shared with")
-        if share is None and set(blocks or {}) != set(self._groups):
-            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks or {})}")
+        if set(blocks) != set(self._groups):
+            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks)}")
         if not 0 <= threads <= _MOST_THREADS:
             raise EnginewrightError(f"threads = {threads} is not in [0, {_MOST_THREADS}]")
         try:
             program = _build(lowered, weights)
         except ValueError as e:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
-        if share is None:
-            wanted = [(blocks or {})[name] for name in self._groups]
-            threads = threads or min(available_threads(), _MOST_THREADS)
-            self._resources = _resources(program, wanted, threads, isa, tuning or {})
-        else:
-            self._resources = share._resources
-        try:
-            self._executor = _cpu.Executor(program, self._resources)
-        except ValueError as e:
-            raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
-        except MemoryError as e:
-            raise CapacityError("no memory for intermediate values", hint="Use smaller buckets.") from e
+        wanted = [blocks[name] for name in self._groups]
+        threads = threads or min(available_threads(), _MOST_THREADS)
+        self._executor = _executor(program, wanted, threads, isa, tuning or {})
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of all KV caches."""
-        return self._resources.cache_bytes
+        return self._executor.cache_bytes
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of intermediate values, of all programs that share; grows with the largest step so far."""
-        return self._resources.arena_bytes
+        """Bytes of intermediate values; grows with the largest step so far."""
+        return self._executor.arena_bytes
 
     @property
     def threads(self) -> int:
-        return self._resources.threads
+        return self._executor.threads
 
     @property
     def isa(self) -> str:
-        return self._resources.isa
+        return self._executor.isa
 
     def run(self, step: StepInput) -> StepOutput:
         """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
@@ -263,11 +247,11 @@ def isas() -> list[str]:
     return _cpu.isas()
 
 
-def _resources(
+def _executor(
     program: _cpu.Program, blocks: list[int], threads: int, isa: str | None, tuning: Mapping[str, int]
-) -> _cpu.Resources:
+) -> _cpu.Executor:
     try:
-        return _cpu.Resources(program, blocks, threads, isa or isas()[0], dict(tuning))
+        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning))
     except ValueError as e:
         raise EnginewrightError(str(e)) from e
     except MemoryError as e:

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <stdexcept>
+#include <utility>
 
 namespace ew {
 namespace {
@@ -35,19 +35,15 @@ void check_length(const std::string& name, size_t length, int64_t wanted, const 
 
 }  // namespace
 
-Executor::Executor(const Program& program, std::shared_ptr<Resources> resources)
-    : program_(program), resources_(std::move(resources)) {
+Executor::Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
+                   const Tuning& tuning)
+    : program_(program), resources_(program, std::move(blocks), threads, isa, tuning) {
   if (!program.finished()) fail("the program is not finished");
-  resources_->check(program);
   inputs_.resize(static_cast<size_t>(program.input_count()));
   memory_.inputs.resize(inputs_.size(), nullptr);
   memory_.table_strides.resize(program.groups().size(), 0);
-  memory_.caches = resources_->caches();
-  memory_.workspace = &resources_->workspace();
-  const Affine& arena = program.arena_bytes();
-  if (!arena.is(arena.constant)) return;
-  const std::lock_guard<std::mutex> lock(resources_->mutex());
-  resources_->reserve_arena(arena.constant);
+  memory_.caches = resources_.caches();
+  memory_.workspace = &resources_.workspace();
 }
 
 void Executor::check(const StepArrays& inputs) const {
@@ -93,7 +89,7 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
   const std::string slots = program_.input_name(slots_input(static_cast<int>(g)));
   const std::string table = program_.input_name(table_input(static_cast<int>(g)));
   const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
-  const int64_t blocks = resources_->blocks(g);
+  const int64_t blocks = resources_.blocks(g);
   const int64_t window = program_.groups()[g].attention_window;
   check_length(slots, group.slots.size(), static_cast<int64_t>(inputs.ids.size()), "T");
   check_length(table, group.table.size(), requests * group.width, "B * width");
@@ -162,16 +158,16 @@ void Executor::copy_inputs(const StepArrays& inputs) {
   }
 }
 
-// Sets steps_: the resolved steps for sizes_, with an arena large enough for them. Another executor may have
-// moved the arena: what was resolved holds as long as it lies where it did.
+// Sets steps_: the resolved steps for sizes_, with an arena large enough for them. What was resolved holds as
+// long as the arena lies where it did.
 void Executor::prepare() {
   steps_ = nullptr;
   const int64_t needed = std::max<int64_t>(program_.arena_bytes().at(sizes_), 0);
-  if (needed > resources_->arena().bytes()) {
+  if (needed > resources_.arena().bytes()) {
     logits_ = nullptr;
-    resources_->reserve_arena(needed + needed / 4);
+    resources_.reserve_arena(needed + needed / 4);
   }
-  const ZeroedMemory& arena = resources_->arena();
+  const ZeroedMemory& arena = resources_.arena();
   if (memory_.arena != arena.data()) shapes_.clear();
   memory_.arena = static_cast<char*>(arena.data());
   memory_.arena_bytes = needed;
@@ -212,7 +208,7 @@ void Executor::execute(const ResolvedStep& step) {
     const size_t index = static_cast<size_t>(step.index);
     check_indices(step.check, step_title(index, program_.steps()[index]), inverse_);
   }
-  step.call({resources_->kernels(), resources_->pool(), inverse_.data()});
+  step.call({resources_.kernels(), resources_.pool(), inverse_.data()});
 }
 
 void Executor::begin(const StepArrays& inputs) {
@@ -220,7 +216,7 @@ void Executor::begin(const StepArrays& inputs) {
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
             static_cast<int64_t>(inputs.rows.size())};
   copy_inputs(inputs);
-  resources_->pool().wake();  // they are awake when the first large kernel comes
+  resources_.pool().wake();  // they are awake when the first large kernel comes
   prepare();
 }
 
@@ -249,8 +245,8 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
 }
 
 void Executor::sample(const RowSampling* parameters, const SampleResult& result) {
-  resources_->sampler().sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters,
-                               result, resources_->pool());
+  resources_.sampler().sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters, result,
+                              resources_.pool());
 }
 
 }  // namespace ew

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,17 +32,14 @@ struct RunOptions {
 
 class Executor {
  public:
-  // On what it may share with executors of other programs of the same model: they read what it writes to the
-  // caches, and run one at a time. A program that was planned for one size has its arena reserved here, to
-  // the byte; one of any size takes more when a step needs it. Throws std::invalid_argument, std::bad_alloc.
-  Executor(const Program& program, std::shared_ptr<Resources> resources);
-  // On its own.
-  Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)
-      : Executor(program, std::make_shared<Resources>(program, std::move(blocks), threads, isa)) {}
+  // On resources of its own, for which see Resources; its arena grows with the largest step. Throws
+  // std::invalid_argument, std::bad_alloc.
+  Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
+           const Tuning& tuning = {});
 
-  // Runs all steps; the logits stay readable until any executor of the same resources runs. Throws
-  // std::invalid_argument that names the input, or the step and operand, that is wrong; nothing has run then,
-  // except where a step computes indices that a later one follows. Hold the resources' mutex.
+  // Runs all steps; the logits stay readable until it runs again. Throws std::invalid_argument that names the
+  // input, or the step and operand, that is wrong; nothing has run then, except where a step computes indices
+  // that a later one follows. Hold the resources' mutex.
   void run(const StepArrays& inputs, const RunOptions& options = {});
 
   // `run` in pieces, for who runs some of the steps himself: its checks, then steps by their number, in
@@ -61,7 +57,8 @@ class Executor {
   int64_t logits_stride() const { return logits_stride_; }
   int64_t rows() const { return sizes_.rows; }  // R of the last run
   const Program& program() const { return program_; }
-  const std::shared_ptr<Resources>& resources() const { return resources_; }
+  Resources& resources() { return resources_; }
+  const Resources& resources() const { return resources_; }
 
  private:
   struct Shape {  // what was resolved for some sizes
@@ -79,7 +76,7 @@ class Executor {
   void execute(const ResolvedStep& step);
 
   const Program& program_;
-  std::shared_ptr<Resources> resources_;
+  Resources resources_;
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
   std::vector<int32_t> inverse_;              // of the permutation that was checked last
   Memory memory_;

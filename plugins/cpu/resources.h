@@ -1,8 +1,7 @@
-// What the programs of one model share: their KV caches, the arena that intermediate values lie in, threads.
+// What a program runs on: its KV caches, the arena that intermediate values lie in, threads.
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -14,17 +13,13 @@
 
 namespace ew {
 
-// Executors hold it by shared_ptr: it lives as long as the last of them. Whoever runs a step, or reads what
-// one left, holds `mutex()`.
+// Whoever runs a step, or reads what one left, holds `mutex()`.
 class Resources {
  public:
   // Caches as the program has them. blocks: P of each cache group. isa: one of available_isas(). Throws
   // std::invalid_argument, std::bad_alloc.
   Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
             const Tuning& tuning = {});
-
-  // Throws std::invalid_argument unless the program has just these caches.
-  void check(const Program& program) const;
 
   // Makes the arena at least so large. It may move, and loses what it had. Throws std::bad_alloc; it is empty
   // then.
@@ -43,7 +38,6 @@ class Resources {
 
  private:
   const KernelTable* kernels_;
-  std::vector<CacheGroup> groups_;
   std::vector<int64_t> blocks_;  // by group
   std::vector<ZeroedMemory> cache_memory_;
   std::vector<KvCache> caches_;

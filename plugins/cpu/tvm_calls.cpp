@@ -31,7 +31,7 @@ int run_step_for_tvm(void*, const TvmValue* arguments, int32_t count, TvmValue* 
 
 int run_loop_for_tvm(TvmLoop loop, void* context, int tasks) {
   if (!entered) return -1;
-  ThreadPool& pool = entered->resources()->pool();
+  ThreadPool& pool = entered->resources().pool();
   TvmParts parts{nullptr, tasks > 0 ? tasks : pool.size()};
   std::atomic<int> result{0};
   pool.parallel_for(parts.tasks, [&](int64_t task, int) {

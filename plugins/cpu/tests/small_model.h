@@ -32,27 +32,6 @@ struct Model : Plan {
     build(&program);
   }
 
-  // The same weights in a program for steps of one size: what specialize_program.py makes of a program.
-  Model(const Model& any, const Sizes& sizes) : Plan(any) {
-    const auto fix = [&sizes](Affine& value) { value = constant(value.at(sizes)); };
-    arena = {};
-    for (Buffer& buffer : buffers) {
-      fix(buffer.size);
-      buffer.offset = arena;
-      arena.constant += (buffer.size.constant + 63) / 64 * 64;
-    }
-    const auto fix_view = [&fix](Operand& operand) {
-      for (Affine& stride : operand.strides) fix(stride);
-      fix(operand.offset);
-    };
-    for (StepPlan& step : steps) {
-      for (Operand& operand : step.inputs) fix_view(operand);
-      for (Operand& operand : step.outputs) fix_view(operand);
-    }
-    fix_view(logits);
-    build(&program);
-  }
-
   Operand tokens() { return buffer({kTokens, constant(kHidden)}); }
 
   static Operand heads(const Operand& operand) {  // [T, H] as [T, heads, size]

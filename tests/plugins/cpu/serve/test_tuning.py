@@ -35,14 +35,14 @@ def file_for(bundle: Bundle, **changed: Any) -> TuningFile:
 def executor_of(bundle: Bundle, **options: Any) -> tuple[CpuExecutor, dict[str, int]]:
     """The executor, and the choices that its program was made with."""
     made: list[dict[str, int]] = []
-    resources = executable._resources
+    make = executable._executor
 
     def watched(*arguments: Any) -> Any:
         made.append(dict(arguments[-1]))
-        return resources(*arguments)
+        return make(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executable, "_resources", watched)
+        patch.setattr(executable, "_executor", watched)
         executor = CpuExecutor(bundle, {g.name: 2 for g in bundle.program("cpu").cache_groups}, **options)
     return executor, made[0]
 
