@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, check_early
+from .options import AsJson, check_early, grouped
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -23,11 +24,37 @@ EPILOG = (
 )
 
 
+@dataclass(frozen=True)
+class Training:
+    """How it is trained, by the names of RecoverOptions."""
+
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048
+    sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256
+    learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0
+    hidden: Annotated[
+        float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
+    ] = 0.0
+    accumulate: Annotated[
+        int, typer.Option("--accumulate", min=1, help="Parts that a step is taken in, to save memory.")
+    ] = 1
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.")
+    ] = 100
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling, and of the order of sequences.")] = 0
+    sampled_tokens: Annotated[
+        int, typer.Option("--sampled-tokens", min=256, help="How many are sampled without --text.")
+    ] = 65536
+
+
 @reported
+@grouped
 def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="The source: a Hugging Face folder, a GGUF file or a Hub id.")
     ],
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder for the weights, checkpoints and the plot.")],
     recipe: Annotated[
         str, typer.Option("--recipe", "-r", help="What is done to the model: a built-in recipe or a TOML file.")
@@ -36,24 +63,7 @@ def command(
         Path | None,
         typer.Option("--text", help="Text, or JSONL, to train on; without it, it is sampled from the model."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300,
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048,
-    sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256,
-    learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0,
-    hidden: Annotated[
-        float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
-    ] = 0.0,
-    accumulate: Annotated[
-        int, typer.Option("--accumulate", min=1, help="Parts that a step is taken in, to save memory.")
-    ] = 1,
-    checkpoint_every: Annotated[
-        int, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.")
-    ] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling, and of the order of sequences.")] = 0,
-    sampled_tokens: Annotated[
-        int, typer.Option("--sampled-tokens", min=256, help="How many are sampled without --text.")
-    ] = 65536,
+    training: Training,
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="Text, or JSONL, that the recipe's passes look at.")
     ] = None,
@@ -78,19 +88,7 @@ def command(
             output,
             recipe=recipe,
             text=text,
-            options=enginewright.RecoverOptions(
-                steps=steps,
-                batch_tokens=batch_tokens,
-                sequence_length=sequence_length,
-                learning_rate=learning_rate,
-                temperature=temperature,
-                hidden=hidden,
-                accumulate=accumulate,
-                checkpoint_every=checkpoint_every,
-                seed=seed,
-                sampled_tokens=sampled_tokens,
-                threads=threads,
-            ),
+            options=enginewright.RecoverOptions(**vars(training), threads=threads),
             calibration=calibration,
             resume=resume,
             overwrite=force,
