@@ -177,6 +177,34 @@ def test_the_runtime_answers_without_torch(bare_environment: Path, smollm2_bundl
     assert done.stdout.endswith("\n\n")  # neither was loaded
 
 
+def test_the_cpu_target_is_served_without_the_other_plugins(
+    bare_environment: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """All that it imports of plugins/ is its own, and of that no compiler's half."""
+    (installed,) = bare_environment.parent.glob("lib*/python*/site-packages/enginewright")
+    left = shutil.copytree(installed, tmp_path / "site" / "enginewright")
+    for path in [*(left / "plugins").iterdir(), left / "plugins/cpu/compile", left / "optimizer", left / "passes"]:
+        if path.is_dir() and path.name != "cpu":
+            shutil.rmtree(path)
+    code = (
+        "import sys, enginewright as ew\n"
+        f"with ew.LLM({str(tiny_bundle)!r}) as llm:\n"
+        "    (found,) = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))\n"
+        "print(ew.__file__, *found.token_ids)\n"
+    )
+    whole = run(bare_environment / "python", "-c", code, cwd=tmp_path)
+    part = subprocess.run(
+        [str(bare_environment / "python"), "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(left.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert part.returncode == whole.returncode == 0, part.stderr + whole.stderr
+    assert Path(part.stdout.split()[0]).parent == left
+    assert part.stdout.split()[1:] == whole.stdout.split()[1:] and len(part.stdout.split()) == 13
+
+
 def test_without_the_command_s_packages_the_extra_is_named(bare_environment: Path, tmp_path: Path) -> None:
     done = run(bare_environment / "optimize", "--version", cwd=tmp_path)
     assert done.returncode == 10  # MissingDependencyError

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.targets import part
 
-from .checks import Checked, Problem
+from .checks import Check, Checked, Problem
 from .machine import Machine
 
 Verdict = Literal["runs", "needs-build", "can't"]
@@ -76,7 +78,7 @@ def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str]
 
 def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
     if bundle is None:
-        return _judged(name, TARGETS[name].requirements(machine, None))
+        return _judged(name, _checked(name, machine, None))
     target = bundle.targets.get(name)
     if target is None:
         there = ", ".join(bundle.targets) or "none"
@@ -84,7 +86,7 @@ def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
         return Finding(name, "can't", (reason,), (todo,))
     if name not in TARGETS:
         return Finding(name, "can't", ("this Enginewright can't run it",), ("Install a newer enginewright.",))
-    checked = TARGETS[name].requirements(machine, target)
+    checked = _checked(name, machine, target)
     if target.state == "ready":
         return _judged(name, _with_memory(checked, machine, bundle))
     reason = f"it is not built; it needs {target.needs or 'its device'}"
@@ -95,6 +97,12 @@ def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
         return _judged(name, Checked((blocked, *checked.problems), checked.on))
     todo = f"Run `optimize build {bundle.path} --target {name}` here."
     return Finding(name, "needs-build", (reason,), (todo,), checked.on)
+
+
+def _checked(name: str, machine: Machine, target: TargetManifest | None) -> Checked:
+    """What a target's package says that it needs; nothing where it doesn't say."""
+    check: Check = getattr(part(name, "serve.doctor"), "check", lambda machine, target: Checked())
+    return check(machine, target)
 
 
 def _judged(name: str, checked: Checked) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget
@@ -81,12 +80,10 @@ class ServedTarget:
     """The serving half of a target; the compiler's is ``plugins.emit.target.Target``.
 
     Attributes:
-        requirements: what it needs of a machine, for ``optimize doctor``: a ``plugins.doctor.checks.Check``.
         opening: how the runtime opens it; None if other programs run it.
         carries: what code a bundle has for it, in the plural; None: none, its files are data. A target that carries
             code is opened only where the caller trusts the bundle.
     """
 
-    requirements: Callable[[Any, Any], Any]
     opening: Opening | None = None
     carries: str | None = "programs"

@@ -17,7 +17,8 @@ Ours are in ``OWN``; a package outside names its own by an entry point of the gr
     compile.tune    tune(bundle, ...), a ``plugins.steps.timed_steps.Tune``, for ``optimize tune``
     compile.build   build(bundle, target, ...), a ``plugins.emit.engine_report.Build``, for ``optimize build``
     compile.plan    PLANNING, a ``plugins.steps.planning.Planning``, for ``optimize plan``
-    serve.doctor    look(problems) -> fields of ``plugins.doctor.machine.Machine``
+    serve.doctor    check(machine, target), a ``plugins.doctor.checks.Check``: what the target needs of a machine, for
+                    ``optimize doctor``; look(problems) -> fields of ``plugins.doctor.machine.Machine``
 """
 
 from __future__ import annotations
@@ -60,15 +61,13 @@ def part(target: str, name: str) -> ModuleType | None:
     """
     package = OWN.get(target)
     if package is not None:
-        path = f"{package}.{name}"
-        return importlib.import_module(path) if importlib.util.find_spec(path) is not None else None
+        return _loaded(package, name)
     entry = _declared().get(target)
     if entry is None:
         return None
     try:
-        path = f"{entry.value}.{name}"
         importlib.import_module(entry.value)
-        return importlib.import_module(path) if importlib.util.find_spec(path) is not None else None
+        return _loaded(entry.value, name)
     except (ImportError, AttributeError, ValueError) as e:
         whose = entry.dist.name if entry.dist is not None else entry.value
         raise TargetError(
@@ -77,9 +76,19 @@ def part(target: str, name: str) -> ModuleType | None:
         ) from e
 
 
+def _loaded(package: str, name: str) -> ModuleType | None:
+    """A module of a package; None where it lacks it, or is itself left out of what is installed."""
+    path = package
+    for piece in name.split("."):
+        if importlib.util.find_spec(path) is None:
+            return None
+        path = f"{path}.{piece}"
+    return importlib.import_module(path) if importlib.util.find_spec(path) is not None else None
+
+
 def sections_of(target: str) -> Mapping[str, type[Record]] | None:
     """What a target's manifest may have besides what all have, by key; None where nobody here knows the target."""
-    if target not in OWN and target not in _declared():
+    if target not in _declared() and (target not in OWN or importlib.util.find_spec(OWN[target]) is None):
         return None
     sections: Mapping[str, type[Record]] = getattr(part(target, "section"), "SECTIONS", {})
     return sections

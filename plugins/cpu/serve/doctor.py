@@ -16,7 +16,7 @@ from ..processor import processor_features, processor_name
 from ..threads import available_threads
 
 
-def check_cpu(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     if not machine.instruction_sets:
         why = machine.problems.get("enginewright", "it has no kernels for this processor")
         hint = "Install a wheel of enginewright for this machine, or build it here: pip install enginewright"

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred
+from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.kv_cache.cache_groups import check_free
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 
-from ...steps.host_blocks import HostBlocks, cache_identity
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from .hidden import hidden_places, run_with_hidden
 

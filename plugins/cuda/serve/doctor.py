@@ -16,7 +16,7 @@ from ...gpu.tiles import machine_code_runs, number_of
 from ..section import CudaSection
 
 
-def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     section = target.section(CudaSection) if target is not None else None
     problems = torch_problems(machine, "cuda")  # Triton compiles kernels for an export; a bundle has them
     fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]

@@ -6,8 +6,6 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import Asked, Opening, Placement, ServedTarget
 
-from .doctor import check_cuda
-
 
 def _make(asked: Asked) -> Executor:
     from .executor import CudaExecutor
@@ -21,4 +19,4 @@ def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> 
     return cuda_budget(bundle, target, context)
 
 
-TARGET = ServedTarget(check_cuda, Opening(_make, memory_of=_memory, gives_back=True), carries="compiled kernels")
+TARGET = ServedTarget(Opening(_make, memory_of=_memory, gives_back=True), carries="compiled kernels")

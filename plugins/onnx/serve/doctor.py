@@ -20,7 +20,7 @@ from ..kernels.library import find_operators
 from .session import OLDEST, PROVIDERS, load_onnxruntime
 
 
-def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     io = target.section(LinearIo) if target is not None else None
     needed = OLDEST if io is None else io.onnxruntime
     found = machine.packages.get("onnxruntime")

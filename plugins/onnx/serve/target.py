@@ -8,7 +8,6 @@ from enginewright.runtime.executors.target import Asked, Opening, Placement, Ser
 from enginewright.runtime.shared.contracts import CacheGroup
 
 from ...steps.linear_io import LinearIo
-from .doctor import check_onnx
 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Placement()) -> tuple[CacheGroup, ...]:
@@ -52,4 +51,4 @@ _OPENING = Opening(
     takes=("provider", "variant"),
     variants=_variants,
 )
-TARGET = ServedTarget(check_onnx, _OPENING, carries=None)
+TARGET = ServedTarget(_OPENING, carries=None)

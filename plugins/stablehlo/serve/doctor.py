@@ -19,7 +19,7 @@ from .pjrt_library import INSTALL as INSTALL_JAXLIB
 from .pjrt_library import TESTED, is_tested, plugins
 
 
-def check_stablehlo(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     """XLA runs it, or IREE where the bundle has modules for that."""
     section = target.section(StableHloSection) if target is not None else None
     problem, on = _xla(machine, section)

@@ -7,8 +7,6 @@ from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
 from enginewright.runtime.shared.contracts import CacheGroup
 
-from .doctor import check_stablehlo
-
 
 def _groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
     from .executor import slot_groups, stablehlo_section
@@ -44,4 +42,4 @@ _OPENING = Opening(
     slots=lambda bundle, target: True,
     takes=("provider", "load"),
 )
-TARGET = ServedTarget(check_stablehlo, _OPENING, carries="modules that become machine code")
+TARGET = ServedTarget(_OPENING, carries="modules that become machine code")

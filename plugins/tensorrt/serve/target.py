@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enginewright.runtime.executors.target import ServedTarget
 
-from ...engines.doctor import check_tensorrt
 from ...engines.opening import OPENING
 
-TARGET = ServedTarget(check_tensorrt("tensorrt"), OPENING, carries="TensorRT engines and compiled kernels")
+TARGET = ServedTarget(OPENING, carries="TensorRT engines and compiled kernels")

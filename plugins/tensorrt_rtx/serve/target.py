@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enginewright.runtime.executors.target import ServedTarget
 
-from ...engines.doctor import check_tensorrt
 from ...engines.opening import OPENING
 
-TARGET = ServedTarget(check_tensorrt("rtx"), OPENING, carries="TensorRT engines")
+TARGET = ServedTarget(OPENING, carries="TensorRT engines")

@@ -13,7 +13,7 @@ from ...doctor.checks import (
 from ...doctor.machine import Machine
 
 
-def check_torch_tensorrt(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     torch, library = machine.packages.get("torch"), machine.packages.get("torch_tensorrt")
     problems = torch_problems(machine, "torch-tensorrt")
     if library is None:

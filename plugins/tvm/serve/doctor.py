@@ -13,7 +13,7 @@ from ...steps.x86_levels import best_level
 from ..section import TvmSection
 
 
-def check_tvm(machine: Machine, target: TargetManifest | None) -> Checked:
+def check(machine: Machine, target: TargetManifest | None) -> Checked:
     section = target.section(TvmSection) if target is not None else None
     found = machine.packages.get("tvm")
     if found is None:

@@ -16,6 +16,7 @@ from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
 from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.executors.base import Deferred
+from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.kv_cache.cache_groups import check_free
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, TargetError
@@ -25,7 +26,6 @@ from ...cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from ...cpu.sampling import RowSampler
 from ...cpu.threads import available_threads
 from ...steps.host_arrays import ALIGNMENT, Array, aligned
-from ...steps.host_blocks import HostBlocks, cache_identity
 from ..section import STEP, TvmSection, arguments_of, stored_type
 from .doctor import level_problem, tvm_problem
 from .library import Library, tensor, tvm_version

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
 
-from .doctor import check_tvm
-
 
 def _make(asked: Asked) -> Executor:
     from .executor import TvmExecutor
@@ -14,4 +12,4 @@ def _make(asked: Asked) -> Executor:
     return TvmExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
 
 
-TARGET = ServedTarget(check_tvm, Opening(_make, gives_back=True), carries="compiled libraries")
+TARGET = ServedTarget(Opening(_make, gives_back=True), carries="compiled libraries")

@@ -25,7 +25,7 @@ from enginewright.optimizer.capture.hub import choose_file
 from enginewright.optimizer.capture.hub_id import HubId
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
-from enginewright.optimizer.plan.programs import planned_model
+from enginewright.optimizer.plan.planner import planned_model
 from enginewright.optimizer.sbom import source_facts
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from enginewright.plugins.cuda.section import CudaSection
-from enginewright.plugins.cuda.serve.doctor import check_cuda
+from enginewright.plugins.cuda.serve.doctor import check
 from enginewright.plugins.doctor.examine import Examination, Finding, examine
 from enginewright.plugins.doctor.machine import Machine
 from enginewright.plugins.engines.section import TensorRtSection
@@ -227,7 +227,7 @@ def test_cuda_needs_no_triton_and_says_what_the_driver_loads(capability: str, cu
     section = CudaSection(
         compute_capabilities=("8.0", "9.0"), dtype="bf16", requests=1, chunk=1, assemblers={"9.0": "13.4"}
     )
-    checked = check_cuda(machine, TargetManifest(sections={"cuda": section}))
+    checked = check(machine, TargetManifest(sections={"cuda": section}))
     assert checked.problems == ()
     assert checked.on[0].startswith("PyTorch 2.13.0, ")
     assert [line.startswith(part) for line, part in zip(checked.on[1:], said, strict=True)] == [True] * len(said)

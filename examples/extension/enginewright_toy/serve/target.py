@@ -1,8 +1,7 @@
-"""The serving half: what runs the target "toy", and what it needs. Imports neither torch nor the compiler."""
+"""The serving half: what runs the target "toy". Imports neither torch nor the compiler."""
 
 from __future__ import annotations
 
-from enginewright.plugins.cpu.serve.doctor import check_cpu
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
@@ -12,4 +11,4 @@ def make(asked: Asked) -> Executor:
     return CpuExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
 
 
-TARGET = ServedTarget(check_cpu, Opening(make), carries=None)  # its files are data: no code of a bundle runs
+TARGET = ServedTarget(Opening(make), carries=None)  # its files are data: no code of a bundle runs

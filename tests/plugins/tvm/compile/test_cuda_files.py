@@ -20,7 +20,7 @@ from enginewright.plugins.tvm.compile.cuda_kernels import HANDLERS
 from enginewright.plugins.tvm.compile.step_function import step_module
 from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import TvmSection
-from enginewright.plugins.tvm.serve.doctor import check_tvm
+from enginewright.plugins.tvm.serve.doctor import check
 from enginewright.plugins.tvm.serve.executor import OwnMemory, TvmStep
 from enginewright.plugins.tvm.serve.library import Library
 from enginewright.runtime.bundle.reader import Bundle
@@ -80,7 +80,7 @@ def test_files_are_made_without_a_gpu_and_are_the_same_each_time(tmp_path: Path)
     source = (folder / "kernels-sm_90.cu").read_text()
     section = Bundle.open(tmp_path / "one", trust="code").target("tvm").section(TvmSection)
     assert section is not None and section.cuda == ("9.0",)
-    said = check_tvm(look_at_machine(), Bundle.open(tmp_path / "one", trust="code").target("tvm")).on
+    said = check(look_at_machine(), Bundle.open(tmp_path / "one", trust="code").target("tvm")).on
     assert said[1] == "CUDA source for 9.0, which nothing here runs"
     for op in ("linear", "paged_attention", "rms_norm", "rope_kv_write", "embedding", "gated_activation"):
         assert f"__launch_bounds__(128) {op}_" in source

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import Bundle
+from ..bundle.manifest import target_folder
+from ..bundle.reader import Bundle
 
 Array = npt.NDArray[Any]
 
