@@ -181,7 +181,7 @@ def test_the_cpu_target_is_served_without_the_other_plugins(
     bare_environment: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """All that it imports of plugins/ is its own, and of that no compiler's half."""
-    (installed,) = bare_environment.parent.glob("lib*/python*/site-packages/enginewright")
+    (installed,) = bare_environment.parent.glob("lib/python*/site-packages/enginewright")
     left = shutil.copytree(installed, tmp_path / "site" / "enginewright")
     for path in [*(left / "plugins").iterdir(), left / "plugins/cpu/compile", left / "optimizer", left / "passes"]:
         if path.is_dir() and path.name != "cpu":
