@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .specs import Constant, KernelName, KernelSpec
+from .specs import ARGUMENTS, Constant, KernelName, KernelSpec
 
 
 class Operand(Protocol):
@@ -75,6 +75,11 @@ _POINTERS: Mapping[str, str] = {
 }
 _ALIGNMENT = 16
 """Bytes: what the widest load of a thread takes."""
+
+
+def in_order(kernel: KernelName, given: Mapping[str, Argument]) -> dict[str, Argument]:
+    """What ``kernel`` takes of ``given``, as ``ARGUMENTS`` has it; None for what isn't there."""
+    return {name: given.get(name) for name in ARGUMENTS[kernel]}
 
 
 @dataclass(frozen=True)

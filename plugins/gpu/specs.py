@@ -6,7 +6,7 @@ Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -217,81 +217,79 @@ def combine_constants(value_size: int) -> dict[str, Constant]:
     return {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), "AT_ONCE": SPLITS_AT_ONCE}
 
 
+ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
+    "paged_attention": (
+        *("q", "k_cache", "v_cache", "k_scales", "v_scales", "block_table", "q_start", "kv_len", "sinks", "slopes"),
+        *("requests", "blocks", "q_stride", "pool", "total", "out", "lse"),
+    ),
+    "listed_attention": (
+        *("q", "k_cache", "v_cache", "k_scales", "v_scales", "block_table", "kv_len", "work", "sinks", "slopes"),
+        *("blocks", "q_stride", "splits", "out", "lse", "q_start"),
+    ),
+    "combine_splits": ("parts", "lse", "splits", "out", "kv_len", "q_start"),
+    "kv_write": (
+        *("k", "v", "slots", "k_cache_before", "v_cache_before", "k_scales_before", "v_scales_before"),
+        *("capacity", "k_stride", "v_stride", "k_cache", "v_cache", "k_scales", "v_scales"),
+    ),
+}
+"""In the order of the kernel's function, for kernels that both TensorRT's plugins and a step's calls launch."""
+
+
 def attention_spec(
     shape: AttentionShape, capability: int, tile: Tile, split_keys: int, *, clamp: bool = False
 ) -> KernelSpec:
-    """``paged_attention_kernel`` for ``shape``, in its order: q, caches, scales, table, bounds, sinks, slopes.
+    """``paged_attention_kernel`` for ``shape``.
 
     ``clamp``: it stays within its memory whatever its integers are.
     """
     gpu = gpu_of(capability)
-    form = read_format(shape.cache, gpu)
-    cache = "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache]
-    queries = _POINTERS[shape.dtype]
-    arguments = [("q", queries), ("k_cache", cache), ("v_cache", cache)]
-    if shape.quantized:
-        arguments += [("k_scales", "*fp32"), ("v_scales", "*fp32")]
-    arguments += [("block_table", "*i32"), ("q_start", "*i32"), ("kv_len", "*i32")]
-    arguments += [("sinks", "*fp32"), ("slopes", "*fp32")]
-    arguments += [("requests", "i32"), ("blocks", "i32"), ("q_stride", "i32")]
-    arguments += [("pool", "i32"), ("total", "i32")] if clamp else []
-    arguments += [("out", "*fp32"), ("lse", "*fp32")] if split_keys else [("out", queries)]
+    queries, form = _POINTERS[shape.dtype], read_format(shape.cache, gpu)
+    types = {"q": queries, "out": "*fp32" if split_keys else queries}
+    types |= _cache_types(shape, "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache])
+    types |= dict.fromkeys(("block_table", "q_start", "kv_len"), "*i32")
+    types |= dict.fromkeys(("sinks", "slopes", *(("lse",) if split_keys else ())), "*fp32")
+    types |= dict.fromkeys(("requests", "blocks", "q_stride", *(("pool", "total") if clamp else ())), "i32")
     constants = attention_constants(shape, gpu, tile, split_keys) | ({"CLAMP": True} if clamp else {})
     aligned = ("q_stride",) if shape.head_size % 16 == 0 else ()
-    return _spec("paged_attention", capability, arguments, constants, aligned, tile.warps, tile.stages)
-
-
-def listed_spec(shape: AttentionShape, capability: int, tile: Tile, split_keys: int) -> KernelSpec:
-    """``listed_attention_kernel`` for ``shape``: decoding by a list of what there is to do."""
-    spec = attention_spec(shape, capability, tile, split_keys)
-    left_out, added = ("q_start", "requests"), {"kv_len": ("work", "*i32"), "q_stride": ("splits", "i32")}
-    arguments = []
-    for argument in spec.arguments:
-        if argument[0] not in left_out:
-            arguments += [argument, *([added[argument[0]]] if argument[0] in added else [])]
-    return replace(spec, kernel="listed_attention", arguments=tuple(arguments))
-
-
-def work_spec(capability: int, window: int, requests: int, split_keys: int = SPLIT_KEYS) -> KernelSpec:
-    """``decode_work_kernel`` for up to ``requests`` requests."""
-    gpu_of(capability)
-    arguments = [("kv_len", "*i32"), ("requests", "i32"), ("work", "*i32")]
-    constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": split_keys, "REQUESTS": power_of_2(requests)}
-    return _spec("decode_work", capability, arguments, constants, (), 4, 1)
+    return _spec("paged_attention", capability, types, constants, aligned, tile.warps, tile.stages)
 
 
 def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
     """``kv_write_kernel`` for ``shape``; the caches come as inputs, and again as outputs."""
     gpu_of(capability)
-    new, cache = _POINTERS[shape.dtype], _POINTERS[shape.cache]
-    caches = [("k_cache", cache), ("v_cache", cache)]
-    if shape.quantized:
-        caches += [("k_scales", "*fp32"), ("v_scales", "*fp32")]
-    arguments = [("k", new), ("v", new), ("slots", "*i32"), *((f"{name}_before", of) for name, of in caches)]
-    arguments += [("capacity", "i32"), ("k_stride", "i32"), ("v_stride", "i32"), *caches]
+    caches = _cache_types(shape, _POINTERS[shape.cache])
+    types = dict.fromkeys(("k", "v"), _POINTERS[shape.dtype]) | {"slots": "*i32"} | caches
+    types |= {f"{name}_before": of for name, of in caches.items()}
+    types |= dict.fromkeys(("capacity", "k_stride", "v_stride"), "i32")
     constants = write_constants(shape.kv_heads, shape.head_size, shape.value_size, shape.cache)
     strides = (("k_stride", shape.head_size), ("v_stride", shape.value_size))
     aligned = tuple(name for name, size in strides if size % 16 == 0)
-    return _spec("kv_write", capability, arguments, constants, aligned, 4, 1)
+    return _spec("kv_write", capability, types, constants, aligned)
 
 
 def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
     """``combine_splits_kernel`` for ``shape``."""
     gpu_of(capability)
-    arguments = [("parts", "*fp32"), ("lse", "*fp32"), ("splits", "i32"), ("out", _POINTERS[shape.dtype])]
-    return _spec("combine_splits", capability, arguments, combine_constants(shape.value_size), (), 4, 1)
+    types = {"parts": "*fp32", "lse": "*fp32", "splits": "i32", "out": _POINTERS[shape.dtype]}
+    return _spec("combine_splits", capability, types, combine_constants(shape.value_size))
+
+
+def _cache_types(shape: AttentionShape, cache: str) -> dict[str, str]:
+    scales = dict.fromkeys(("k_scales", "v_scales"), "*fp32") if shape.quantized else {}
+    return dict.fromkeys(("k_cache", "v_cache"), cache) | scales
 
 
 def _spec(
     kernel: KernelName,
     capability: int,
-    arguments: list[tuple[str, str]],
-    constants: dict[str, Constant],
-    aligned: tuple[str, ...],
-    warps: int,
-    stages: int,
+    types: Mapping[str, str],
+    constants: Mapping[str, Constant],
+    aligned: tuple[str, ...] = (),
+    warps: int = 4,
+    stages: int = 1,
 ) -> KernelSpec:
-    return KernelSpec(kernel, capability, tuple(arguments), tuple(constants.items()), aligned, warps, stages)
+    arguments = tuple((name, types[name]) for name in ARGUMENTS[kernel] if name in types)
+    return KernelSpec(kernel, capability, arguments, tuple(constants.items()), aligned, warps, stages)
 
 
 def tiles_of_step(tokens: Number, requests: Number, queries: int) -> Number:

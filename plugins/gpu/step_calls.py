@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .call import Argument, Call
+from .call import Argument, Call, in_order
 from .specs import (
     AttentionShape,
     Constant,
@@ -167,11 +167,11 @@ def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches:
     """k [T, Nkv, D] and v [T, Nkv, Dv] into the caches at ``slots`` [T]; heads of a token are neighbours."""
     tokens, kv_heads, size = k.shape
     written = caches.named(None)
-    before = {f"{name}_before": value for name, value in written.items()}
-    capacity = caches.keys.shape[0] * caches.keys.shape[1]
-    sizes = {"capacity": capacity, "k_stride": k.stride(0), "v_stride": v.stride(0)}
+    given: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
+    given |= {f"{name}_before": value for name, value in written.items()}
+    given |= {"capacity": caches.keys.shape[0] * caches.keys.shape[1], "k_stride": k.stride(0), "v_stride": v.stride(0)}
     constants = write_constants(kv_heads, size, v.shape[2], caches.format)
-    return Call("kv_write", {"k": k, "v": v, "slots": slots, **before, **sizes, **written}, constants, (tokens, 1, 1))
+    return Call("kv_write", in_order("kv_write", given), constants, (tokens, 1, 1))
 
 
 def work_size(requests: int, splits: int) -> int:
@@ -238,19 +238,15 @@ def attention_calls(
         split_keys = SPLIT_KEYS if decodes or mixed else 0
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
     split_keys = split_keys if splits > 1 or mixed else 0
-    given: dict[str, Argument] = {"q": q, **caches.named(gpu), "block_table": table}
-    ends: dict[str, Argument] = {"sinks": sinks, "slopes": slopes}
-    strides: dict[str, Argument] = {"blocks": blocks, "q_stride": q.stride(0)}
-    trusted: dict[str, Argument] = {"pool": None, "total": None}
+    given: dict[str, Argument] = {"q": q, **caches.named(gpu), "block_table": table, "sinks": sinks, "slopes": slopes}
+    given |= {"q_start": q_start, "kv_len": kv_len, "requests": requests, "blocks": blocks, "q_stride": q.stride(0)}
     calls: list[Call] = []
 
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:
-        arguments = {**given, "q_start": q_start, "kv_len": kv_len, **ends, "requests": requests, **strides, **trusted}
+        arguments = in_order("paged_attention", given | {"out": parts, "lse": lse})
         constants = attention_constants(shape, gpu, tile, keys) | ({"SKIP_SINGLES": True} if mixed else {})
         grid = (tiles_of_step(tokens, requests, tile.queries), kv_heads, splits if keys else 1)
-        return Call(
-            "paged_attention", {**arguments, "out": parts, "lse": lse}, constants, grid, tile.warps, tile.stages
-        )
+        return Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)
 
     if not split_keys or mixed:
         calls.append(tiled(tiles(shape, decodes and not mixed), 0, out, None))
@@ -260,22 +256,21 @@ def attention_calls(
     count = members * heads * splits
     parts = scratch.narrow(0, 0, count * value_size).view(members, heads, splits, value_size)
     lse = scratch.narrow(0, aligned(count * value_size), count).view(members, heads, splits)
-    combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
     listed: dict[str, Constant] = {}
+    combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
     if work is None:
         calls.append(tiled(tile, split_keys, parts, lse))
     else:
-        where: dict[str, Argument] = {"q_start": q_start} if mixed else {}
+        where: dict[str, Argument] = {"kv_len": kv_len, "q_start": q_start if mixed else None}
         how: dict[str, Constant] = {"MIXED": True} if mixed else {}
-        arguments = {**given, "kv_len": kv_len, "work": work, **ends, **strides, "splits": splits}
-        arguments |= {"out": parts, "lse": lse, **where}
+        arguments = in_order("listed_attention", given | combined | where | {"out": parts, "work": work})
         constants = attention_constants(shape, gpu, tile, split_keys) | how
         grid = (min(workers, requests * splits), kv_heads, 1)
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
         listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
-        combined |= {"kv_len": kv_len, **where}
+        combined |= where
     all_constants = {**combine_constants(value_size), **listed}
-    calls.append(Call("combine_splits", combined, all_constants, (members * heads, 1, 1)))
+    calls.append(Call("combine_splits", in_order("combine_splits", combined), all_constants, (members * heads, 1, 1)))
     return calls
 
 

@@ -25,14 +25,7 @@ from pathlib import Path
 from enginewright.plugins.gpu.choose_tiles import compile_attention
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel, spec_of
 from enginewright.plugins.gpu.plugin_kernels import SHARED_MEMORY
-from enginewright.plugins.gpu.specs import (
-    AttentionShape,
-    KernelSpec,
-    combine_spec,
-    listed_spec,
-    work_spec,
-    write_spec,
-)
+from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, combine_spec, write_spec
 from enginewright.plugins.gpu.tiles import GPUS
 
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -59,14 +52,6 @@ def _combine(shape: AttentionShape, capability: int) -> CompiledKernel:
     return compile_kernel(combine_spec(shape, capability))
 
 
-def _listed(shape: AttentionShape, capability: int) -> CompiledKernel:
-    return compile_kernel(listed_spec(shape, capability, _attention(shape, 512, None, capability).spec.tile, 512))
-
-
-def _work(capability: int) -> CompiledKernel:
-    return compile_kernel(work_spec(capability, 4096, 256))
-
-
 LLAMA = AttentionShape(32, 8, 128, 128, 32, "bf16", "bf16", 128**-0.5)
 SHAPES = {
     "128": LLAMA,
@@ -83,9 +68,6 @@ KERNELS: dict[str, Kernel] = {
     **{f"prefill {name}": Kernel(partial(_attention, of, 0, None), copies=True) for name, of in SHAPES.items()},
     "decode 128, plugin": Kernel(partial(_attention, LLAMA, 512, SHARED_MEMORY), copies=True),
     "prefill 128, plugin": Kernel(partial(_attention, LLAMA, 0, SHARED_MEMORY), copies=True),
-    "decode 128, listed": Kernel(partial(_listed, LLAMA), copies=True),
-    "decode 128 fp8, listed": Kernel(partial(_listed, SHAPES["128 fp8"]), copies=True),
-    "work list": Kernel(_work),
     "write 128": Kernel(partial(_write, LLAMA)),
     "write 128 fp8": Kernel(partial(_write, SHAPES["128 fp8"])),
     "write 128 int8": Kernel(partial(_write, SHAPES["128 int8"])),
@@ -94,7 +76,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def step_kernels(specs: Iterable[tuple[str, int, KernelSpec]]) -> dict[str, Kernel]:
-    """The kernels of ``step_specs``, from its specs; products multiply in loops."""
+    """The kernels of ``step_specs``, from its specs; products and attention multiply in loops."""
     found: dict[str, dict[int, KernelSpec]] = {}
     for name, capability, spec in specs:
         found.setdefault(name, {})[capability] = spec
@@ -103,7 +85,9 @@ def step_kernels(specs: Iterable[tuple[str, int, KernelSpec]]) -> dict[str, Kern
         return compile_kernel(of[capability])
 
     return {
-        name: Kernel(partial(make, of), copies=all(spec.kernel == "product" for spec in of.values()))
+        name: Kernel(
+            partial(make, of), copies=all(spec.kernel in ("product", "listed_attention") for spec in of.values())
+        )
         for name, of in found.items()
     }
 

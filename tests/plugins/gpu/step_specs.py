@@ -1,4 +1,4 @@
-"""Specs of the kernels that a step of the cuda target launches besides attention, for a Llama of 8 billion weights."""
+"""Specs of the kernels that only the cuda target launches, for a Llama of 8 billion weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from enginewright.plugins.gpu import step_calls as calls
 from enginewright.plugins.gpu.call import Call
+from enginewright.plugins.gpu.choose_tiles import choose_tile
 from enginewright.plugins.gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
-from enginewright.plugins.gpu.specs import KernelSpec
+from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, attention_scratch
 from enginewright.plugins.gpu.step_calls import LayerCaches, Stored
-from enginewright.plugins.gpu.tiles import Gpu, gpu_of
+from enginewright.plugins.gpu.tiles import Gpu, Tile, gpu_of
 from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
@@ -65,6 +66,27 @@ def _rope_kv_write(cache: torch.dtype, gpu: Gpu) -> Call:
     return calls.rope_kv_write_call(q, k, k, _floats(ROWS, SIZE), _integers(ROWS), q, caches, interleaved=False)
 
 
+def _listed(cache: torch.dtype, gpu: Gpu) -> Call:
+    """Attention by a work list, of requests with room for 64 blocks each."""
+
+    def tile(shape: AttentionShape, decode: bool) -> Tile:
+        return choose_tile(shape, gpu.capability, decode=decode)
+
+    q, table, lengths = _new(ROWS, HEADS, SIZE), _integers(ROWS, 64), _integers(ROWS)
+    pool = _new(64, 32, KV_HEADS, SIZE, dtype=cache)
+    scales = _floats(64, 32, KV_HEADS) if cache.itemsize == 1 else None
+    scratch = _floats(attention_scratch(ROWS, HEADS, SIZE, 64, 32))
+    listed, _combined = calls.attention_calls(
+        *(q, LayerCaches(pool, pool, scales, scales), table, lengths, lengths, None, None, q, scratch, gpu, tile),
+        **{"scale": SIZE**-0.5, "window": 0, "softcap": 0.0, "decodes": True, "work": _integers(1)},
+    )
+    return listed
+
+
+def _work(gpu: Gpu) -> Call:
+    return calls.work_call(_integers(ROWS), _integers(1), 4096, 256)
+
+
 def _activation(gpu: Gpu) -> Call:
     return calls.gated_activation_call(_new(ROWS, 2 * INNER), _new(ROWS, INNER), "silu")
 
@@ -101,6 +123,9 @@ _CALLS: dict[str, Callable[[Gpu], Call]] = {
     "rope, write bf16": partial(_rope_kv_write, torch.bfloat16),
     "rope, write int8": partial(_rope_kv_write, torch.int8),
     "rope, write fp8": partial(_rope_kv_write, torch.float8_e4m3fn),
+    "decode 128, listed": partial(_listed, torch.bfloat16),
+    "decode 128 fp8, listed": partial(_listed, torch.float8_e4m3fn),
+    "work list": _work,
     "gated silu": _activation,
     **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
     "product int4, 64 rows": partial(_product, "int4", 64),

@@ -14,7 +14,14 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'engi
 
 from enginewright.plugins.gpu.choose_tiles import choose_tile, compile_attention, compile_layer
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
-from enginewright.plugins.gpu.specs import AttentionShape, attention_spec, combine_spec, write_spec
+from enginewright.plugins.gpu.specs import (
+    ARGUMENTS,
+    AttentionShape,
+    attention_spec,
+    combine_spec,
+    kernel_function,
+    write_spec,
+)
 from enginewright.plugins.gpu.tiles import GPUS, Tile
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 
@@ -156,3 +163,9 @@ def test_an_interpreter_compiles_nothing(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(TargetError, match="interprets kernels"):
         compile_kernel(combine_spec(SMOLLM2, 90))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_said_in_the_order_of_the_kernel(name):
+    declared = [name for name in kernel_function(name).arg_names if name.islower()]  # constants are in capitals
+    assert declared == list(ARGUMENTS[name])

@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
-from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, combine_spec, work_spec, write_spec
+from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, combine_spec, write_spec
 from enginewright.runtime.shared.errors import CapacityError, MissingDependencyError, TargetError
 
 SHAPE = AttentionShape(4, 2, 32, 32, 32, "f16", "f16", 0.125)
-SPECS = [work_spec(90, 0, 8), combine_spec(SHAPE, 80), write_spec(SHAPE, 90)]
+SPECS = [combine_spec(SHAPE, 90), combine_spec(SHAPE, 80), write_spec(SHAPE, 90)]
 
 
 def test_the_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         (worker,) = compiler._workers
         worker.kill()
         worker._child.wait()
-        compiler.compile(work_spec(90, 7, 8))
+        compiler.compile(write_spec(SHAPE, 80))
     assert error.value.hint is not None and "memory" in error.value.hint
     assert worker._child.stdin is not None and worker._child.stdin.closed
 
@@ -92,9 +92,10 @@ KERNELS = 64
 SCRIPT = f"""
 from concurrent.futures import wait
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
-from enginewright.plugins.gpu.specs import work_spec
+from enginewright.plugins.gpu.specs import AttentionShape, combine_spec
 with KernelCompiler(2) as compiler:  # at a script's top: no process runs it again
-    asked = [compiler.start(work_spec(90, window, 8)) for window in range({KERNELS})]
+    shapes = [AttentionShape(1, 1, 16, 16 + i, 16, 'f16', 'f16', 1.0) for i in range({KERNELS})]
+    asked = [compiler.start(combine_spec(shape, 90)) for shape in shapes]
     wait(asked, return_when="FIRST_COMPLETED")
     print(*(worker._child.pid for worker in compiler._workers), flush=True)
     [kernel.result() for kernel in asked]
