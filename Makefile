@@ -29,6 +29,7 @@ CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
 CMAKE_BUILD := $(BIN)/cmake --build
 BUILD_TESTS = $(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/editable && $(CMAKE_BUILD) build/editable
+STUB := typings/tensorrt/__init__.pyi
 CTEST := $(BIN)/ctest --output-on-failure --parallel $(JOBS) --test-dir
 WHEEL_FLAGS := -C cmake.define.EW_OLD_GLIBC=ON $(if $(ABI3),-C wheel.py-api=cp312)
 PLATFORM := $(if $(filter x86_64,$(shell uname -m)),manylinux_2_28_x86_64,auto)
@@ -92,7 +93,7 @@ test: setup  ## check what a change must pass (lint, types, C++ and Python tests
 	status=0; $(AGAIN) lint types || status=$$?; wait; exit $$status
 	@$(AGAIN) test-cpp pytest
 
-check: setup  ## check what has changed since the last commit, or FILES="...": lint, types, their tests, one export
+check: setup $(STUB)  ## check what has changed since the last commit, or FILES="...": lint, types, their tests, one export
 	@$(PY) tests/check.py $(FILES)
 
 pytest: setup
@@ -110,8 +111,11 @@ lint: setup  ## check style and the usual mistakes
 	$(PY) tests/plain_words.py
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FORMATTED)
 
-types: setup  ## check type hints
+types: setup $(STUB)  ## check type hints
 	$(BIN)/mypy
+
+$(STUB): typings/generate_tensorrt.py $(VENV)/.installed
+	$(PY) typings/generate_tensorrt.py
 
 format: setup  ## rewrite sources in the house's format
 	$(BIN)/ruff check --quiet --fix .

@@ -30,6 +30,15 @@ SYMBOLS = (
 PACKAGE = "import sys\n\nimport tensorrt_bindings\n\nsys.modules[__name__] = tensorrt_bindings\n"
 
 
+def make_libraries(folder: Path) -> None:
+    """Empty ones, which the bindings find where ``folder`` is in LD_LIBRARY_PATH."""
+    source = folder / "empty.c"
+    source.write_text("".join(f"void *{name}(void) {{ return 0; }}\n" for name in SYMBOLS))
+    for name in LIBRARIES:
+        command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)]
+        subprocess.run(command, check=True)
+
+
 @contextmanager
 def bindings_process(folder: Path) -> Iterator[ProcessPoolExecutor]:
     """The process; ``folder`` takes the libraries. Skips where something is missing."""
@@ -38,11 +47,7 @@ def bindings_process(folder: Path) -> Iterator[ProcessPoolExecutor]:
         pytest.skip("TensorRT's bindings are not installed: pip install tensorrt-cu13-bindings")
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc to build empty libraries with")
-    source = folder / "empty.c"
-    source.write_text("".join(f"void *{name}(void) {{ return 0; }}\n" for name in SYMBOLS))
-    for name in LIBRARIES:
-        command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)]
-        subprocess.run(command, check=True)
+    make_libraries(folder)
     (folder / "tensorrt").mkdir()
     (folder / "tensorrt" / "__init__.py").write_text(PACKAGE)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
