@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import time
 import uuid
@@ -56,13 +57,6 @@ _CHUNK = 4 << 20
 _ENTRY, _BUNDLE = "entry.json", "bundle"
 _LEFT_AFTER = 24 * 3600.0
 """Seconds after which an entry that nobody finished is taken for a killed export's."""
-
-_DECIDE = (
-    *("torch", "transformers", "tokenizers", "safetensors", "gguf", "sympy", "numpy", "ml_dtypes", "jinja2", "msgspec"),
-    *("pydantic", "onnx", "onnxruntime", "onnxruntime-gpu", "jaxlib", "iree-base-compiler", "triton", "apache-tvm"),
-    *("apache-tvm-ffi", "tensorrt", "tensorrt-cu13-bindings", "tensorrt-rtx", "torch-tensorrt"),
-)
-"""Distributions whose version may change what comes out."""
 
 _BESIDE = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
@@ -277,7 +271,7 @@ def key_of(
         "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in given.items()},
         "others": others,
         "code": _our_code(),
-        "versions": {name: _version(name) for name in _DECIDE},
+        "versions": _versions(),
         "machine": _machine(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
@@ -316,6 +310,12 @@ def _sources(root: str) -> list[str]:
         if "__pycache__" not in folder
         for name in names
     ]
+
+
+def _versions() -> dict[str, str | None]:
+    """Of all that this package and its extras ask for, which may change what comes out; not what developers need."""
+    asked = [line for line in metadata.requires("enginewright") or [] if not re.search("extra == .dev", line)]
+    return {name: _version(name) for name in sorted(re.split(r"[^\w.-]", line)[0] for line in asked)}
 
 
 def _version(name: str) -> str | None:

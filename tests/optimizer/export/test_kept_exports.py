@@ -199,3 +199,13 @@ def test_the_command_shows_and_clears(source: Path, tmp_path: Path, kept: KeptEx
     assert cleared["freed_bytes"] >= entry["bytes"]
     assert CliRunner().invoke(app, ["cache"]).stdout.startswith("0 kept")
     assert CliRunner().invoke(app, ["cache", "nonsense"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("library", "decides"), [("onnxruntime", True), ("tensorrt", True), ("pytest", False)])
+def test_the_version_of_what_an_export_may_use_decides(
+    source: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch, library: str, decides: bool
+) -> None:
+    recipe = load_recipe("int8")
+    before, version = key_of(source, recipe), kept_exports._version
+    monkeypatch.setattr(kept_exports, "_version", lambda name: "0.0.1" if name == library else version(name))
+    assert (key_of(source, recipe) != before) == decides
