@@ -69,7 +69,7 @@ class BundleCheck:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Makes plain values for ``--json``."""
         return asdict(self)
 
 

@@ -59,7 +59,7 @@ class BundleDiff:
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Makes plain values for ``--json``."""
         return {"equal": self.equal} | asdict(self)
 
 

@@ -31,7 +31,7 @@ MOST_PATH, MOST_PATH_PART = 4095, 255
 """Bytes of a path, and of each part between slashes, that Linux takes."""
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
 _CHARACTERS_A_TOKEN = 10
-"""Of which a text's beginning is tokenized first: most texts have 2 to 5."""
+"""The characters for each token of room that are tokenized first of a long text: most texts have 2 to 5."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class LimitMeter:
             found.append(cpu_extension.measure_peak(kind, self._threads, self._isa) * 1e9)
 
     def cost(self, sizes: StepSizes) -> StepCost:
-        """Of all steps of the program together."""
+        """Sums the costs of all steps of the program."""
         return sum(step_costs(self._program, sizes), StepCost())
 
     def seconds(self, sizes: StepSizes) -> float:
@@ -66,5 +66,5 @@ def least_seconds(costs: Iterable[StepCost], machine: Machine) -> float:
 
 
 def share_of(limit: float | None, seconds: float) -> float | None:
-    """Of the limit that was reached."""
+    """Says which share of the limit was reached."""
     return limit / seconds if limit and seconds > 0 else None

@@ -175,7 +175,7 @@ def _decode_speed(batch: int, context: int, sizes: BenchPlan, times: _Times, met
 
 
 def _decode_sizes(batch: int, context: int, sizes: BenchPlan) -> StepSizes:
-    """Of the step in the middle of those that are timed."""
+    """Gives the sizes of the step in the middle of those that are timed."""
     return StepSizes((1,) * batch, (context + 1 + WARM_UP + sizes.steps // 2,) * batch)
 
 

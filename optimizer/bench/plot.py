@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 620.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 30.0, 60.0
 
 _LABELS, _LABEL_HEIGHT = 3, 18
-"""Of series, side by side; and what a further row of them takes."""
+"""How many labels of series stand side by side, and what a further row of them takes."""
 
 Point = tuple[float, float]
 
@@ -107,7 +107,7 @@ def panel_of(title: str, x_label: str, lines: Sequence[PlotLine], written: Calla
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
-    """From the least to the greatest, with some margin."""
+    """Makes an axis from the least to the greatest value, with some margin."""
     return LogAxis(min(values) / 1.3, max(values) * 1.3, start, end)
 
 

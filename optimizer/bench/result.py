@@ -91,7 +91,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes.
+    """What the process takes, in bytes.
 
     Attributes:
         before: of the process, before the bundle was opened.

@@ -12,7 +12,7 @@ from enginewright.optimizer.report.numbers import count, duration, format_bytes,
 from .result import BenchResult, Profile, ProfileLine, Speculation, Spread
 
 _MOST_LINES = 8
-"""Of a profile's modules, the slowest."""
+"""The most modules of a profile that are shown, the slowest."""
 
 
 def print_result(result: BenchResult, console: Console) -> None:

@@ -77,7 +77,7 @@ def describe_divergence(
 
 
 def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of a fused product's tensors those of the value's own module; and those of what comes before it, as a norm that
+    """Picks a fused product's tensors that are of the value's own module or of what comes before it, as a norm that
     is fused with rounding."""
     found: list[Tensor] = []
     for tensors in of_calls:
@@ -226,7 +226,7 @@ class PassSearch:
         """The largest error of an exact stage at which the runs don't diverge."""
         self.values_compared = 0
         self.least_sensitive: dict[str, tuple[float, ValueName]] = {}
-        """Of exact passes, and of those that round: see ``Comparison``."""
+        """The least sensitive value of exact passes, and of those that round: see ``Comparison``."""
 
     def run(self, index: int) -> Run:
         """A stage's run; -1 is the source."""

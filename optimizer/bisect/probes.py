@@ -222,7 +222,7 @@ def _unfused(name: str) -> list[str]:
 
 
 def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
-    """Of a product's modules the one that isn't a linear, if there is just one: its activation."""
+    """Finds the module of a product that isn't a linear, if there is just one: its activation."""
     others = [path for path in paths if path not in {piece.path for piece in pieces}]
     return others if len(others) == 1 else []
 

@@ -155,6 +155,6 @@ class BisectReport:
         return self.first_divergence is None and not (self.tensors and self.tensors.differing)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values for ``--json``."""
+        """Makes plain values for ``--json``."""
         fields = asdict(self, dict_factory=lambda pairs: {_JSON_KEYS.get(k, k): v for k, v in pairs})
         return {"agrees": self.agrees} | fields

@@ -176,7 +176,7 @@ def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
 
 
 LENGTHS = (37, 23)
-"""Of random sequences. The first goes into a second block of keys and values; both are sizes that models don't have."""
+"""Lengths of random sequences. The first needs a second block of keys and values; models have neither as a size."""
 
 LONGEST = 512
 """Tokens in all: every value of the model is in memory for each."""

@@ -16,10 +16,10 @@ from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.json_document import parse_json
 
 LONGEST = 1 << 20
-"""Of a length: a step has no more tokens."""
+"""The largest length: a step has no more tokens."""
 
 MOST = 1 << 53
-"""Of a count: what JSON holds exactly everywhere."""
+"""The largest count: what JSON holds exactly everywhere."""
 
 _FORMATS = (
     'A histogram is JSON ({"length": count} or a list of lengths), CSV (length,count) or a length a line; '
@@ -82,7 +82,7 @@ class Histogram:
             )
 
     def in_chunks(self, chunk: int) -> Histogram:
-        """Of the pieces that lengths above ``chunk`` are cut into: as many of ``chunk`` as go, and the rest."""
+        """Cuts lengths above ``chunk`` into pieces: as many of ``chunk`` as go, and the rest."""
         pieces: Counter[int] = Counter()
         for length, count in self.counts:
             whole, rest = divmod(length, chunk)

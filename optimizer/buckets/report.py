@@ -56,7 +56,7 @@ class KindReport:
 
     @classmethod
     def of(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
-        """With the first ``count`` sets of ``solve``'s."""
+        """Makes a report of the first ``count`` sets of ``solve``'s."""
         chosen = curve[count - 1]
         largest = chosen.sizes[-1]
         powers = powers_of_two(largest, len(chosen.sizes), multiple)
@@ -84,7 +84,7 @@ class SizesReport:
     kinds: tuple[KindReport, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Makes plain values for ``--json``."""
         return asdict(self)
 
 
@@ -101,7 +101,7 @@ def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fra
 
 
 def text_lines(report: SizesReport) -> list[str]:
-    """For a terminal."""
+    """Makes the report's lines for a terminal."""
     lines = []
     for kind in report.kinds:
         what = "prompts" if kind.kind == "tokens" else "decode steps"

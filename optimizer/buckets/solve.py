@@ -139,7 +139,7 @@ def powers_of_two(largest: int, most: int | None = None, multiple: int = 1) -> t
 
 
 def geometric(smallest: int, largest: int, count: int, multiple: int = 1) -> tuple[int, ...]:
-    """At most ``count`` sizes from ``smallest`` to ``largest``, each about the same factor above the last."""
+    """Makes at most ``count`` sizes from ``smallest`` to ``largest``, each about the same factor above the last."""
     if count < 2 or smallest >= largest:
         return (largest,)
     steps = (smallest * (largest / smallest) ** (i / (count - 1)) for i in range(count - 1))

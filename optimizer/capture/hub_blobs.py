@@ -20,11 +20,11 @@ from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.json_document import parse_json
 
 HTTP_ERROR: type[Exception] = vars(errors)["HTTPError"]
-"""Of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""
+"""The error of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""
 
 _CHUNK_BYTES = 1 << 20
 _MOST_ANSWER_BYTES = 64 << 20
-"""Of a repository's list of files: one of a hundred thousand files has some 20 MB."""
+"""The most bytes of a repository's list of files: one of a hundred thousand files has some 20 MB."""
 _OF_THE_CONNECTION = ("content-encoding", "content-length", "transfer-encoding")
 _TRIES = 5
 _PAUSE_SECONDS = 1.0

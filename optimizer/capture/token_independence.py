@@ -115,7 +115,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
-    """Of an op with an argument ``dim``: whether it works along the token axis."""
+    """Says whether an op with an argument ``dim`` works along the token axis."""
     arguments = bound_arguments(node)
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Of a log, while something changes."""
+"""The time between two lines of a log, while something changes."""
 
 SECONDS_TO_REPEAT = 60.0
 """After which a log hears again of what hasn't changed: before whoever reads it takes the work for stuck."""

@@ -72,7 +72,7 @@ class StreamPrinter:
         sys.stdout.flush()
 
     def speed(self) -> str:
-        """For people: "12 tokens in 0.31 s; the first after 0.05 s, then 42.3 tokens/s"."""
+        """Says for people: "12 tokens in 0.31 s; the first after 0.05 s, then 42.3 tokens/s"."""
         text = f"{self.tokens} tokens in {self._last:.2f} s; the first after {self._first:.2f} s"
         if self.tokens > 1 and self._last > self._first:
             text += f", then {(self.tokens - 1) / (self._last - self._first):.1f} tokens/s"

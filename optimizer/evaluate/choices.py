@@ -124,7 +124,7 @@ def answer_questions(
 
 
 def choice_log_likelihood(model: ScoredModel, choice: EncodedChoice) -> float:
-    """Of the choice's tokens given the context, in nats."""
+    """Sums the log-likelihoods of the choice's tokens given the context, in nats."""
     logits = finite_logits(model, choice.ids[:-1])  # [S, V]; row i is of token i + 1
     return log_likelihood(logits[-choice.own :], choice.ids[-choice.own :])
 

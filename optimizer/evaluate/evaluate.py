@@ -76,7 +76,7 @@ class EvaluationReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values for ``--json``."""
+        """Makes plain values for ``--json``."""
         return asdict(self)
 
 

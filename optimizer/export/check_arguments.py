@@ -40,7 +40,7 @@ def check_arguments(
     name: str | None = None,
     overwrite: bool = False,
 ) -> Recipe | None:
-    """Of the arguments of ``export`` all that can be judged without the model, and without what reads it.
+    """Checks all of the arguments of ``export`` that can be judged without the model, and without what reads it.
 
     Returns the recipe, which may come from a pipe and is read once; None if none is given. Raises what ``export``
     raises of them.

@@ -47,7 +47,7 @@ from enginewright.runtime.executors.kept_files import cache_file
 from .report import ExportReport
 
 MOST_BYTES = 8 << 30
-"""Of all entries together; and no more than a tenth of what is free on the disk."""
+"""The most bytes of all entries together; and no more than a tenth of what is free on the disk."""
 
 LEAST_SOURCE_BYTES = 32 << 20
 """A smaller source is exported again as quickly as it is looked up."""
@@ -98,7 +98,7 @@ class KeptExports:
 
     @staticmethod
     def of_user() -> KeptExports:
-        """Below $XDG_CACHE_HOME, or ~/.cache."""
+        """The folder below $XDG_CACHE_HOME, or ~/.cache."""
         place = cache_file("exports")
         return KeptExports(None if place is None else place.parent)
 
@@ -313,7 +313,7 @@ def _sources(root: str) -> list[str]:
 
 
 def _versions() -> dict[str, str | None]:
-    """Of all that this package and its extras ask for, which may change what comes out; not what developers need."""
+    """Lists versions of all that this package and its extras ask for and that may change what comes out."""
     asked = [line for line in metadata.requires("enginewright") or [] if not re.search("extra == .dev", line)]
     return {name: _version(name) for name in sorted(re.split(r"[^\w.-]", line)[0] for line in asked)}
 

@@ -78,5 +78,5 @@ class ExportReport:
     kept_since: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values for ``--json`` and report/report.json."""
+        """Makes plain values for ``--json`` and report/report.json."""
         return asdict(self)

@@ -72,7 +72,7 @@ class ExportRequest:
         recipe_from: str | Path | Recipe | None = None,
         name: str | None = None,
     ) -> ExportRequest:
-        """Of the arguments of ``export``; ``recipe_from``: the name or file that ``recipe`` was loaded from.
+        """Checks the arguments of ``export``; ``recipe_from``: the name or file that ``recipe`` was loaded from.
 
         Raises:
             RecipeError: the recipe has no such target or pass, or is not what was trained for.

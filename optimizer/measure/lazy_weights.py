@@ -20,7 +20,7 @@ _STATE = "_enginewright_weights"
 
 
 class _Weights:
-    """Of one module: its parameters' expressions, and the values that its running forward has used."""
+    """One module's parameters as expressions, and the values that its running forward has used."""
 
     def __init__(self, exprs: Mapping[str, WeightExpr]) -> None:
         self.exprs = exprs

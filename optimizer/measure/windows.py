@@ -52,7 +52,7 @@ class Windows:
             done = stop
 
     def steps(self, ids: Sequence[int]) -> Iterator[tuple[list[int], slice, Sequence[int]]]:
-        """For each window its tokens, the rows of their logits that count, and the tokens that these predict."""
+        """Yields for each window its tokens, the rows of their logits that count, and the tokens that these predict."""
         for window in self.cut(len(ids)):
             tokens = [*self.prefix, *ids[window.start : window.stop]]
             before = len(self.prefix) - window.start - 1  # row i is of the token behind it

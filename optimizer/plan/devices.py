@@ -70,7 +70,7 @@ def default_shares() -> Shares:
 
 
 def known_gpus() -> list[Gpu]:
-    """In the order of devices.toml."""
+    """Reads the GPUs of devices.toml, in its order."""
     return list(_table()[1].values())
 
 

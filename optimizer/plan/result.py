@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class BatchSpeed:
-    """Of so many requests at a time; None where they don't fit.
+    """The speed of so many requests at a time; None where they don't fit.
 
     Attributes:
         ttft: seconds to the first token of a prompt that comes while all others get tokens.
@@ -99,7 +99,7 @@ class DeviceSection:
 
     @classmethod
     def of(cls, gpu: Gpu | None, room: int, shares: Shares, load: float = 0.0) -> DeviceSection:
-        """Of a GPU, or of this machine."""
+        """Describes a GPU, or this machine."""
         if gpu is None:
             return cls(CPU, True, room, load=round(load, 2))
         peaks = dict(gpu.peaks)
@@ -136,7 +136,7 @@ class PlanResult:
         plans: Sequence[DevicePlan],
         omitted: Sequence[Omitted],
     ) -> PlanResult:
-        """For a model."""
+        """Makes the result for a model."""
         asked = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
         return cls(info.name, info.parameters, info.context_length, asked, devices, tuple(plans), tuple(omitted))
 

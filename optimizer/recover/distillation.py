@@ -41,7 +41,7 @@ class Teacher:
         return self._runner.model
 
     def logits(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-        """After every token of the sequences, [S] each: [T, V], one sequence after the other, without gradients."""
+        """Computes logits after every token of the sequences, [S] each: [T, V], one by one, without gradients."""
         ids = torch.zeros((len(sequences), max(len(s) for s in sequences)), dtype=torch.long)
         for row, sequence in zip(ids, sequences, strict=True):
             row[: len(sequence)] = sequence  # what comes behind it doesn't reach back: these are causal models
@@ -65,7 +65,7 @@ def loss_of(
     hidden: HiddenStates | None = None,
     hidden_weight: float = 0.0,
 ) -> torch.Tensor:
-    """Of some sequences, [S] each: the sum over their tokens, to be divided by the tokens of a whole step."""
+    """Sums the loss over the tokens of some sequences, [S] each, to be divided by the tokens of a whole step."""
     inputs = packed_inputs(module.program, sequences)
     if hidden is None:
         return divergence(module(inputs), teacher.logits(sequences), temperature)

@@ -32,7 +32,7 @@ _SAMPLE = 1024
 
 
 def fingerprint(captured: CapturedModel) -> Fingerprint:
-    """Of a model as captured: the same from a folder and from a model in memory. Reads every weight once."""
+    """Identifies a model as captured, from a folder and from memory alike. Reads every weight once."""
     digest = hashlib.sha256()
     weights = captured.program.weights
     for name in trainable_weights(weights):

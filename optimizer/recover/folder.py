@@ -37,7 +37,7 @@ from enginewright.runtime.shared.json_document import parse_json
 from .sequences import Sequences
 
 FORMAT = 1
-"""Of recovery.json; a folder with another one is refused."""
+"""The version of recovery.json; a folder with another one is refused."""
 
 DESCRIPTION, TOKENS, WEIGHTS, PLOT = "recovery.json", "tokens.safetensors", "weights.safetensors", "loss.html"
 _CHECKPOINT, _STATE, _OPTIMIZER = "checkpoint-", "state.json", "optimizer.safetensors"
@@ -68,7 +68,7 @@ class WeightEntry(BaseModel):
 
     @staticmethod
     def of(expr: WeightExpr) -> WeightEntry:
-        """Of the expression that it is trained from."""
+        """Describes the expression that a weight is trained from."""
         text = repr([[str(p) for p in expr.parts(axis)] for axis in range(min(2, len(expr.shape)))])
         return WeightEntry(shape=expr.shape, origin=hashlib.sha256(text.encode()).hexdigest())
 
@@ -245,7 +245,7 @@ class RecoveryFolder:
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """Of its bits."""
+    """Hashes the tensor's bits."""
     return hashlib.sha256(tensor.detach().contiguous().numpy().data).hexdigest()
 
 

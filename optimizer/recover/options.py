@@ -80,7 +80,7 @@ class RecoverOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """On the held-out sequences after so many steps: mean KL from the source in nats a token, and perplexity."""
+    """What held-out sequences gave after so many steps: mean KL from the source in nats a token, and perplexity."""
 
     step: int
     kl: float

@@ -36,12 +36,12 @@ class Sequences:
 
     @property
     def tokens(self) -> int:
-        """Of the training sequences."""
+        """The number of tokens of the training sequences."""
         return sum(len(s) for s in self.training)
 
     @property
     def held_out_tokens(self) -> int:
-        """Of the others."""
+        """The number of tokens of the others."""
         return sum(len(s) for s in self.held_out)
 
     def batch(self, step: int, options: RecoverOptions) -> list[torch.Tensor]:

@@ -116,7 +116,7 @@ class Training:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of training, measurements left out."""
+        """The speed of training, measurements left out."""
         return self.trained_tokens / self.seconds if self.seconds else 0.0
 
     def _take_step(self, progress: Progress) -> None:

@@ -12,7 +12,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a picture. A chart is drawn for wide windows and for narrow ones, with letters of one size."""
+    """A picture's size. A chart is drawn for wide windows and for narrow ones, with letters of one size."""
 
     width: float
     height: float
@@ -23,7 +23,7 @@ WIDE, NARROW = Size(1040.0, 400.0), Size(340.0, 340.0)
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(float(n) for n in range(1, 10)))
 _FEWEST_TICKS = 3
 _SAME = 1 - 1e-9
-"""Of what is equal but for rounding."""
+"""The ratio of values that are equal but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LogAxis:
 
     @classmethod
     def near(cls, values: Sequence[float], start: float, end: float, margin: float) -> LogAxis:
-        """From the smallest of some positive values to the largest, and ``margin`` times further at both ends."""
+        """Makes an axis from the smallest positive value to the largest, ``margin`` times wider at both ends."""
         return cls(min(values) / margin, max(values) * margin, start, end)
 
     def at(self, value: float) -> float:

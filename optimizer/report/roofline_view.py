@@ -18,9 +18,9 @@ from .roofline import Roofline, ShapeCosts, StepTime
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 18.0, 16.0, 46.0
 _LETTER, _LINE, _LONGEST = 7.3, 15.0, 24
 _NEARBY = 60.0
-"""Of one kind's names, which are then one too many."""
+"""The distance of one kind's names, of which one is then too many."""
 _NAMED = 0.02
-"""Of a step's time, which a point must have to be named."""
+"""The share of a step's time that a point must have to be named."""
 _APART = 40.0
 """Between ticks, at least: their labels are some letters wide."""
 _BAR, _BETWEEN, _KINDS = 26.0, 26.0, 8
@@ -59,7 +59,7 @@ class ShapeView:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the step, without what happens between steps."""
+        """The speed of the step, without what happens between steps."""
         return self.shape.tokens / self.shape.seconds if self.shape.seconds else None
 
     @property
@@ -94,7 +94,7 @@ class Line:
 
     @property
     def angle(self) -> float:
-        """In degrees, as a picture turns: down is positive."""
+        """The angle in degrees, as a picture turns: down is positive."""
         return round(math.degrees(math.atan2(self.y2 - self.y1, self.x2 - self.x1)), 1)
 
 

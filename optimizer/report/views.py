@@ -15,7 +15,7 @@ from .diffs import ProgramDiff
 
 COLUMN_HEIGHT = 160.0
 _MAP_HEIGHT = 0.82
-"""Of a chart's: a treemap has no axes."""
+"""The share of a chart's height: a treemap has no axes."""
 _PLACES = 12
 _WORST = 10
 _KINDS = 9

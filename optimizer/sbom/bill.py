@@ -29,7 +29,7 @@ from enginewright.runtime.shared.targets import part
 from .source_facts import SourceFacts
 
 PREFIX = "enginewright"
-"""Of the names of properties, which CycloneDX leaves to each tool."""
+"""The prefix of the names of properties, which CycloneDX leaves to each tool."""
 
 _BUNDLE, _CALIBRATION, _SOURCE = "bundle", "calibration", "source"
 

@@ -162,7 +162,7 @@ def _search_formats(found: Searched, given: Searching) -> Searched:
 
 
 def _unpruned(recipe: Recipe) -> Recipe:
-    """Without what [prune] searches for; layers that it names go all the same."""
+    """Leaves out what [prune] searches for; layers that it names go all the same."""
     prune = recipe.prune
     if prune is None or prune.max_kl is None:
         return recipe
@@ -171,7 +171,7 @@ def _unpruned(recipe: Recipe) -> Recipe:
 
 
 def _whole_heads(recipe: Recipe) -> Recipe:
-    """Without what [attention] searches for, but for a cache that it demands."""
+    """Leaves out what [attention] searches for, but for a cache that it demands."""
     given = recipe.attention
     if given is None or not given.searched or given.max_cache_bytes_per_token is not None:
         return recipe

@@ -96,7 +96,7 @@ class FormatSearch(Search[AutoReport]):
         return fewest_bytes(self.options, most_kl) or self.curve[0]
 
     def applied(self, choice: Assignment) -> Recipe:
-        """Without [auto]: with the commonest format, and overrides for the others."""
+        """Replaces [auto] by the commonest format, and overrides for the others."""
         recipe, formats = self.recipe, [u.formats[o] for u, o in zip(self.units, choice.chosen, strict=True)]
         default = Counter(formats).most_common(1)[0][0]
         overrides = [

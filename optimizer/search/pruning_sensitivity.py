@@ -29,7 +29,7 @@ from enginewright.passes.sparsity.prune_channels import kept_channels, step_of
 from enginewright.passes.sparsity.prune_heads import possible_counts, possible_splits
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of the largest share of channels that the recipe allows: what may be chosen."""
+"""The parts of the largest share of channels that may be chosen."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _shares(added: torch.Tensor, counts: Sequence[int], total: int, size: int, m
 
 
 def _parameters(program: Program, network: FeedForward) -> int:
-    """Of all weights that channels go of; the bias behind them stays."""
+    """Counts the parameters of all weights that lose channels; the bias behind them stays."""
     linears = [network.down, *(o.linear for o in network.openings)]
     exprs = [program.weight_of(n.args[1]) for n in linears] + [program.weight_of(n.args[2]) for n in linears[1:]]
     return sum(prod(e.shape) for e in exprs if e is not None)

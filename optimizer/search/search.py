@@ -29,16 +29,16 @@ from .assign import Assignment, Options, least_cost, pareto_curve
 from .measure_choices import Check
 
 MARGIN = 0.9
-"""Of a KL budget, that is aimed at: the verification of an export looks at other tokens of the same kinds."""
+"""The share of a KL budget that is aimed at: the verification of an export looks at other tokens of the same kinds."""
 
 NEAR_ENOUGH = 0.85
-"""Of what is aimed at: with as much of it used, another measurement would gain little."""
+"""The share of what is aimed at that is enough: with as much of it used, another measurement would gain little."""
 
 ROUNDS = 5
 """Most choices that are measured."""
 
 SHORT_OF = 0.97
-"""Of where a straight line says that the aim is: the next choice should rather be within the budget."""
+"""The share of where a straight line says that the aim is: the next choice should rather be within the budget."""
 
 SHOWN = 48
 """Most points of a curve that are reported."""
@@ -202,7 +202,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def report(self, taken: Tried, seconds: float) -> Report:
-        """For the report of an export."""
+        """Makes what the report of an export has."""
 
     def run(self) -> Found[Report]:
         """Searches.

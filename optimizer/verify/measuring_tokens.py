@@ -24,7 +24,7 @@ EXACT_LENGTH = 16
 """Tokens of each that are looked at while nothing but rounding may differ: whatever is wrong shows in few of them."""
 
 MOST_LOGITS = 1 << 25
-"""Of the source, all together: they are in memory as long as passes are measured."""
+"""The most logits of the source, all together: they are in memory as long as passes are measured."""
 
 SEED = 20261120
 
@@ -38,7 +38,7 @@ class MeasuringTokens:
 
     @property
     def length(self) -> int:
-        """Of the longest sequence."""
+        """The length of the longest sequence."""
         return max(len(s) for s in self.sequences)
 
 

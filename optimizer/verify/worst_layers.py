@@ -21,10 +21,10 @@ from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED
 
 Values = dict[str, torch.Tensor]
-"""By the names of nodes."""
+"""Values by the names of nodes."""
 
 TOKENS = 16
-"""Of a sequence; all values of a program on these are in memory."""
+"""The tokens of a sequence; all values of a program on these are in memory."""
 
 SEQUENCES = 2
 

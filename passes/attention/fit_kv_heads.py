@@ -19,7 +19,7 @@ import torch
 TINY = 1e-30
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Of the mean diagonal of a Gram matrix: what is tried against fitting noise."""
+"""The shares of a Gram matrix's mean diagonal that are tried against fitting noise."""
 
 HELD_OUT = 4
 """Every so many-th part of the tokens says which of them is best, or whether none is."""

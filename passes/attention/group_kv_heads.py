@@ -32,7 +32,7 @@ from .regroup_heads import HeadMixes, mean_mixes, neighbours, regroup
 aten, ew = torch.ops.aten, torch.ops.ew
 
 MOST_TOKENS = 4096
-"""Of the calibration that heads are fitted to: several for each unknown of a row that is solved for."""
+"""The most tokens of the calibration that heads are fitted to: several for each unknown of a row that is solved for."""
 
 
 class GroupKvHeads(Pass):

@@ -38,7 +38,7 @@ def _repeated(program: Program) -> list[str]:
 
 
 class MergeCommonSubexpressions(Pass):
-    """Of calls of one op with the same arguments the first remains, and with it the module path that it has.
+    """Keeps the first of several calls of one op with the same arguments, and with it the module path that it has.
 
     Every op in a program is pure, so equal arguments mean equal results. The paths of the others are not kept: what
     each of 30 layers computes anew from the positions comes from the place where it was computed first.

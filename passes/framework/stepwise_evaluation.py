@@ -14,7 +14,7 @@ from .fast_evaluation import FastEvaluation, WeightCache
 from .token_sequences import packed_inputs
 
 Values = dict[Node, Any]
-"""Of the calls so far, as long as another call reads them."""
+"""The results of the calls so far, as long as another call reads them."""
 
 Replacement = Callable[[Values], Any]
 """Gives a call's value in its place, from the values before it."""

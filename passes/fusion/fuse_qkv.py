@@ -41,7 +41,7 @@ _THROUGH: frozenset[Target] = frozenset(
 
 
 class FuseQkv(Pass):
-    """For each attention: the ``ew.linear`` calls behind q, k and v -> one with stacked weights, and slices of it."""
+    """Joins the ``ew.linear`` calls behind each attention's q, k and v: one with stacked weights, and slices of it."""
 
     name = "fuse_qkv"
 

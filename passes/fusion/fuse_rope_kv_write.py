@@ -20,7 +20,7 @@ LONGEST_HEAD = 1024
 
 
 class FuseRopeKvWrite(Pass):
-    """For each attention: rope of q and of k, and ``ew.kv_write`` of the latter -> ``ew.rope_kv_write``."""
+    """Makes one ``ew.rope_kv_write`` of each attention's rope of q and of k, and ``ew.kv_write`` of the latter."""
 
     name = "fuse_rope_kv_write"
 

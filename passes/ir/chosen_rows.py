@@ -43,7 +43,7 @@ class Chosen(WeightExpr):
         return self.base.evaluate().index_select(self.dim, torch.tensor(self.indices))
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Along its axis: the source's indices, those that follow one another as one part."""
+        """Lists the parts along its axis: the source's indices, those that follow one another as one part."""
         parts = self.base.parts(axis)
         if axis != self.dim or sum(p.size for p in parts) != self.base.shape[axis]:
             return parts

@@ -92,7 +92,7 @@ class MixedRows(WeightExpr):
         return mixed.view(-1, *rest).movedim(0, self.axis)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Along ``axis``: of each block all that it is made of, mixed into its indices."""
+        """Lists the parts along ``axis``: of each block all that it is made of, mixed into its indices."""
         if axis != self.axis:
             return self.base.parts(axis)
         found: list[Part] = []

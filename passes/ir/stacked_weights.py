@@ -43,7 +43,7 @@ class Stack(WeightExpr):
         return out
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Along the new axis: all of each base, by its first axis."""
+        """Lists the parts along the new axis: all of each base, by its first axis."""
         inner = 0 if axis == self.dim else axis - (axis > self.dim)
         return tuple(part for base in self.bases for part in base.parts(inner))
 

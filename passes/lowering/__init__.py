@@ -1,1 +1,1 @@
-"""From a Program to the lowered program that targets start from."""
+"""Lowering makes of a Program the lowered program that targets start from."""

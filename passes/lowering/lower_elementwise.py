@@ -102,13 +102,13 @@ def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _exp_less_one(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Of numbers near 0 the result keeps fewer digits than torch's, and is as exact beside numbers of about 1."""
+    """Computes exp(x) - 1. Near 0 it keeps fewer digits than torch's; beside numbers of about 1 it is as exact."""
     out = b.result(node)
     return apply(b, "sub", [apply(b, "exp", [a["self"]], b.buffer(out.shape, out.dtype)), 1.0], out)
 
 
 def _log_of_one_more(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """As exact as _exp_less_one."""
+    """Computes log(1 + x), as exactly as _exp_less_one."""
     out = b.result(node)
     return apply(b, "log", [apply(b, "add", [a["self"], 1.0], b.buffer(out.shape, out.dtype))], out)
 

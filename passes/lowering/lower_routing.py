@@ -153,7 +153,7 @@ def _compare(fn: str) -> Handler:
 
 
 def _logical(fn: str) -> Handler:
-    """Of conditions; ``bitwise_not`` and its kind of integers are something else."""
+    """Lowers an op of conditions; ``bitwise_not`` and its kind of integers are something else."""
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         arguments = [v for k, v in a.items() if k in ("self", "other")]

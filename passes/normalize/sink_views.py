@@ -224,7 +224,7 @@ def _cat(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _stack(s: _Sinking, node: Node) -> Laid | None:
-    """Along a new last dimension only."""
+    """Sinks a stack along a new last dimension only."""
     parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
     if _dim(bound_arguments(node)["dim"], rank + 1) != rank:

@@ -48,7 +48,7 @@ class Given:
 
     @staticmethod
     def of(rows: torch.Tensor, wanted: WeightFormat) -> Given:
-        """Of inputs [M, K]."""
+        """Sums up inputs [M, K], some of them held out."""
         hessian = Hessian(rows.shape[-1])
         held_out = held_out_tokens(len(rows))
         for fitted, run in runs_of(held_out):

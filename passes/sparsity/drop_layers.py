@@ -18,7 +18,7 @@ from .calibrated_walk import some_tokens
 from .layers import Layer, LeavingOut, find_layers
 
 TOKENS = 256
-"""Of the calibration's, in sequences of LENGTH: enough to tell layers apart, and there are many runs."""
+"""The calibration's tokens that are used, in sequences of LENGTH: enough to compare layers, and there are many runs."""
 
 LENGTH = 64
 

@@ -27,7 +27,7 @@ class Moments:
 
     @staticmethod
     def of(x: torch.Tensor, rows: int = 1024) -> Moments:
-        """Of [T, K], a few rows at a time."""
+        """Sums x^T x of x [T, K], a few rows at a time."""
         total = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
         for part in x.split(rows):
             wide = part.double()
@@ -42,7 +42,7 @@ class Moments:
         return result
 
     def of_some(self, inputs: Sequence[int]) -> Moments:
-        """Of some inputs alone."""
+        """Picks the moments of some inputs alone."""
         places = torch.tensor(list(inputs))
         return Moments(self.sum[places][:, places], self.tokens)
 
@@ -97,7 +97,7 @@ def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyo
 def eliminate_blocks(
     moments: Moments, weight: torch.Tensor, blocks: Sequence[Sequence[int]], count: int, damping: float
 ) -> list[int]:
-    """As ``eliminate``, of blocks of inputs that go together, such as a head's: the numbers of those that go."""
+    """Chooses as ``eliminate`` does among blocks of inputs, such as a head's: the numbers of those that go."""
     inverse, left = _inverse(moments, damping), weight.double().clone()
     places = [torch.tensor(list(block)) for block in blocks]
     gone: list[int] = []

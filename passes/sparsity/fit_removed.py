@@ -19,10 +19,10 @@ from .calibrated_walk import walk
 from .eliminate import Moments, compensation, eliminate, output_error
 
 CHOICE_DAMPING = 1e-3
-"""Of the moments by which inputs are chosen."""
+"""The damping of the moments by which inputs are chosen."""
 
 DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
-"""Of the fit. One half of the tokens is fitted, the other says which damping leaves the least error."""
+"""The dampings of the fit. One half of the tokens is fitted, the other says which damping leaves the least error."""
 
 ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
 """Names of metrics. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that

@@ -25,7 +25,7 @@ from .feed_forwards import FeedForward, feed_forwards
 from .fit_removed import Fit, Fitting, fit_in_order, fitted, single_inputs
 
 MOST_TOKENS = 8192
-"""Of the calibration's: a few for each channel of a wide network."""
+"""The most tokens of the calibration: a few for each channel of a wide network."""
 
 CHANNELS, KEPT = "channels", "channels kept"
 """Names of metrics."""

@@ -24,7 +24,7 @@ from .eliminate import Moments, eliminate_blocks
 from .fit_removed import CHOICE_DAMPING, Choose, Fit, Fitting, fit_in_order, fitted
 
 MOST_TOKENS = 8192
-"""Of the calibration's."""
+"""The most tokens of the calibration."""
 
 HEADS, KEPT, GROUPS_KEPT = "query heads", "query heads kept", "key/value heads kept"
 """Names of metrics."""
@@ -165,8 +165,8 @@ def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within
 
 
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
-    """Of every group that is left the heads that go, the cheapest first, until each has so many; heads of groups that
-    are gone compensate for nothing."""
+    """Chooses the heads that go of every group that is left, the cheapest first, until each has so many; heads of
+    groups that are gone compensate for nothing."""
     kept = heads.columns([h for m in left for h in m])
     own, columns = moments.of_some(kept), weight[:, kept]
     size, count = heads.value_size, len(left[0])

@@ -42,7 +42,7 @@ kept by the method, and what is by |w|."""
 MEASURED = 512
 
 MOST_TOKENS = 8192
-"""Of the calibration that are looked at."""
+"""The most tokens of the calibration that are looked at."""
 
 
 class SelectSparsityMask(Pass):

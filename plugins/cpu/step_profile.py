@@ -86,11 +86,11 @@ class StepProfile:
         return self.totals(lambda step: step.op)
 
     def by_where(self) -> list[StepTotal]:
-        """By the module path that steps came from; those that took longest first."""
+        """Adds up by the module path that steps came from; those that took longest first."""
         return self.totals(lambda step: step.where)
 
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
-        """By any key; those that took longest first."""
+        """Adds up by any key; those that took longest first."""
         calls: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         costs: defaultdict[str, StepCost] = defaultdict(StepCost)

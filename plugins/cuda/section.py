@@ -17,7 +17,7 @@ from ..gpu.tiles import code_for, number_of
 
 
 class CudaSection(Record, frozen=True, kw_only=True):
-    """Beside the target's program.json.
+    """What a bundle says of the target beside its program.json.
 
     Attributes:
         compute_capabilities: of the GPUs that there are kernels for, such as "9.0". See ``kernels_for`` for others.

@@ -71,7 +71,7 @@ class BuildReport:
     copies: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Makes plain values for ``--json``."""
         return asdict(self)
 
 

@@ -39,7 +39,7 @@ def add_file(folder: Path, stem: str, suffix: str, data: bytes) -> tuple[str, Fi
 
 
 def replace_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
-    """Of a target of the bundle ``root``, at once."""
+    """Replaces the manifest of a target of the bundle ``root``, at once."""
     path = root / target_manifest_path(target)
     text = manifest.to_json()
     TargetManifest.from_json(text, source=str(path))

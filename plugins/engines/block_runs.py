@@ -172,7 +172,7 @@ class PackedProgram(HoldsSteps, Protocol):
 
 @dataclass(frozen=True)
 class _Found:
-    """Of a step's rows, as they come: [R] and [R, V], None where nobody wants them."""
+    """What was found for a step's rows, as they come: [R] and [R, V], None where nobody wants them."""
 
     tokens: Int32Array | None
     logits: FloatArray | None

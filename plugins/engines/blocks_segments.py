@@ -120,7 +120,7 @@ class SegmentProgram:
             engine.close()
 
     def _context(self, index: int, step: SegmentStep, shape: StepShape, *, keep: bool) -> Context:
-        """Of a step of the schedule, with its sizes and addresses set."""
+        """Prepares the context of a step of the schedule: sets its sizes and addresses."""
         engine, segment = self._engines[step.segment], self._segments[step.segment]
         context = None if keep else self._contexts.get((index, shape.profile))
         if context is not None and shape == self._last:

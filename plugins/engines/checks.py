@@ -40,7 +40,7 @@ FLAVOURS = {
     ),
     "tensorrt": Flavour("TensorRT", "tensorrt", "pip install 'tensorrt{version}'", "tensorrt"),
 }
-"""By the name in a target's manifest."""
+"""The libraries, by the name in a target's manifest."""
 
 
 def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Problem | None:
@@ -101,5 +101,5 @@ def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: Page
 
 
 def _release(version: str) -> tuple[str, ...]:
-    """Of "1.7.1.116" 1, 7 and 1: builds of a release run each other's engines."""
+    """Reads 1, 7 and 1 out of "1.7.1.116": builds of a release run each other's engines."""
     return tuple(version.partition("+")[0].split(".")[:3])

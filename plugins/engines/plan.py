@@ -30,7 +30,7 @@ CAPABILITY_BITS: dict[str, int] = {
     "12.0": 1 << 4,
     "12.1": 1 << 5,
 }
-"""Of the compute capabilities that TensorRT-RTX builds for."""
+"""The bits of the compute capabilities that TensorRT-RTX builds for."""
 
 _AGAIN = "Copy the bundle again, or export it again."
 
@@ -51,7 +51,7 @@ class PlanHeader:
 
     @classmethod
     def parse(cls, data: builtins.bytes, source: str) -> PlanHeader:
-        """Of a plan's first bytes.
+        """Parses a plan's first bytes.
 
         Args:
             data: ``HEADER_BYTES`` or more.

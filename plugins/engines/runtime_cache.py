@@ -16,7 +16,7 @@ FOLDER = "tensorrt-rtx"
 
 
 class RuntimeCache:
-    """Of one engine.
+    """One engine's runtime cache.
 
     Args:
         path: of the file; None: nothing is kept.

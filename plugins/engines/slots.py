@@ -28,7 +28,7 @@ from .slot_profiles import check_profiles, choices_of
 from .slot_runs import EngineSlots
 
 FREE_SHARE = 0.8
-"""Of the GPU's memory that engines leave, for the caches, by default: contexts need some as well."""
+"""The caches' share of the GPU's memory that engines leave, by default: contexts need some as well."""
 
 
 class TensorRtExecutor(EngineExecutor[EngineSlots]):

@@ -74,7 +74,7 @@ def assembler_of(cubin: bytes) -> str:
 
 
 _REGISTERS, _MOST_RESIDENT = 65536, 4
-"""Of a multiprocessor, of 32 bits; and the most programs of it that go through a list together."""
+"""A multiprocessor's registers, of 32 bits; and the most programs of it that go through a list together."""
 
 
 def resident_programs(kernel: CompiledKernel, gpu: Gpu) -> int:
@@ -110,7 +110,7 @@ class CarriedKernels:
         self.forms: Counter[str] = Counter()
 
     def loaded(self) -> str:
-        """For people: "31 as machine code, 2 as PTX"."""
+        """Says for people: "31 as machine code, 2 as PTX"."""
         return ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items(), reverse=True))
 
     def resident(self, call: Call) -> int:

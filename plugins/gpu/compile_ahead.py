@@ -34,7 +34,7 @@ from .specs import (
 from .tiles import FEWEST_ROWS, Tile, gpu_of
 
 FORMAT = 1
-"""Of a compiled kernel's metadata."""
+"""The version of a compiled kernel's metadata."""
 
 THREADS_OF_WARP = 32
 
@@ -59,7 +59,7 @@ class CompiledKernel:
 
     @property
     def threads(self) -> int:
-        """Of a block, along x."""
+        """The threads of a block, along x."""
         return self.spec.warps * THREADS_OF_WARP
 
     def constant(self, name: str) -> Constant:
@@ -129,7 +129,7 @@ def check_triton(what: str) -> None:
 
 @cache
 def _version() -> str:
-    """Of what is done to a kernel here; Triton's cache knows about itself and about kernels."""
+    """Hashes what is done to a kernel here; Triton's cache knows about itself and about kernels."""
     return sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 

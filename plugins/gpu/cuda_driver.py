@@ -28,7 +28,7 @@ _DYNAMIC_SHARED_MEMORY = 8  # of CUfunction_attribute
 _NON_BLOCKING = 1  # of CUstream_flags
 
 Argument = int | np.int32 | np.float32
-"""Of a kernel: an address (int), or a number of 32 bits."""
+"""A kernel's argument: an address (int), or a number of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Device(Protocol):
         """Makes bytes zero."""
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """From memory of this device to memory of it, on the stream."""
+        """Copies from memory of this device to memory of it, on the stream."""
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copies a contiguous array; it may change as soon as this returns."""
@@ -124,7 +124,7 @@ class Cuda(Protocol):
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """In the driver's order; CUDA_VISIBLE_DEVICES hides some."""
+        """The GPUs in the driver's order; CUDA_VISIBLE_DEVICES hides some."""
 
     def open(self, gpu: Gpu) -> Device:
         """Opens a GPU for the calling thread."""
@@ -209,7 +209,7 @@ def _device(call: _Calls, index: int) -> ctypes.c_int:
 
 
 class _Device:
-    """In the GPU's primary context, which TensorRT uses too."""
+    """A GPU in its primary context, which TensorRT uses too."""
 
     def __init__(self, call: _Calls, gpu: Gpu) -> None:
         self._call = call

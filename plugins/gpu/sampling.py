@@ -34,8 +34,8 @@ _TYPES: Mapping[str, str] = {
     **{"top_k": "int32", "seed": "int64", "counter": "int64"},
     **dict.fromkeys(SAMPLING_LISTS, "int32"),
 }
-"""Of options, where they aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign, whose bits are
-the same."""
+"""The types of options that aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign: their bits
+are the same."""
 
 
 def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]:
@@ -164,7 +164,7 @@ def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> Samplin
 
 
 def option_type(name: str) -> np.dtype[Any]:
-    """Of an option on the GPU."""
+    """Looks up the type of an option on the GPU."""
     return np.dtype(_TYPES.get(name, "float32"))
 
 

@@ -15,7 +15,7 @@ PIECE = 1024
 """Tokens of the vocabulary that one program looks at."""
 
 _PASSES, _NEAREST_PASSES = 8, 12
-"""Of a search, four bits at a time: 32 of a logit, 48 of how near a surprise is to its mean."""
+"""The passes of a search, four bits at a time: 32 of a logit, 48 of how near a surprise is to its mean."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class LayoutBuilder(GraphBuilder):
             self._as_it_lies = False
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """As of a standard file; a reshape of what was reshaped is one of what that was made of."""
+        """Adds an op as to a standard file; a reshape of what was reshaped is one of what that was made of."""
         if kind == "Reshape" and name is None:
             source = self._reshapes.get(inputs[0])
             if source is not None and self._says_all(inputs[1]):

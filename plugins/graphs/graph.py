@@ -133,7 +133,7 @@ class GraphBuilder:
         return self._in_type(name, TensorProto.FLOAT)
 
     def _float_type(self, name: str) -> int | None:
-        """Of a tensor of the graph; None if it has no floats."""
+        """Looks up the type of a tensor of the graph; None if it has no floats."""
         if name in self._types:
             return self._types[name]
         if name in self.inputs:

@@ -83,12 +83,12 @@ def _square(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _exp_less_one(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Of numbers near 0 the result keeps fewer digits than torch's, and is as exact beside numbers of about 1."""
+    """Computes exp(x) - 1. Near 0 it keeps fewer digits than torch's; beside numbers of about 1 it is as exact."""
     return b.op("Sub", b.op("Exp", b.cast(a["self"], _dtype(node))), b.number(1.0, _dtype(node)))
 
 
 def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """As exact as _exp_less_one."""
+    """Computes log(1 + x), as exactly as _exp_less_one."""
     return b.op("Log", b.op("Add", b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))))
 
 
@@ -139,7 +139,7 @@ def _compare(kind: str, inverted: bool = False) -> Handler:
 
 
 def _logical(kind: str) -> Handler:
-    """Of conditions; ``bitwise_not`` and its kind of integers are something else."""
+    """Handles an op of conditions; ``bitwise_not`` and its kind of integers are something else."""
 
     def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
         if any(_dtype(n) != torch.bool for n in node.all_input_nodes):

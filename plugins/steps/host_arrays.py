@@ -10,7 +10,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
-"""Of what XLA's CPU client, IREE's and TVM's kernels take where it lies."""
+"""The alignment of what XLA's CPU client, IREE's and TVM's kernels take where it lies."""
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

@@ -15,7 +15,7 @@ from .manifest import check_format_version, target_folder
 
 FORMAT_VERSION = 1
 PLAN_FILE = "buckets/plan.json"
-"""In a target's folder."""
+"""The name in a target's folder."""
 
 MOST_BUCKETS = 256
 Kind = Literal["tokens", "batch"]
@@ -39,18 +39,18 @@ class Bucket(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of_tokens(cls, tokens: int, most_requests: int) -> Bucket:
-        """For prompts, with decodes beside them: up to ``most_requests``, and one that owns the padding."""
+        """Makes a bucket for prompts beside decodes: up to ``most_requests``, and one that owns the padding."""
         requests = min(tokens, most_requests)
         return cls(kind="tokens", tokens=tokens, requests=requests + 1, rows=requests)
 
     @classmethod
     def of_batch(cls, batch: int) -> Bucket:
-        """For decode steps."""
+        """Makes a bucket for decode steps."""
         return cls(kind="batch", tokens=batch, requests=batch, rows=batch)
 
     @property
     def name(self) -> str:
-        """In statistics: "tokens-128", "batch-8"."""
+        """The name in statistics: "tokens-128", "batch-8"."""
         return f"{self.kind}-{self.tokens}"
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
         return cls(buckets=tuple(buckets))
 
     def sizes(self, kind: Kind) -> tuple[int, ...]:
-        """Of one kind, rising."""
+        """Lists the sizes of one kind, rising."""
         return tuple(b.tokens for b in self.buckets if b.kind == kind)
 
     @property

@@ -27,7 +27,7 @@ _REPORTS = frozenset(f"{REPORT_FOLDER}{name}" for name in ("report.json", "diffs
 """What an export writes there, which no manifest lists."""
 
 _PLACES = re.compile(rf"(?:weights/|{TOKENIZER_FOLDER}).+|model(?:\.[a-z0-9]+)?\.onnx")
-"""Of files that an export of ours writes, outside of the targets' folders. Of others the hash says whether it did."""
+"""Where an export of ours writes files, outside of targets' folders. For others the hash says whether it did."""
 
 _LEFT_BY_BUILD = re.compile(r"targets/[^/]+/\.[^/]+\.\d+\.partial")
 """What a killed ``optimize build`` leaves."""

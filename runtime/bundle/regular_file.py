@@ -13,9 +13,9 @@ import stat
 from pathlib import Path
 
 MOST_JSON_BYTES = 64 << 20
-"""Of a document of ours: a manifest, an index, a program, a report. Those of a model of 70 layers have 1 MB."""
+"""The most bytes of a manifest, an index, a program or a report. Those of a model of 70 layers have 1 MB."""
 MOST_TEXT_BYTES = 512 << 20
-"""Of a tokenizer, or of a text that is read whole. The largest tokenizers in use have 35 MB."""
+"""The most bytes of a tokenizer, or of a text that is read whole. The largest tokenizers in use have 35 MB."""
 
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),

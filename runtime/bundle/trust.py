@@ -14,7 +14,7 @@ from .reader import CODE, Bundle
 from .regular_file import read_regular
 
 MOST_CODE_BYTES = 512 << 20
-"""Of a library or module that is read whole: those of large models have a few megabytes, as weights lie elsewhere."""
+"""The most bytes of a library or module that is read whole: large models' have a few megabytes, without weights."""
 
 _AGAIN = "Copy the bundle again, or export it again."
 

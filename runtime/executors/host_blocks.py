@@ -43,7 +43,7 @@ class HostBlocks:
 
 
 def cache_identity(bundle: Bundle, target: str, *versions: object) -> bytes:
-    """Of ``BlockMemory``: ``versions`` are what runs the target's files."""
+    """Computes the ``cache_identity`` of ``BlockMemory``: ``versions`` are what runs the target's files."""
     folders = ("weights/", target_folder(target) + "/")
     files = [(name, file.sha256) for name, file in bundle.files.items() if name.startswith(folders)]
     return json.dumps([*versions, sorted(files)]).encode()

@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def model_validate(cls, data: object) -> Self:
-        """Of JSON's values. Raises msgspec.ValidationError, which is a ValueError."""
+        """Makes a record of JSON's values. Raises msgspec.ValidationError, which is a ValueError."""
         return msgspec.convert(data, cls, dec_hook=_of_json)
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:

@@ -47,7 +47,7 @@ class TemplateProcess:
         os.register_at_fork(after_in_child=self.after_fork)
 
     def after_fork(self) -> None:
-        """In the child: the process is the parent's."""
+        """Called in the child: the process is the parent's."""
         self._lock, self._busy = threading.RLock(), False
         if self._child is not None:
             self._child.close()
@@ -97,7 +97,7 @@ class TemplateProcess:
         return kind.upper(), text
 
     def _ask_another(self, request: bytes) -> tuple[str, str]:
-        """Of a process that serves this request alone."""
+        """Asks a process that serves this request alone."""
         child = _Child(*self._limits)
         try:
             child.wait_until_ready()

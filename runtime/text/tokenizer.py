@@ -212,7 +212,7 @@ class Tokenizer:
             raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
 
     def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """For the text that follows ``prompt``."""
+        """Makes a detokenizer for the text that follows ``prompt``."""
         return Detokenizer(self, prompt, skip_special_tokens=skip_special_tokens)
 
     def _added(self, special: Mapping[str, str | bool | None], name: str) -> list[int]:

@@ -34,7 +34,7 @@ class Machine:
     peaks: dict[str, float]
 
     def at_best(self, other: Machine) -> Machine:
-        """Of two measurements of one machine what was faster: a limit is what it can do when nothing disturbs it."""
+        """Takes the faster of two measurements of one machine: a limit is what it can do when nothing disturbs it."""
         peaks = {kind: max(peak, other.peaks[kind]) for kind, peak in self.peaks.items()}
         return Machine(self.isa, self.threads, max(self.bandwidth, other.bandwidth), peaks)
 

@@ -35,7 +35,7 @@ from .step_probe import StepProbe, Timed
 STAGE = "kernels"
 _ROWS, _PROMPTS = (1, 2, 3, 5, 7, 9, 13, 18, 24, 32), (64, 512)
 _CONTEXTS = {1: (128, 1024, 4096), 8: (128, 1024)}
-"""Of attention, by requests."""
+"""The contexts at which attention is timed, by requests."""
 
 Point = tuple[float, float]
 
@@ -58,7 +58,7 @@ class Line:
 
     @classmethod
     def through(cls, points: Sequence[Point]) -> Line:
-        """Of points in any order; of several at one size, the first."""
+        """Makes a line through points in any order; of several at one size, the first counts."""
         return cls(tuple(sorted({x: (x, y) for x, y in reversed(points)}.values())))
 
     def at(self, size: float) -> float:
@@ -119,13 +119,13 @@ class AttentionTimes:
     chunk: tuple[float, float, float]
 
     def decode(self, requests: int, context: float) -> float:
-        """Of so many requests that have ``context`` tokens each."""
+        """Predicts the seconds of so many requests that have ``context`` tokens each."""
         if not requests:
             return 0.0
         return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
 
     def prompts(self, tokens: int, multiply_adds: int) -> float:
-        """Of a chunk."""
+        """Predicts the seconds of a chunk."""
         a, b, c = self.chunk
         return max(0.0, a + b * tokens + c * multiply_adds) if tokens else 0.0
 
@@ -175,7 +175,7 @@ class CpuModel:
         self._context = context
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Of a step of the engine."""
+        """Predicts the seconds of a step of the engine."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         kernels = sum(kind.count * self._of_kind(kind, cost, sizes) for kind, cost in pairs)
         return self._around.at(len(sizes.lengths)) + kernels
@@ -272,7 +272,7 @@ _SAMPLES = 40
 
 
 def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
-    """Of choosing a token from each of so many rows of logits, greedily."""
+    """Times choosing a token from each of so many rows of logits, greedily."""
     sampler = RowSampler(threads)
     random = np.random.default_rng(0)
 

@@ -23,7 +23,7 @@ from ..executable import CpuProgram
 from .step_runner import fill_caches
 
 MOST_BYTES = 512 << 20
-"""Of made-up weights, unless one is larger: more than most caches hold, and less than most machines have free."""
+"""The bytes of made-up weights, unless one is larger: more than most caches hold, less than most machines have free."""
 
 _ALIGNMENT = 64
 _SECONDS, _LEAST_RUNS = 0.15, 2
@@ -72,7 +72,7 @@ class StepProbe:
         self.seconds(sizes[0])  # the first run of a process takes longer, whatever its size
 
     def seconds(self, sizes: StepSizes) -> Timed:
-        """Of a step of these sizes, by medians."""
+        """Times a step of these sizes, by medians."""
         step = random_step(self._groups, self._vocabulary, sizes, mixed_blocks=True)
         self._program.run(step)
         whole: list[float] = []

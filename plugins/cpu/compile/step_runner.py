@@ -16,7 +16,7 @@ from ...steps.timed_steps import random_step
 from ..executable import CpuProgram
 
 _FILL = 0x3C
-"""As all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values do not change how long steps take."""
+"""What all bytes of a number are: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values don't change a step's time."""
 
 
 class StepRunner:

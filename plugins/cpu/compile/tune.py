@@ -35,7 +35,7 @@ _FEWEST, _MOST = 3, 25
 _LAST = 2
 """Times as many rounds for what is said in the end."""
 _ROWS_SHARE = 0.2
-"""Of the time, for what steps of several rows of a request take."""
+"""The share of the time that steps of several rows of a request are timed for."""
 
 
 @dataclass(frozen=True)

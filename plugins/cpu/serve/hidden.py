@@ -47,7 +47,7 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
 
 
 def run_with_hidden(program: CpuProgram, places: Mapping[int, Place], step: StepInput) -> StepOutput:
-    """As ``CpuProgram.run``, with the hidden states of ``step.hidden`` at the step's rows."""
+    """Runs as ``CpuProgram.run`` does, and returns the hidden states of ``step.hidden`` at the step's rows."""
     found: dict[Place, FloatArray] = {}
     wanted = {places[layer] for layer in step.hidden}
 

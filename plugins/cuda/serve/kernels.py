@@ -30,7 +30,7 @@ _META = torch.device("meta")
 
 
 TILES_FILE = "tiles-sm{}.json"
-"""Beside the kernels: the tiles of a capability's attention kernels."""
+"""The file of the tiles of a capability's attention kernels, beside the kernels."""
 
 
 class SpecCollector:

@@ -90,7 +90,7 @@ class Binder(Protocol):
         """Float32, for the parts of attention, or of a product."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Of the attention kernel."""
+        """Chooses the tile of the attention kernel."""
 
     def launch(self, call: Call) -> Work:
         """The work of one call. It is left out where it has nothing to do."""
@@ -302,7 +302,7 @@ def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list
 
 
 def _wide(x: Tensor) -> Tensor:
-    """As float32, in which small ops compute."""
+    """Converts to float32, in which small ops compute."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

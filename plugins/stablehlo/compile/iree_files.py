@@ -17,7 +17,7 @@ _SAYS = 300
 
 
 def compiler_version() -> str:
-    """Of IREE's compiler. Raises MissingDependencyError without it."""
+    """Looks up the version of IREE's compiler. Raises MissingDependencyError without it."""
     _compiler()
     return metadata.version("iree-base-compiler")
 
@@ -38,12 +38,12 @@ def compile_for_cuda(artifact: bytes, name: str, capability: str) -> bytes:
 
 
 def device_name(capability: str) -> str:
-    """Of "9.0" "sm_90"."""
+    """Names the device: "9.0" is "sm_90"."""
     return f"sm_{capability.replace('.', '')}"
 
 
 def _compile(artifact: bytes, what: str, backend: str, options: list[str]) -> bytes:
-    """In a process of its own, which gets no name of a file: none is in what it writes."""
+    """Compiles in a process of its own, which gets no name of a file: none is in what it writes."""
     chosen = ["--iree-input-type=stablehlo", f"--iree-hal-target-backends={backend}", "--iree-opt-level=O2", *options]
     done = subprocess.run([str(_compiler()), "-", *chosen, "-o", "-"], input=artifact, capture_output=True)
     if done.returncode != 0 or not done.stdout:

@@ -32,7 +32,7 @@ def attends(model: onnx.ModelProto) -> bool:
 
 
 def _linear(g: Graph, call: Call) -> Tensor:
-    """Of scales, offsets and a bias those that are there follow each other."""
+    """Calls a product's kernel: those of scales, offsets and a bias that are there follow each other."""
     _, _, scales, offsets, bias = [*call.inputs, "", "", ""][:5]
     said: dict[str, int | float | str] = {
         name: value.decode() if isinstance(value, bytes) else value for name, value in call.attributes.items()

@@ -67,7 +67,7 @@ _ERF_BELOW: tuple[float, ...] = (
     *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03),
     -1.42647390514189e-02,
 )
-"""Of x P(x^2) / Q(x^2), the rational approximation that Eigen and XLA have for floats of 32 bits."""
+"""The coefficients of x P(x^2) / Q(x^2), the rational approximation that Eigen and XLA have for floats of 32 bits."""
 
 
 def _erf_of(g: Graph, x: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def _softmax(g: Graph, call: Call) -> Tensor:
 
 
 def _one_hot(g: Graph, call: Call) -> Tensor:
-    """Along a new last axis."""
+    """Encodes along a new last axis."""
     ids, depth, (off, on) = g.tensor(call.inputs[0]), int(g.known(call.inputs[1])), g.known(call.inputs[2])
     text, places = g.text, (*[1] * len(g.shape(call.inputs[0])), depth)
     hit = text.compare("EQ", text.reshape(ids, (*ids.shape, 1)), text.iota(places, len(places) - 1, ids.kind))
@@ -262,7 +262,7 @@ def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
 
 
 def _gather_elements(g: Graph, call: Call) -> Tensor:
-    """Of few places, as routers have them: a sum of which all terms but one are 0."""
+    """Gathers from few places, as routers have them: a sum of which all terms but one are 0."""
     x, index = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     rows = g.text.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))

@@ -20,7 +20,7 @@ from .pjrt_library import Pjrt
 
 FOLDER = "stablehlo"
 MOST_BYTES = 512 << 20
-"""Of all files: some hundred modules."""
+"""The most bytes of all files: some hundred modules."""
 
 _DIGEST = hashlib.sha256().digest_size
 

@@ -247,7 +247,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the lines that the library writes to stderr when it starts."""
+    """Hides the lines that the library writes to stderr when it starts."""
     before = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:

@@ -53,7 +53,7 @@ class Plan:
         self._scores = {m.tokens: m for m in fitting if m.rows == m.tokens and m.requests == 1}
 
     def parts(self, run: SlotRun) -> Iterator[Part]:
-        """In order: a decode step over more slots than a module has in several, prompts row by row in chunks."""
+        """Yields the parts: a decode step over more slots than a module has in several, prompts by row in chunks."""
         if run.ids.shape[1] == 1:
             yield from self._decode(run)
             return

@@ -82,7 +82,7 @@ def _along(b: NetworkBuilder, x: trt.ITensor, axis: int, start: int, size: int, 
 
 
 def _slice(b: NetworkBuilder) -> trt.ITensor:
-    """Along one axis, by constants."""
+    """Slices along one axis, by constants."""
     x = b.input(0)
     starts, ends, axes, steps = (b.integers(i) for i in range(1, 5))
     if starts is None or ends is None or axes is None or len(axes) != 1:

@@ -26,7 +26,7 @@ from enginewright.runtime.shared.json_document import parse_shown
 
 FORMAT_VERSION = 1
 OPSET = 24
-"""Of the operators' meanings."""
+"""The version of the operators' meanings."""
 
 KV_WRITE, PAGED_ATTENTION = "ew.kv_write", "ew.paged_attention"
 QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION = "ew.quantized_kv_write", "ew.quantized_paged_attention"

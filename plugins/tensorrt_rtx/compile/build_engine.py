@@ -23,7 +23,7 @@ Sizes = Mapping[str, tuple[int, int, int]]
 """Least, best and most of each free dimension of the graph's inputs, by its name there: an optimization profile."""
 
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
-"""Of the environment: its size moves what lies in memory, and plans depend on that (see ``build_child``)."""
+"""The variables that are kept: the environment's size moves what lies in memory, as plans show (``build_child``)."""
 
 CHILD = "enginewright.plugins.tensorrt_rtx.compile.build_child"
 

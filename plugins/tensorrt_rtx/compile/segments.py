@@ -121,7 +121,7 @@ def _attention(node: Node) -> AttentionCut:
 
 
 def _behind(program: Program, attentions: Sequence[AttentionCut]) -> dict[Node, int]:
-    """For each attention, its write and the caches between them: the segment that they come right behind."""
+    """Finds for each attention, its write and the caches between them the segment that they come right behind."""
     own = {a.node for a in attentions}
     early: dict[Node, int] = {}
     for node in program.graph.nodes:
@@ -156,7 +156,7 @@ def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]
 
 
 def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Node, None]) -> dict[Node, int]:
-    """In which segment each call runs, in the program's order; attention's and constants apart."""
+    """Finds the segment in which each call runs, in the program's order; attention's and constants apart."""
     last = max((place + 1 for place in behind.values()), default=0)
     calls = [n for n in program.graph.nodes if n.op == "call_function" and n not in behind and has_tensors(n)]
     calls = [n for n in calls if n not in constants]

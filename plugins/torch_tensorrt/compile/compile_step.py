@@ -22,13 +22,13 @@ from .exported_step import LEAST, MOST, ExportedStep, exported_step, step_exampl
 DEVICE = "cuda"
 
 _USUAL = 64
-"""Of each size: what engines are chosen for."""
+"""The usual value of each size: what engines are chosen for."""
 
 _LENGTHS = (3, 7, 11)
 """Tokens of the requests that are compared."""
 
 _RELATIVE = 1e-3
-"""Of the largest logit. Engines sum 32-bit floats in an order of their own, TF32 being off."""
+"""The allowed share of the largest logit. Engines sum 32-bit floats in an order of their own, TF32 being off."""
 
 
 def compile_step(program: Program, path: Path) -> None:

@@ -15,7 +15,7 @@ from ...emit.bundle_writer import BundleWriter
 
 NAME = "torch-tensorrt"
 STEP_FILE = "step.pt2"
-"""In the target's folder."""
+"""The name in the target's folder."""
 
 
 class TorchTensorRtEmitter:

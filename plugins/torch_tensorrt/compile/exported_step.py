@@ -33,7 +33,7 @@ KEPT = (
 """Ops that PyTorch runs, by their references, which look at numbers that a graph doesn't have, or write in place."""
 
 LEAST, MOST = 2, 4096
-"""Of each of the program's sizes. torch takes a size of 1 for a constant, and TensorRT wants a bound."""
+"""The bounds of each of the program's sizes. torch takes a size of 1 for a constant, and TensorRT wants a bound."""
 
 _EXAMPLE = (5, 40)
 """Tokens of the requests that the program is traced with: two sizes that nothing else has."""

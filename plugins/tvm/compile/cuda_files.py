@@ -25,7 +25,7 @@ from .step_function import step_module
 
 GPU = Level("cuda", "", (), 1, 1, lanes=1, grid=True)
 _FUNCTIONS = {"llvm.nearbyint": "rintf", "llvm.floor": "floorf"}
-"""Of LLVM, which kernels on a CPU call -> of CUDA."""
+"""The functions of LLVM, which kernels on a CPU call -> those of CUDA."""
 
 
 def cuda_files(program: LoweredProgram, capability: str) -> Iterator[tuple[str, bytes]]:

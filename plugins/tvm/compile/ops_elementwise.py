@@ -12,7 +12,7 @@ from .ops_rows import sum_along
 from .vector_math import ACTIVATIONS, absolute, erf, exp
 
 Function = Callable[..., Expr]
-"""Of one to three operands, then the number of lanes."""
+"""A function of one to three operands, then the number of lanes."""
 
 
 def _truth(condition: Expr, n: int) -> Expr:

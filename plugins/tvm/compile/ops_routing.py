@@ -10,7 +10,7 @@ from .kernel import Expr, Handler, Kernel, Local, f32, int64, lanes_of, row_inde
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _COLUMNS = 64
-"""Of a token's result that one thread sums up."""
+"""The columns of a token's result that one thread sums up."""
 
 
 def _order(x: Expr) -> Expr:

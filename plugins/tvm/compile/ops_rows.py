@@ -201,7 +201,7 @@ class _Slots:
         self.keys, self.values, self.group = k.cache()
 
     def at(self, slot: Expr, head: Expr) -> tuple[Expr, Expr, Expr]:
-        """Of a head: where its piece of keys begins, and of values; and the place in the block."""
+        """Finds where a head's piece of keys begins, and of values, and the place in the block."""
         block = T.floordiv(slot, int64(self.group.block_size))
         piece = T.Bind(block * int64(self.group.kv_heads) + head)
         place = T.Bind(T.floormod(slot, int64(self.group.block_size)))

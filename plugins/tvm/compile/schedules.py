@@ -23,7 +23,7 @@ Small = Annotated[int, Meta(ge=1, le=64)]
 
 
 class Schedule(Record, frozen=True, kw_only=True):
-    """Of a product.
+    """How the loops of a product are cut.
 
     Attributes:
         rows: of the block of sums in registers, at most; no more than the level's.

@@ -26,7 +26,7 @@ HANDLERS: dict[str, Handler] = {
     **ops_routing.HANDLERS,
     **ops_narrow.HANDLERS,
 }
-"""By the ops of lowered programs."""
+"""What writes an op's loops, by the ops of lowered programs."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _vector(name: str, dtype: str, dims: int = 1) -> relax.Var:
 
 @dataclass
 class _Parameters:
-    """Of ``step``: step inputs, the arena in each type, and as tuples the weights and the caches."""
+    """The parameters of ``step``: step inputs, the arena in each type, and as tuples the weights and the caches."""
 
     given: StepArguments
     weight_types: Sequence[str]

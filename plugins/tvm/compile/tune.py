@@ -52,9 +52,9 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
 TARGET = "tvm"
 _ROUNDS, _LAST_ROUNDS = 7, 9
 _SECONDS = 0.005
-"""Of one measurement of a case of a product."""
+"""The time of one measurement of a case of a product."""
 _FILL = 0x3C
-"""As all bytes of what products read: 0.01 as a float."""
+"""The bytes of what products read: 0.01 as a float."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def floats(lanes: Lanes) -> str:
 
 
 def polynomial(x: Expr, coefficients: Sequence[float], lanes: Lanes) -> Expr:
-    """By Horner, the highest power first."""
+    """Evaluates a polynomial by Horner, the highest power first."""
     value = vector(f32(coefficients[0]), lanes)
     for c in coefficients[1:]:
         value = T.fma(value, x, vector(f32(c), lanes))
@@ -66,7 +66,7 @@ def tanh(x: Expr, lanes: Lanes) -> Expr:
 
 
 def erf(x: Expr, lanes: Lanes) -> Expr:
-    """Within 1.5e-7."""
+    """Computes erf within 1.5e-7."""
     x = T.Bind(x)
     four, one = vector(f32(4.0), lanes), vector(f32(1.0), lanes)
     a = absolute(x, lanes)
@@ -149,7 +149,7 @@ def half_to_float(bits: Expr, lanes: Lanes) -> Expr:
 
 
 def first_of_pair(words: Expr, lanes: Lanes) -> Expr:
-    """Of words with two bf16 the one in the low half."""
+    """Reads the bf16 in the low half of words with two."""
     return T.reinterpret(floats(lanes), words << vector(T.int32(16), lanes))
 
 

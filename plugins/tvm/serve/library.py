@@ -33,7 +33,7 @@ _CPU, _POOLED = 1, 2
 
 
 def tvm_version() -> str | None:
-    """Of the installed TVM; None if there is none."""
+    """Looks up the version of the installed TVM; None if there is none."""
     try:
         return metadata.version("apache-tvm")
     except metadata.PackageNotFoundError:
