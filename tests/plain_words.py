@@ -1,6 +1,7 @@
-"""Phrases and long sentences that a reader has to decode; ``make lint`` looks for them.
+"""Phrases, long sentences and docstrings without a verb, which a reader has to decode; ``make lint`` looks for them.
 
-Phrases in docs and sources, with what to write instead; sentences of more than 30 words in docs.
+Phrases in docs and sources, with what to write instead; sentences of more than 30 words in docs; docstrings of the
+product that begin with a preposition and have no verb.
 
     python tests/plain_words.py [FILE ...]     # by default every page, Python and C++ file that git tracks
 
@@ -9,6 +10,7 @@ A space in a pattern also matches a line's end, in comments too. Names in code a
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -114,6 +116,32 @@ def long_sentences(text: str) -> Iterator[tuple[int, int, str]]:
             at = end.end()
 
 
+STILL_VERBLESS = {"optimizer/": 27, "passes/": 15, "plugins/": 56, "runtime/": 50}
+"""Docstrings without a verb that folders of the product have still: lowered with them."""
+
+PREPOSITIONS = re.compile(
+    "after|along|among|as|at|before|behind|below|beside|between|by|for|from|in|inside|like|of|on|per|since|through|to|"
+    "under|until|up|via|with|within|without"
+)
+VERBS = re.compile(
+    r"are|be|been|can|comes|did|do|does|follows?|gets|gives|go|goes|had|has|have|holds|is|lies?|makes|may|might|must|"
+    r"needs?|runs|says|should|stands?|takes|was|were|will|works|would|writes|\w+n't"
+)
+"""Words that show a verb in a first sentence."""
+
+
+def verbless_docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """(line, first sentence) of every docstring that begins with "Of", or with another preposition and has no verb."""
+    for statement in ast.walk(ast.parse(text)):
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(value, ast.Constant) or not isinstance(value.value, str) or not value.value.strip():
+            continue
+        sentence = " ".join(re.split(r"(?<=\.)\s|\n\s*\n", value.value.strip(), maxsplit=1)[0].split())
+        first, *others = [word.strip("`'\"(),.;:").lower() for word in sentence.split()]
+        if first == "of" or (PREPOSITIONS.fullmatch(first) and not any(VERBS.fullmatch(word) for word in others)):
+            yield statement.lineno, sentence
+
+
 COMPILED = [(anywhere(pattern), instead) for pattern, instead in PHRASES]
 
 
@@ -126,6 +154,14 @@ def main(names: list[str]) -> int:
     found = [(name, *one) for name in names for one in findings(Path(name).read_text(encoding="utf-8"))]
     for name, line, said, instead in found:
         print(f'{name}:{line}: "{said}": write {instead}')
+    for folder, allowed in STILL_VERBLESS.items():
+        sources = [n for n in names if n.endswith(".py") and Path(n).resolve().is_relative_to(REPOSITORY / folder)]
+        verbless = [(n, *one) for n in sources for one in verbless_docstrings(Path(n).read_text(encoding="utf-8"))]
+        if len(verbless) > allowed:
+            found += [(*one, "") for one in verbless]
+            for name, line, sentence in verbless:
+                print(f'{name}:{line}: "{sentence}": say with a verb what it does, or begin with "The"')
+            print(f"{folder}: {len(verbless)} docstrings without a verb, {allowed} are allowed")
     too_long = False
     for name in (n for n in names if n.endswith(".md") and "CHANGELOG" not in n):
         sentences = list(long_sentences(Path(name).read_text(encoding="utf-8")))

@@ -99,6 +99,39 @@ def test_a_page_with_more_long_sentences_than_it_had_is_refused(tmp_path: Path) 
     assert done.returncode == 1 and f"{page}:1: 31 words, at most 30" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Of all steps together.",
+        "Of a kernel: an address, which is 64 bits.",
+        "As plain values.",
+        "For people: 1.2 GiB. It is short.",
+        "Along a new\n    last dimension only.",
+        "In degrees, as a picture turns.\n\n    It is rounded.",
+    ],
+)
+@pytest.mark.parametrize("place", ['"""{}"""', 'X = 1\n"""{}"""', 'class A:\n    """{}"""', 'def f():\n    """{}"""'])
+def test_a_docstring_without_a_verb_is_found(docstring: str, place: str) -> None:
+    assert len(list(plain_words.verbless_docstrings(place.format(docstring)))) == 1
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Sums the costs of all steps.",
+        "The bytes of all blocks.",
+        "Where a file lies.",
+        "In 32-bit floats K is a power of two.",
+        "Without a recipe the result isn't rounded.",
+        "As many tokens as there are, [T]: in a step they follow each other.",
+        "",
+    ],
+)
+def test_a_docstring_with_a_verb_or_a_noun_passes(docstring: str) -> None:
+    assert list(plain_words.verbless_docstrings(f'def f():\n    """{docstring}"""\n')) == []
+    assert list(plain_words.verbless_docstrings(f'x = f("""{docstring}""")\n')) == []
+
+
 def test_no_page_is_allowed_more_than_it_has() -> None:
     for name, allowed in plain_words.STILL_LONG.items():
         text = (plain_words.REPOSITORY / name).read_text(encoding="utf-8")
