@@ -114,8 +114,10 @@ lint: setup  ## check style and the usual mistakes
 types: setup $(STUB)  ## check type hints
 	$(BIN)/mypy
 
+# Into a folder of its own: its wheel has a package called tests.
 $(STUB): typings/generate_tensorrt.py $(VENV)/.installed
-	$(PY) typings/generate_tensorrt.py
+	$(PIP) --target build/stubgen --upgrade "pybind11-stubgen>=2.5,<4"
+	PYTHONPATH=build/stubgen $(PY) typings/generate_tensorrt.py
 
 format: setup  ## rewrite sources in the house's format
 	$(BIN)/ruff check --quiet --fix .

@@ -150,7 +150,8 @@ def main(names: list[str]) -> int:
     if not names:
         command = ["git", "-C", str(REPOSITORY), "ls-files", "*.py", "*.pyi", "*.md", "*.h", "*.cpp"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        names = [str(REPOSITORY / n) for n in listed if not n.startswith(QUOTES_THEM)]
+        there = [n for n in listed if (REPOSITORY / n).is_file() and not n.startswith(QUOTES_THEM)]
+        names = [str(REPOSITORY / n) for n in there]
     found = [(name, *one) for name in names for one in findings(Path(name).read_text(encoding="utf-8"))]
     for name, line, said, instead in found:
         print(f'{name}:{line}: "{said}": write {instead}')

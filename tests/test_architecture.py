@@ -190,7 +190,6 @@ SPELLED = {
     "runtime/shared/targets.py",  # the table of their names
     "optimizer/recipes/recipe.py",  # what a recipe exports to that doesn't say
     *("optimizer/plan/devices.py", "optimizer/cli/plan.py", "runtime/scheduler/step_costs.py"),  # this machine's name
-    "optimizer/export/kept_exports.py",  # packages of theirs are called the same
 }
 
 
