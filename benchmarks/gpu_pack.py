@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 MOST = 52 << 20
 """Bytes that are packed: 64 MiB are carried, and the tree has 9."""
 
+ARCHIVE = "packed.tar.gz"
+"""What the folder of a pack has."""
+
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
     "1b": {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32},
@@ -66,14 +70,25 @@ LONG = 1500
 
 
 def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False) -> int:
-    """Writes what all stages take; the bytes of it. ValueError if these are too many.
+    """Writes ``ARCHIVE`` with what all stages take into a new folder; its bytes. ValueError if these are too many.
 
     ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES``: a
     program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone. ``tiles``: the
     candidates of tile_sweep.py. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of
     gpu_wheels.py for ``pythons``. ``tiny``: a little of each but engines, as a test needs it.
     """
-    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        _fill(Path(scratch), capability, pythons, tiny=tiny)
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / ARCHIVE, "w:gz") as archive:  # machine code and PTX: two fifths of it are left
+            archive.add(scratch, arcname=".")
+    size = (folder / ARCHIVE).stat().st_size
+    if size > MOST:
+        raise ValueError(f"{folder}: {size:,} bytes, and {MOST:,} can be carried")
+    return size
+
+
+def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) -> None:
     gpu, names = gpu_of(number_of(capability)), list(cases())
     names = names[:2] if tiny else names
     said = {"capability": capability, "commit": _commit(), "cases": names}
@@ -87,7 +102,7 @@ def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bo
         def described(launcher: Any, place: Any) -> None:
             for name in names:
                 cases()[name](launcher, place)
-            gpu_attention.described(launcher, place, ("bf16",) if tiny else gpu_attention.CACHES)
+            gpu_attention.described(launcher, place)
 
         (folder / "kernels").mkdir()
         note(folder / "kernels", gpu, compiler, described)
@@ -96,10 +111,6 @@ def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bo
         _pack_engines(folder)
     if pythons:
         download(folder / "wheels", pythons)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > MOST:
-        raise ValueError(f"{folder}: {size:,} bytes, and {MOST:,} can be carried")
-    return size
 
 
 def _commit() -> str:

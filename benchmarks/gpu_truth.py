@@ -29,6 +29,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -552,13 +553,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.packed is None or not options.packed.is_dir():
         parser.error("--packed FOLDER: the folder doesn't exist; make it with: gpu_truth.py pack FOLDER")
-    machine = Machine(options.packed.resolve(), options.rehearse or "gpu", options.free)
-    if options.part:
-        _die_too()
-        return run_part(STAGES[options.stage][options.part], machine, options.after or 0, options.most)
     if unknown := set(options.only) - set(STAGES[options.stage]):
         parser.error(f"--only: stage {options.stage} has no {', '.join(sorted(unknown))}")
-    return 1 if run_stage(options.stage, machine, options.output, options.only, options.seconds) else 0
+    with tempfile.TemporaryDirectory() as scratch:
+        packed = _unpacked(options.packed.resolve(), Path(scratch))
+        machine = Machine(packed, options.rehearse or "gpu", options.free)
+        if options.part:
+            _die_too()
+            return run_part(STAGES[options.stage][options.part], machine, options.after or 0, options.most)
+        return 1 if run_stage(options.stage, machine, options.output, options.only, options.seconds) else 0
+
+
+def _unpacked(packed: Path, scratch: Path) -> Path:
+    """Where the files of a pack are: for the parts of a stage, which unpacked them, in ``packed`` itself."""
+    if not (packed / "packed.tar.gz").exists():
+        return packed
+    with tarfile.open(packed / "packed.tar.gz") as archive:
+        archive.extractall(scratch, filter="data")
+    return scratch
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""Products and tables with weights that are rounded, and multiplied with floats as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+
+from ..formats.weight_format import WeightFormat
+from ..ir.prequantized import CodeFormat
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..ir.quantized import QuantizedFloats, quantized_floats
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .quantize_linears import quantized_weight
+
+ew = torch.ops.ew
+
+
+def _left(program: Program) -> list[Node]:
+    """Calls whose weight has yet to be rounded."""
+    nodes = program.nodes_of(*LINEARS, ew.embedding.default)
+    scaled = (n for n in nodes if n.meta[FORMAT].stored.scaled_floats)
+    return [n for n in scaled if not (is_dequantized(_weight(n)) or _is_rounded(program, _weight(n)))]
+
+
+class RoundWeights(Pass):
+    """Linears, grouped linears and embeddings of a format with scales, of no integers, read a weight that is rounded.
+
+    It is ``ew.dequantize`` of values and scales where kernels read these, as of fp8. Of another format, such as nf4, it
+    is a weight of floats, which a bundle may store in fewer bits. A weight that several read in one format is rounded
+    once.
+    """
+
+    name = "round_weights"
+    exact = False
+    requires = (HAS_FORMATS,)
+    ensures = (Condition("no weight is left to be rounded", lambda p: [describe_node(n) for n in _left(p)]),)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        rounded: dict[tuple[Node, WeightFormat], Node] = {}
+        for node in _left(program):
+            weight, wanted, where = _weight(node), node.meta[FORMAT], node.meta[WHERE]
+            with program.inserting_before(node):
+                if (weight, wanted) not in rounded:
+                    rounded[weight, wanted] = _rounded(program, weight, wanted, where)
+                args = list(node.args)
+                args[WEIGHT_ARGUMENT[node.target]] = rounded[weight, wanted]
+                assert callable(node.target)
+                new = program.call(node.target, *args, where=where)
+            new.meta[FORMAT] = wanted
+            program.replace(node, new)
+            result.matched += 1
+        return result
+
+
+def _rounded(program: Program, weight: Node, wanted: WeightFormat, where: tuple[str, ...]) -> Node:
+    if wanted.stored.layout is not None:
+        values, scales, _ = quantized_weight(program, weight, wanted)
+        return program.call(ew.dequantize.default, values, scales, wanted.group_size, where=where)
+    expr, code_format = program.weight_of(weight), CodeFormat.of(wanted)
+    assert expr is not None and code_format is not None
+    return program.weight(f"{weight.target}.{wanted.storage}", quantized_floats(expr, code_format), where=where)
+
+
+def _is_rounded(program: Program, weight: Node) -> bool:
+    return isinstance(program.weight_of(weight), QuantizedFloats)
+
+
+def is_dequantized(weight: object) -> bool:
+    """Whether an argument is a weight that is stored as values and scales."""
+    return isinstance(weight, Node) and weight.target is ew.dequantize.default
+
+
+def _weight(node: Node) -> Node:
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    assert isinstance(weight, Node)
+    return weight
