@@ -3,6 +3,7 @@
 #   TORCH_INDEX   an index with the CPU build of PyTorch (see the README); without it, whatever pip's own index has
 #   PYTHON        the interpreter that .venv is made with
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
+#   TESTS         the tests that coverage runs, such as tests/passes; by default those of "make test"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
 #   PACKED        the folder that gpu-check takes; STAGES which of A, B and C it runs, FOUND where to it writes
 #   ABI3          1: a wheel for Python 3.12 and all later ones
@@ -43,7 +44,7 @@ AGAIN = $(MAKE) --silent --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo try check test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check wheel clean
+.PHONY: help setup demo try check test test-matrix pytest soak coverage docs lint types format test-cpp sanitize bench bench-peers gpu-check wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +105,20 @@ test-matrix: setup  ## run the tests that CI has besides: long tables, damaged f
 
 soak: setup  ## run what takes too long for CI: attacks, loads, the rest of the long tables
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak $(if $(RESULTS),--results $(RESULTS))
+
+# What the tests start in processes of their own counts too. C++ doesn't.
+coverage: setup  ## run the Python tests, and say how many lines of the product they run; TESTS="..." for some of them
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -n 2 --dist loadfile $(TESTS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered
+
+$(VENV)/.docs: $(VENV)/.tools
+	$(PIP) $$($(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch $@
+
+docs: $(VENV)/.docs  ## make docs/ a site, in build/site; a link that leads nowhere fails
+	$(BIN)/mkdocs build --strict
 
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .

@@ -1,0 +1,118 @@
+"""What is for GitHub, the site and wheels parses, and what it calls exists."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from enginewright.optimizer.cli.app import app
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GITHUB = REPOSITORY / ".github"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+FORMS = sorted(GITHUB.glob("ISSUE_TEMPLATE/*.yml"))
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+
+
+class Loader(yaml.SafeLoader):
+    """MkDocs takes a value from the environment by ``!ENV``."""
+
+
+Loader.add_constructor("!ENV", lambda loader, node: loader.construct_sequence(node))
+
+
+def read(path: Path) -> dict[Any, Any]:
+    document: dict[Any, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    return document
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_what_there_is(path: Path) -> None:
+    document = read(path)
+    assert document["permissions"] == {"contents": "read"}  # jobs ask for more
+    for job in document["jobs"].values():
+        assert job["timeout-minutes"] > 0
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+                continue
+            assert "${{" not in step["run"]  # what comes from outside isn't part of a command
+            for line in step["run"].splitlines():
+                program, *arguments = line.split()
+                if program == "make":
+                    subprocess.run(["make", "--dry-run", "--silent", *arguments], cwd=REPOSITORY, check=True)
+                assert "/" not in program or (REPOSITORY / program).stat().st_mode & 0o100, line
+
+
+def test_ci_is_the_project_s_own_with_an_index_and_without() -> None:
+    (job,) = read(GITHUB / "workflows" / "ci.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert job["env"] == {"TORCH_INDEX": "${{ vars.TORCH_INDEX }}"}
+    for index, options in (("", ""), ("https://wheels.example/cpu", " --index-url https://wheels.example/cpu")):
+        made = subprocess.run(
+            ["make", "--dry-run", "--always-make", ".venv/.export"],
+            cwd=REPOSITORY,
+            env={"PATH": "/usr/bin:/bin", "TORCH_INDEX": index},  # unset, a variable of GitHub's is an empty string
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert re.search(rf'install .*"torch==[\d.]+"{re.escape(options)}\s+&&', made.stdout), made.stdout
+
+
+@pytest.mark.parametrize("name", ["docs", "wheels"])
+def test_nothing_is_published_unasked(name: str) -> None:
+    publish = read(GITHUB / "workflows" / f"{name}.yml")["jobs"]["publish"]
+    assert f"vars.PUBLISH_{name.upper()} == 'true'" in publish["if"]
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_asks_for_commands_that_there_are(path: Path) -> None:
+    document = read(path)
+    assert {"name", "description", "body"} <= document.keys()
+    questions = [part for part in document["body"] if part["type"] != "markdown"]
+    assert all(part["type"] in ("input", "textarea") and part["attributes"]["label"] for part in questions)
+    assert len({part["id"] for part in questions}) == len(questions)
+    text = path.read_text(encoding="utf-8")
+    for page in re.findall(r"\.\./blob/HEAD/([^)]+)\)", text):
+        assert (REPOSITORY / page).is_file(), page
+    command = typer.main.get_command(app)
+    for name, rest in re.findall(r"\boptimize (--version|[a-z]+)([^`\n]*)", text):
+        options = {name} if name.startswith("--") else set(re.findall(r"(?<![\w-])--?[a-z]+", rest))
+        called = command if name.startswith("--") else command.commands[name]  # type: ignore[attr-defined]
+        assert options <= {flag for p in called.params for flag in p.opts}, (name, rest)
+
+
+def test_the_site_has_a_place_for_every_page_and_sends_other_links_to_the_repository() -> None:
+    document = read(REPOSITORY / "mkdocs.yml")
+    (path,) = document["hooks"]
+    assert document["exclude_docs"] == Path(path).name
+    hooks = runpy.run_path(str(REPOSITORY / path))
+    docs = REPOSITORY / document["docs_dir"]
+    found = hooks["navigation"]((docs / "README.md").read_text(encoding="utf-8"))
+    assert [next(iter(part)) for part in found] == ["Documentation", "Use", "Build", "Inside"]
+    named = re.findall(r"'([\w/-]+\.md)'", str(found))
+    assert set(named) == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(docs / "build" / "cpu.md")))
+    config = SimpleNamespace(repo_url="https://host.example/r")
+    said = "[a](../../SECURITY.md#reporting) [b](../inside/numerics.md#sums) [c](../../none.md)"
+    written = hooks["on_page_markdown"](said, page=page, config=config, files=[])
+    assert written == said.replace("../../SECURITY.md", "https://host.example/r/blob/HEAD/SECURITY.md")
+
+
+def test_wheels_are_for_the_versions_that_the_package_names() -> None:
+    built = PROJECT["tool"]["cibuildwheel"]
+    named = {c.split(":: ")[-1] for c in PROJECT["project"]["classifiers"] if re.search(r"Python :: 3\.", c)}
+    assert {re.sub(r"cp3(\d+)-.*", r"3.\1", build) for build in built["build"]} == named
+    assert set(built["test-extras"]) <= PROJECT["project"]["optional-dependencies"].keys()
