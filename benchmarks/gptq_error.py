@@ -33,12 +33,12 @@ from torch.fx.node import Node
 from enginewright.optimizer.calibration.text_file import read_sequences
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.quantization.gptq import Hessian, factorize, gptq
 from enginewright.runtime.text.tokenizer import Tokenizer
 

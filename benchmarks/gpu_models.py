@@ -50,7 +50,7 @@ class Steps:
         self.folder = machine.packed / name
         self._machine, self._name = machine, name
         self._program = LoweredProgram.from_json((self.folder / "program.json").read_bytes())
-        self._groups = tuple(group.to_group() for group in self._program.cache_groups)
+        self._groups = self._program.cache_groups
         self.place = machine.place("meta" if machine.mode == "looked-up" else "cpu")
         self._launcher = machine.launcher(name, self.place)
 

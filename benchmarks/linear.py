@@ -26,12 +26,13 @@ import numpy as np
 from peers.loading import BUILD
 from sparsity import GROUP, STORAGES, contents, operand, step_of
 
-from enginewright.passes.formats.weight_format import Storage
 from enginewright.plugins.cpu import _cpu
 from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.runtime.shared.contracts import StepInput
-from enginewright.runtime.shared.lowered_program import Affine, Buffer, Dtype, LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.dtypes import Dtype
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
 from enginewright.runtime.shared.step_costs import stored_bytes
+from enginewright.runtime.shared.weight_formats import Storage
 
 _BYTES = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}
 _T, _R, _ONE = Affine(t=1), Affine(r=1), Affine(1)

@@ -138,7 +138,7 @@ def _row(what: str, folder: Path, text: Path, model: Path, steps: int, seconds: 
     report = evaluate(folder, text=text, against=model)
     assert report.comparison is not None
     bundle = Bundle.open(folder)
-    groups = [g.to_group() for g in bundle.program("cpu").cache_groups]
+    groups = bundle.program("cpu").cache_groups
     return Row(
         what,
         steps,

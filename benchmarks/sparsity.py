@@ -32,24 +32,25 @@ from enginewright.optimizer.measure.windows import split_prefix
 from enginewright.optimizer.pipeline.pipeline import choose_passes, split_before
 from enginewright.optimizer.search.measure_choices import Check
 from enginewright.optimizer.verify.text import evaluation_text
-from enginewright.passes.formats.weight_format import ACTIVATION_OF, Storage, WeightFormat
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import (
     Affine,
     Buffer,
-    Dtype,
-    Layout,
     LoweredProgram,
     Operand,
     Step,
     WeightUse,
 )
+from enginewright.runtime.shared.panel_layouts import Layout
 from enginewright.runtime.shared.step_costs import stored_bytes
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 SIZE = 2048
@@ -126,7 +127,7 @@ def formats_of(storage: Storage, method: str) -> WeightFormats:
         storage=storage,
         group_size=groups[0],
         zero_point=False,
-        activation=ACTIVATION_OF[storage],
+        activation=FORMATS[storage].activation,
         activation_group_size=groups[1],
     )
     if method == "dense":

@@ -26,8 +26,8 @@ from .bundle.reader import Bundle
 from .bundle.tokenizer_files import TokenizerFiles
 from .executors.base import Executor
 from .executors.open import make_executor, target_groups
-from .kv_cache.cache_groups import PoolPlan, default_budget, enough_for_windows, format_bytes, plan_pools
 from .kv_cache.cache_manager import CacheManager
+from .kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
 from .requests.request import Request
 from .scheduler.base import Chunk
 from .scheduler.limits import SchedulerConfig
@@ -35,6 +35,7 @@ from .scheduler.row_costs import RowCosts
 from .scheduler.step_inputs import StepInputs
 from .shared.contracts import NO_TOKEN
 from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from .shared.memory import default_budget, format_bytes
 from .shared.step_costs import DRAFT_ROWS
 from .shared.targets import MEASURED
 from .text.tokenizer import Tokenizer
@@ -250,7 +251,8 @@ def open_draft(
         raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)
     weights = sum(draft.tensor(use.name).bytes for use in draft.program(MEASURED).weights)
     budget = default_budget() if memory is None else memory
-    both = (*target_groups(bundle, target, context), *(replace(g, name=f"draft {g.name}") for g in groups))
+    drafts = (group.model_copy(update={"name": f"draft {group.name}"}) for group in groups)
+    both = (*target_groups(bundle, target, context), *drafts)
     enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
     try:
         plan = plan_pools(both, budget - weights, config.max_requests * context, 0, enough)

@@ -10,7 +10,7 @@ from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
 from .executors.base import Executor
 from .executors.static_shapes import StaticShapes
-from .kv_cache.cache_groups import PoolPlan
+from .kv_cache.pool_plan import PoolPlan
 from .scheduler.limits import SchedulerConfig
 from .scheduler.options import scheduling_of
 from .shared.contracts import ExecutorCaps, ModelInfo

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int
@@ -21,7 +20,6 @@ from .executors.base import Executor
 from .executors.open import choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .info import check_options, describe, scheduler_config
-from .kv_cache.cache_groups import parse_size
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import RequestMaker, Terms
 from .requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
@@ -30,6 +28,7 @@ from .requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, on
 from .run_requests import aanswers, answers, astream, scored, stream, wanted
 from .scheduler.options import Scheduling
 from .shared.contracts import FloatArray, ModelInfo
+from .shared.memory import parse_size, return_freed_memory
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from enginewright.runtime.executors.base import Executor, Pending
 from enginewright.runtime.executors.open import open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.kv_cache.cache_groups import PoolPlan
+from enginewright.runtime.kv_cache.pool_plan import PoolPlan
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -17,7 +17,7 @@ from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo
+from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import ComparisonError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ class _Run:
             progress=self.progress,
         )
         last = stages[-1].program
-        check_same_cache(last.cache_groups, source.name, _groups(bundle, target), given.name)
+        check_same_cache(last.cache_groups, source.name, bundle.program(target).cache_groups, given.name)
         sequences = self._tokens(bundle.model, bundle.tokenizer_files)
         run = self._source(source, bundle.model.context_length)
         lowering = lower_program(last)
@@ -181,7 +181,7 @@ class _Run:
         ]
         for one in runs:
             check_layers(self.options.layers, one.leaves)
-        groups = [_groups(bundle, target) for bundle, target in zip(bundles, targets, strict=True)]
+        groups = [bundle.program(target).cache_groups for bundle, target in zip(bundles, targets, strict=True)]
         check_same_cache(groups[0], a.name, groups[1], b.name)
         recipes = [recipe_of(bundle) for bundle in bundles]
         alike = recipes[0].weights == recipes[1].weights
@@ -329,7 +329,3 @@ def _first_target(bundle: Bundle) -> str:
             hint="Export it for the target cpu.",
         )
     return next(iter(bundle.programs))
-
-
-def _groups(bundle: Bundle, target: str) -> list[CacheGroup]:
-    return [group.to_group() for group in bundle.program(target).cache_groups]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from enginewright.passes.ops.quantized_cache import quantize_heads
+from enginewright.passes.ops.quantized_cache import stored_heads
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
@@ -20,6 +20,7 @@ from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 from enginewright.runtime.shared.targets import MEASURED
+from enginewright.runtime.shared.weight_formats import SCALED
 
 from .probes import LINEARS, Call, Piece, Probe, epilogue_of, find_probes, owner_of, pieces_of
 from .program_calls import Scaling
@@ -112,7 +113,7 @@ def _stored(bundle: Bundle, step: Step) -> list[Stored]:
     found: list[Stored] = []
     while weights:
         first, *weights = weights
-        scales = [w for w in weights if w.dtype == "f16"] if first.dtype in ("i8", "i4", "u4", "fp8") else []
+        scales = [w for w in weights if w.dtype == "f16"] if first.dtype in SCALED else []
         weights = weights[len(scales) :]
         entry = bundle.tensor(first.name)
 
@@ -365,9 +366,6 @@ def _is_float(operand: Operand) -> bool:
     return operand.kind == "buffer" and operand.dtype == "f32"
 
 
-_CODES = {"i8": torch.int8, "fp8": torch.float8_e4m3fn}
-
-
 def put_keys(executable: CpuProgram, group: str, layer: int, slots: Int32Array, keys: FloatArray) -> None:
     """Writes keys [T, Nkv, D] at slots [T] of a layer, rounded as its cache is where that has fewer bits than 32."""
     blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
@@ -382,11 +380,9 @@ def put_keys(executable: CpuProgram, group: str, layer: int, slots: Int32Array, 
     alone = (channel == size - 1) & (size % 2 == 1)  # of an odd D the last row is [K]
     at = pair + np.where(alone, places[:, None], places[:, None] * 2 + channel % 2)  # [T, D]
     where = (blocks[:, None, None], np.arange(heads)[:, None], at[:, None])
-    x = torch.from_numpy(np.ascontiguousarray(keys))
-    if dtype == "bf16":
-        pieces.view(np.uint16)[where] = x.bfloat16().view(torch.int16).numpy().view(np.uint16)
-        return
-    codes, scales = quantize_heads(x, _CODES[dtype])
-    pieces[where] = codes.view(torch.uint8).numpy()
-    all_scales = pieces[..., KV_BLOCK_SIZE * size :].view(np.float32)  # [P, Nkv, K]
-    all_scales[blocks[:, None], np.arange(heads), places[:, None]] = scales.numpy()
+    elements, scales = stored_heads(torch.from_numpy(np.ascontiguousarray(keys)), dtype)
+    stored = elements.view(torch.uint8).numpy().view(f"u{elements.element_size()}")  # [T, Nkv, D]
+    pieces.view(stored.dtype)[where] = stored
+    if scales is not None:
+        all_scales = pieces[..., KV_BLOCK_SIZE * size :].view(np.float32)  # [P, Nkv, K]
+        all_scales[blocks[:, None], np.arange(heads), places[:, None]] = scales.numpy()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.passes.formats.rounding import ROUNDINGS
 from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.weight_formats import Storage
 
 from .values import ValueName, Values, in_layers
 
@@ -19,10 +21,6 @@ weight that is off by 0.1 % shows 1e-3."""
 SAME_INTEGERS = 8e-3
 """The same where activations are rounded to integers or bf16 within: one in ten thousand falls on the other side, and
 makes 1e-3 of the values that it goes into, and 4e-3 in the worst of a trained model."""
-
-COARSENESS: Mapping[str, float] = {"f32": ROUNDING, "bf16": 0.02, "int8": 0.2, "fp8": 0.4, "int4": 0.6}
-"""Largest relative error that rounding a weight to such a format, and what it is multiplied with, may make of a column
-of a product. A quarter of it is usual in the worst one, of some 100,000 columns of a trained model."""
 
 SPARSE = 1.0
 """The same where a format keeps two of every four: what goes of a column of a product is a third of it on average, and
@@ -115,10 +113,11 @@ def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> l
 
 def coarsest(recipe: Recipe) -> float:
     """What a pass that is not exact may make of a product, by the coarsest format of the recipe."""
-    blocks = ["int8"] if recipe.weights.keep_blocks else []  # what they are multiplied with is rounded
+    blocks: list[Storage] = ["int8"] if recipe.weights.keep_blocks else []  # what they are multiplied with is rounded
     if recipe.sparse:
         return SPARSE
-    return max(COARSENESS[storage] for storage in [*blocks, *(f.storage for f in recipe.weights.formats)])
+    storages = [*blocks, *(f.storage for f in recipe.weights.formats)]
+    return max(ROUNDING, *(ROUNDINGS[storage].coarseness for storage in storages))
 
 
 @dataclass(frozen=True)

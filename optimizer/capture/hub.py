@@ -33,8 +33,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.shared.errors import CapacityError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .check_source import CONFIG, INDEX, SINGLE, read_json

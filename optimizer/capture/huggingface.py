@@ -9,32 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
+from enginewright.passes.formats.rounding import TORCH_DTYPES
 from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
 from .config_sizes import check_sizes
 from .tensor_file import read_tensor, tensor_places
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_DTYPES = {of.safetensors: TORCH_DTYPES[name] for name, of in DTYPES.items() if of.safetensors}
 
 
 # What transformers and its configurations raise for a field that is none of theirs.

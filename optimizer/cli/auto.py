@@ -18,7 +18,7 @@ def print_auto(console: Console, auto: AutoReport) -> None:
     """The Pareto curve with what one format for all would take, and how many modules got which format."""
     from rich.table import Table
 
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     table = Table(box=None, pad_edge=False)
     for heading in ("formats", "bytes", "KL predicted", "measured"):

@@ -74,7 +74,7 @@ def command(
     from enginewright.optimizer.bench.plot import check_folder, write_svg
     from enginewright.optimizer.bench.text import print_result
     from enginewright.runtime.bundle.reader import Bundle
-    from enginewright.runtime.kv_cache.cache_groups import parse_size
+    from enginewright.runtime.shared.memory import parse_size
 
     sizes = _sizes("--prompt", prompts), _sizes("--batch", batches), _sizes("--context", contexts)
     if sizes[0] == () and () in sizes[1:]:

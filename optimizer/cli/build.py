@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Builds what an export had to leave to a machine with the GPU; touches that target's folder alone."""
     from enginewright.optimizer.build_target import build_target
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     with stage_bars(hidden=quiet, counts=True) as show:
         report = build_target(bundle, target, trust=trust, again=again, progress=show)

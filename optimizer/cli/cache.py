@@ -38,7 +38,7 @@ def command(
         raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")
     with MissingDependencyError.of_export("cache: exporting"):
         from enginewright.optimizer.export.kept_exports import MOST_BYTES, KeptExports
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     kept = KeptExports.of_user()
     if action == "clear":

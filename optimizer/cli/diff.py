@@ -49,7 +49,7 @@ def command(
 
 
 def _print(found: BundleDiff) -> None:
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     if found.equal:
         typer.echo(f"equal: {found.files} files, {format_bytes(found.bytes)}; report/ was not compared")

@@ -78,7 +78,7 @@ def _print(examination: Examination) -> None:
 
 def _lines(machine: Machine) -> list[tuple[str, str]]:
     from enginewright.plugins.doctor.machine import PACKAGES
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     sets = ", ".join(machine.instruction_sets) or "none that kernels are for"
     memory = f"{format_bytes(machine.free_bytes)} free of {format_bytes(machine.memory_bytes)}"

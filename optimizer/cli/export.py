@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from enginewright.runtime.shared.kv_formats import CACHES
+
 from .console import command_line, drop_stdout, print_json, print_styled, reported
 from .options import AsJson
 from .progress import stage_bars
@@ -107,7 +109,7 @@ def command(
         str | None,
         typer.Option(
             "--kv-cache",
-            help="What keys and values are stored in, instead of what the recipe says: f32, bf16, int8, fp8.",
+            help=f"What keys and values are stored in, instead of what the recipe says: {', '.join(CACHES)}.",
         ),
     ] = None,
     name: Annotated[

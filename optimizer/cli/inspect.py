@@ -125,7 +125,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
 def _print_summary(bundle: Bundle) -> None:
     from enginewright.runtime.bundle.buckets import KINDS
     from enginewright.runtime.executors.open import carried_code
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     model, summary = bundle.manifest.model, _summary(bundle)
     _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
@@ -158,7 +158,7 @@ def _print_summary(bundle: Bundle) -> None:
                 "",
                 f"KV cache {group.name!r}: {len(group.layers)} layers, {group.kv_heads} heads of "
                 f"{group.key_head_size}, {group.dtype}{window}, "
-                f"{format_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
+                f"{format_bytes(group.bytes_per_block // group.block_size)} a token",
             )
     for name, plan in bundle.buckets.items():
         for i, kind in enumerate(KINDS):
@@ -183,7 +183,7 @@ def _print_passes(bundle: Bundle) -> None:
 
 
 def _print_weights(bundle: Bundle) -> None:
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     width = max((len(name) for name in bundle.index.tensors), default=4)
     for name, entry in bundle.index.tensors.items():

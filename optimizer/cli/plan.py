@@ -75,7 +75,7 @@ def command(
     from enginewright.optimizer.plan.planner import plan
     from enginewright.optimizer.plan.plot import write_svg
     from enginewright.optimizer.plan.text import print_plan
-    from enginewright.runtime.kv_cache.cache_groups import parse_size
+    from enginewright.runtime.shared.memory import parse_size
 
     options = PlanOptions(
         devices=tuple(gpu or ("cpu",)),

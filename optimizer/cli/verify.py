@@ -60,7 +60,7 @@ def command(
 
 
 def _print_check(found: BundleCheck) -> None:
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.runtime.shared.memory import format_bytes
 
     typer.echo(f"{found.path}: {found.files} files, {format_bytes(found.bytes)}: all hashes are right")
     for one in found.targets:

@@ -49,9 +49,9 @@ from enginewright.runtime.bundle.reader import CODE, Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors.open import variants_of
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
+from enginewright.runtime.shared.memory import return_freed_memory
 from enginewright.runtime.shared.progress import ProgressEvent
 from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.text.tokenizer import Tokenizer

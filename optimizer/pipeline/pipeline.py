@@ -33,7 +33,7 @@ from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToB
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.round_weights import RoundWeights
 from enginewright.passes.quantization.smooth_activations import SmoothActivations
 from enginewright.passes.recovery.load_recovered import LoadRecovered
 from enginewright.passes.sparsity.drop_layers import DropLayers
@@ -102,7 +102,7 @@ def default_pipeline() -> list[Pass]:
         ApplyGptq(),
         QuantizeLinears(),
         QuantizeEmbeddings(),
-        RoundWeightsToFp8(),
+        RoundWeights(),
         CastWeightsToBf16(),
         # 7. What that left over.
         RemoveNoops(),

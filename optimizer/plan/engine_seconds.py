@@ -13,8 +13,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.lowered_program import CacheGroupModel
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 
 _STEPS, _PROMPT = 40, 64
 
@@ -24,8 +23,8 @@ class _Idle:
 
     caps = ExecutorCaps()
 
-    def __init__(self, groups: Sequence[CacheGroupModel], requests: int, context: int) -> None:
-        self.cache_groups = tuple(group.to_group() for group in groups)
+    def __init__(self, groups: Sequence[CacheGroup], requests: int, context: int) -> None:
+        self.cache_groups = tuple(groups)
         self.blocks = {g.name: requests * -(-context // g.block_size) for g in self.cache_groups}
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
@@ -40,7 +39,7 @@ class _Idle:
         pass
 
 
-def engine_seconds(groups: Sequence[CacheGroupModel], requests: int) -> float:
+def engine_seconds(groups: Sequence[CacheGroup], requests: int) -> float:
     """Of a step in which so many requests decode, without what the executor does: scheduling, arrays, tokens. The
     median of some."""
     most = _STEPS + 2

@@ -23,10 +23,11 @@ from enginewright.plugins.steps.planning import (
 )
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
+from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.memory import format_bytes, free_memory
 from enginewright.runtime.shared.progress import Progress, loading, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 
@@ -222,7 +223,7 @@ class Memory:
 
     def cache(self, tokens: int, requests: int = 1) -> int:
         """Of requests of so many tokens each."""
-        groups = [group.to_group() for group in self.program.cache_groups]
+        groups = self.program.cache_groups
         block = max((group.block_size for group in groups), default=1)
         whole = -(-tokens // block) * block
         return bytes_for(groups, requests * whole, enough_for_windows(groups, requests, CHUNK))

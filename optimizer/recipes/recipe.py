@@ -34,13 +34,12 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
-from enginewright.runtime.shared.contracts import CacheDtype
 from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
 from enginewright.runtime.shared.targets import OWN, part
 
 from .bucket_section import BucketsSection
 from .sections import (
-    CACHES,
     DEFAULT_CACHE,
     AutoSection,
     BudgetSection,

@@ -11,23 +11,17 @@ from pydantic import Field, field_validator
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
-from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
 
 Name = TypeVar("Name", bound=str)
-
-CACHES: dict[str, CacheDtype] = {"f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "fp8"}
-"""KV-cache formats that can be emitted today, and what programs call them."""
 
 DEFAULT_CACHE: CacheDtype = "bf16"
 """Of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
 
 
 class CacheSection(Section):
-    """How keys and values are stored.
-
-    ``dtype``: f32; bf16; int8 or fp8, which have a scale for each token, head and side. None leaves it to the target,
-    see ``Recipe.cache``.
-    """
+    """How keys and values are stored: ``dtype`` is one of ``kv_formats.CACHES``. None leaves it to the target, see
+    ``Recipe.cache``."""
 
     dtype: str | None = None
 

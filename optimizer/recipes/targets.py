@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from enginewright.passes.formats.weight_format import Storage
-from enginewright.plugins.emit.target import SCALED, Target
+from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.targets import Halves
+from enginewright.runtime.shared.weight_formats import Storage
 
 from .recipe import Recipe
 
@@ -40,9 +41,9 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
     """
     dtype = recipe.kv_cache.dtype
     engines = recipe.engines or EnginesSection()
-    lacking = [name for name in targets if not (TARGETS[name].narrow_caches or dtype in TARGETS[name].caches(engines))]
+    lacking = [n for n in targets if not (TARGETS[n].narrow_caches or recipe.cache in TARGETS[n].caches(engines))]
     if lacking and dtype not in (None, "f32"):
-        reason = TARGETS[lacking[0]].no_cache if dtype in SCALED else ""
+        reason = TARGETS[lacking[0]].no_cache if recipe.cache in SCALED_CACHES else ""
         why = f": {reason}" if reason else ""
         raise TargetError(
             f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)"

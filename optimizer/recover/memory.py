@@ -9,8 +9,8 @@ from math import prod
 import torch
 
 from enginewright.passes.ir.program import Program, named_symbol
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.memory import format_bytes
 
 _STATES = 4
 """A weight, its gradient, and AdamW's two moments; all float32."""

@@ -18,8 +18,9 @@ from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
 from enginewright.optimizer.search.compose import Searching, search_shapes
 from enginewright.optimizer.shared.resources import peak_rss_bytes
-from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.passes.formats.rounding import ROUNDINGS
 from enginewright.runtime.shared.errors import RecipeError, RequestError
+from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .distillation import Teacher
@@ -158,10 +159,10 @@ def check_recipe(recipe: Recipe) -> None:
             hint='Take method = "nearest" (the recipe int4, say): training finds what rounds well. Or recover without '
             "[weights], and export what was trained with them.",
         )
-    if any(f.storage == "fp8" for f in recipe.weights.formats):
+    for storage in (f.storage for f in recipe.weights.formats if not ROUNDINGS[f.storage].trained):
         raise RecipeError(
-            f"recipe {recipe.name}: training can't round weights to fp8 yet",
-            hint="Recover without [weights], and export what was trained in fp8.",
+            f"recipe {recipe.name}: training can't round weights to {storage} yet",
+            hint=f"Recover without [weights], and export what was trained in {storage}.",
         )
     if recipe.weights.sparsify == "sparsegpt":
         raise RecipeError(

@@ -11,8 +11,8 @@ from typing import Any
 from enginewright.optimizer.shared.storage import StoredBytes, arena_sizes, stored_weights
 from enginewright.plugins.cpu.compile.machine import MOST_BYTES
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import free_memory
 from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import stored_bytes
 from enginewright.runtime.shared.targets import MEASURED

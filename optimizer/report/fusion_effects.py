@@ -22,10 +22,10 @@ from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import free_memory
-from enginewright.runtime.shared.contracts import StepInput
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
-from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.shared.targets import MEASURED
 
@@ -134,7 +134,7 @@ def fusion_effects(
     )
 
 
-def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroupModel]) -> LoweredProgram:
+def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroup]) -> LoweredProgram:
     copy = program.copy()
     PassManager(passes, PassContext(cache=caches[0].dtype if caches else "f32")).run(copy)
     return plan_arena(lower_program(copy).program)

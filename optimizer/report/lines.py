@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from enginewright.optimizer.shared.export_records import PassSummary, VerificationReport
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.memory import format_bytes
 
 from . import numbers
 from .document import ReportDocument

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.memory import format_bytes
 
 __all__ = ["count", "duration", "format_bytes", "gain", "of_limit", "of_machine", "percent", "rate", "significant"]
 

@@ -137,7 +137,7 @@ def measure(
 
 def _context(program: LoweredProgram, most: int) -> int:
     """Tokens in each request's cache when a decode step is timed."""
-    per_token = sum(group.to_group().bytes_per_block / group.block_size for group in program.cache_groups)
+    per_token = sum(group.bytes_per_block / group.block_size for group in program.cache_groups)
     for context in _CONTEXTS:
         if context <= most and BATCH * context * per_token <= _MOST_KV_BYTES:
             return context

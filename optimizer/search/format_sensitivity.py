@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.formats.rounding import TORCH_DTYPES
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation, Values
@@ -122,7 +123,7 @@ def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, v
         rounded = decoded(*parts, group=code_format.group_size)
     else:
         rounded = expr.evaluate().float() if isinstance(expr, TwoOfFour) else _weight(run, node)
-        rounded = rounded.bfloat16().float() if weight_format.storage == "bf16" else rounded
+        rounded = rounded.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
     return _product(run, node, values, lambda x: _rounded_activation(x, weight_format), rounded)
 
 

@@ -12,7 +12,6 @@ from torch.fx.node import Node
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where, where_of
 from enginewright.passes.ir.two_of_four import QUAD
@@ -25,8 +24,7 @@ from enginewright.passes.quantization.choose_formats import (
     heads_of,
     why_dense,
 )
-from enginewright.runtime.bundle.weights import Layout, stored_bytes
-from enginewright.runtime.shared.contracts import MULTIPLE_OF_4_BITS
+from enginewright.runtime.bundle.weights import stored_bytes
 
 ew = torch.ops.ew
 
@@ -116,24 +114,18 @@ def bytes_of_others(program: Program, units: Sequence[FormatUnit]) -> int:
 
 def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     """Bytes of a weight [.., N, K] as it is stored, with its scales and offsets."""
-    code_format = CodeFormat.of(weight_format)
-    sparse = weight_format.sparsity != "dense"
-    if code_format is None:
-        narrow = weight_format.storage == "bf16"
-        layout: Layout = "sparse32" if sparse else "panel32x2" if narrow else "panel32"
-        return stored_bytes(shape, layout, "bf16" if narrow else "f32")
-    factors = (*shape[:-1], groups_of(shape[-1], code_format.group_size))
-    scales = stored_bytes(factors, "panel32", "f16")
-    if code_format.floats:
-        return stored_bytes(shape, "panel32", "fp8") + scales
-    if code_format.bits == 8:
-        return stored_bytes(shape, "sparse32" if sparse else "panel32x4", "i8") + scales
-    layout = "sparse32" if sparse else "panel32x8"
-    values = stored_bytes(shape, layout, "u4" if code_format.offsets else "i4")
-    return values + (2 if code_format.offsets else 1) * scales
+    stored, sparse = weight_format.stored, weight_format.sparsity != "dense"
+    if stored.layout is None:
+        return stored_bytes(shape, "rows", "f32", weight_format.storage)
+    dtype = stored.shifted if weight_format.zero_point and stored.shifted else stored.dtype
+    values = stored_bytes(shape, "sparse32" if sparse else stored.layout, dtype)
+    if not stored.group_sizes:
+        return values
+    factors = (*shape[:-1], groups_of(shape[-1], weight_format.group_size))
+    return values + (2 if weight_format.zero_point else 1) * stored_bytes(factors, "panel32", "f16")
 
 
 def _fits(shape: tuple[int, ...], weight_format: WeightFormat) -> bool:
     if weight_format.sparsity != "dense" and shape[-1] % QUAD:
         return False
-    return weight_format.storage != "int4" or shape[-1] % (weight_format.group_size or MULTIPLE_OF_4_BITS) == 0
+    return weight_format.stored.fits(shape[-1], weight_format.group_size or shape[-1])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 
 if TYPE_CHECKING:
     from enginewright.passes.framework.base import PassRecord

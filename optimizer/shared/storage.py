@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from enginewright.passes.memory.plan_arena import live_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.targets import MEASURED
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 _PROMPT = 512
 """Tokens of the step whose arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
 _RECORDS = (".input_scale", ".output_scale")
-_SUFFIX = re.compile(r"(\.(weight|bias|rows|int8|int4|uint4|fp8|bf16|scales|offsets|onnx|columns))+$")
+_SUFFIX = re.compile(rf"(\.(weight|bias|rows|{'|'.join(FORMATS)}|scales|offsets|onnx|columns))+$")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class StoredBytes:
     Attributes:
         layer: the first number in their names; None if there is none.
         kind: the module's path behind that number, such as mlp.down_proj.
-        dtype: f32, bf16, f16, fp8, i8, i4, u4 or i32. What belongs to quantized weights is f16.
+        dtype: f32, bf16, f16, fp8, i8, i4, u4, i32, or a format that no kernel reads. Scales and offsets are f16.
         nbytes: as they are stored, without the holes between them.
     """
 
@@ -71,7 +72,7 @@ def stored_weights(bundle: Bundle) -> list[StoredBytes]:
         if name.endswith(_RECORDS):
             continue
         layer, kind = _place(name)
-        found[layer, tables.get(kind, kind), entry.dtype] += entry.bytes
+        found[layer, tables.get(kind, kind), entry.stored_as or entry.dtype] += entry.bytes
     return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(found.items())]
 
 

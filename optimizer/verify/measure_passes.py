@@ -15,9 +15,9 @@ from enginewright.optimizer.shared.export_records import Measurement, PassVerifi
 from enginewright.passes.framework.base import Pass, PassRecord
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.errors import VerificationError
 from enginewright.runtime.shared.extensions import package_of
+from enginewright.runtime.shared.memory import return_freed_memory
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH

@@ -19,9 +19,9 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.open import context_of, make_executor, target_groups
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.memory import return_freed_memory
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ EXACT_HINT = "The model is not computed as it should be: please report it, with 
 def lossy_hint(recipe: Recipe) -> str:
     """What to do where a recipe loses too much."""
     asked = {f.storage for f in recipe.weights.formats}
-    if recipe.auto is not None or not asked & {"int4", "int8", "fp8"}:
+    if recipe.auto is not None or not any(f.stored.group_sizes for f in recipe.weights.formats):
         less = "Take a recipe that loses less (see `optimize recipes`)"
     elif "int4" in asked and recipe.weights.method == "nearest":
         less = "Take --recipe int4-awq or int4-gptq, as small and closer to the source, or int8"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import torch
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.kv_formats import KV_FORMATS, CacheDtype
 
 from ..ir.program import Program
 
@@ -34,7 +33,7 @@ class RoundKvCache(Pass):
     name = "round_kv_cache"
     exact = False
 
-    def __init__(self, formats: Collection[CacheDtype] = ("bf16", "i8", "fp8")) -> None:
+    def __init__(self, formats: Collection[CacheDtype] = KV_FORMATS.keys() - {"f32"}) -> None:
         """``formats``: those that the target has; a recipe's other one it leaves to the target."""
         self._formats = formats
 
@@ -49,5 +48,7 @@ class RoundKvCache(Pass):
         writes = program.nodes_of(ew.kv_write.default)
         for node in writes:
             node.args = (*node.args[:_PLACE], context.cache)
-        program.cache_groups = tuple(replace(group, dtype=context.cache) for group in program.cache_groups)
+        program.cache_groups = tuple(
+            group.model_copy(update={"dtype": context.cache}) for group in program.cache_groups
+        )
         return PassResult(matched=len(writes))

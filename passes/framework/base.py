@@ -15,8 +15,8 @@ from torch.fx.node import Node, Target
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
-from enginewright.runtime.shared.contracts import CacheDtype
 from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.kv_formats import CacheDtype
 
 from .kv_options import KvOptions
 from .pruning import Pruning

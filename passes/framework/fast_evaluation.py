@@ -18,7 +18,9 @@ from torch.fx.node import Node, Target
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, WeightExpr
+from enginewright.runtime.shared.weight_formats import SCALED
 
+from ..formats.rounding import TORCH_DTYPES
 from ..ops.epilogue import finish_linear
 from ..ops.experts import grouped_linear
 from ..ops.quantization import groups_of
@@ -39,7 +41,7 @@ _UNDERSTOOD = frozenset(
 )
 """Their arguments; an op with another one is called itself."""
 
-_ENCODED = (torch.int8, torch.float8_e4m3fn, torch.float16)
+_ENCODED = frozenset(TORCH_DTYPES[name] for name in (*SCALED, "f16"))
 """Of the integers or 8-bit floats, scales and offsets of quantized weights."""
 
 _PIECE = 1 << 24

@@ -12,18 +12,9 @@ from torch.fx.node import Node
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
 
-_DTYPES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float8_e4m3fn: "fp8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "bool",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-}
+from ..formats.rounding import TORCH_DTYPES
+
+_NAMES = {TORCH_DTYPES[name]: name for name in reversed(tuple(TORCH_DTYPES))}  # of one type's names, the first
 
 
 def print_program(program: Program, *, provenance: bool = True, node_names: bool = False) -> str:
@@ -99,7 +90,7 @@ def _size(size: sympy.Expr) -> str:
 
 
 def _dtype(dtype: torch.dtype) -> str:
-    return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _where(node: Node) -> str:

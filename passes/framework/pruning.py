@@ -10,7 +10,6 @@ from typing import Literal, Self
 from pydantic import Field, StrictBool, model_validator
 
 from enginewright.passes.ir.provenance import layer_path
-from enginewright.runtime.shared.contracts import MULTIPLE_OF_4_BITS
 from enginewright.runtime.shared.errors import RecipeError
 
 from ..formats.section import Section
@@ -63,8 +62,8 @@ class Pruning(Section):
         """The same, with what is left in multiples that the groups of all these formats divide too."""
         sizes = [self.multiple]
         for f in formats:
-            sizes += [size for size in (f.group_size, f.activation_group_size) if size]
-            sizes += [MULTIPLE_OF_4_BITS] if f.storage == "int4" else []
+            given = (f.group_size, f.activation_group_size, f.stored.multiple)
+            sizes += [size for size in given if size]
         return self.model_copy(update={"multiple": lcm(*sizes)})
 
     def share(self, kind: Kind, path: str) -> float:

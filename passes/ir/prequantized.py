@@ -9,11 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 
-from ..formats.weight_format import Storage, WeightFormat
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
+
+from ..formats.rounding import TORCH_DTYPES
+from ..formats.weight_format import WeightFormat
 from .weights import Source, WeightExpr
 
 
@@ -33,34 +36,36 @@ class Codes:
     offsets: torch.Tensor | None = None
 
 
-BITS: dict[Storage, int] = {"int8": 8, "int4": 4}
-"""Of a weight's values, for the storage types of integers."""
-
-
 @dataclass(frozen=True)
 class CodeFormat:
     """What ``Codes`` are made for: bits of a value (4 or 8), size of a group, and whether groups have offsets.
 
-    ``floats``: values are e4m3 floats of 8 bits, and no integers.
+    ``kind``: "int", or the format whose values aren't integers, such as "fp8".
     """
 
     bits: int
     group_size: int
     offsets: bool = False
-    floats: bool = False
+    kind: str = "int"
+
+    @property
+    def storage(self) -> Storage:
+        """The weight format that stores them."""
+        return cast("Storage", f"int{self.bits}" if self.kind == "int" else self.kind)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the values."""
-        return torch.float8_e4m3fn if self.floats else torch.int8
+        return TORCH_DTYPES[FORMATS[self.storage].dtype]
 
     @staticmethod
     def of(weight_format: WeightFormat) -> CodeFormat | None:
-        """The integers, or 8-bit floats, of that format, None if it has none."""
-        if weight_format.storage == "fp8":
-            return CodeFormat(8, weight_format.group_size, floats=True)
-        bits = BITS.get(weight_format.storage)
-        return None if bits is None else CodeFormat(bits, weight_format.group_size, weight_format.zero_point)
+        """The integers, or what else is stored with scales, of that format; None if it has none."""
+        stored = weight_format.stored
+        if not stored.group_sizes:
+            return None
+        kind = "int" if stored.integers else weight_format.storage
+        return CodeFormat(stored.bits, weight_format.group_size, weight_format.zero_point, kind)
 
 
 class Prequantized(WeightExpr):
@@ -103,12 +108,17 @@ class SourceCodes(Source, Prequantized):
 
 
 def decode(codes: Codes, code_format: CodeFormat) -> torch.Tensor:
-    """value * scale + offset in float32: [.., N, K]. The product is rounded, then the sum, as GGUF's tools do it."""
+    """value * scale + offset in float32: [.., N, K]. The product is rounded, then the sum, as GGUF's tools do it.
+
+    A value that is a code stands for the format's number.
+    """
     size = codes.values.shape[-1]
     width = code_format.group_size or size
 
     def spread(factors: torch.Tensor) -> torch.Tensor:
         return factors.float().repeat_interleave(width, dim=-1)[..., :size]
 
-    value = codes.values.float() * spread(codes.scales)
+    numbers = FORMATS[code_format.storage].codes
+    value = torch.tensor(numbers)[codes.values.long()] if numbers else codes.values.float()
+    value = value * spread(codes.scales)
     return value if codes.offsets is None else value + spread(codes.offsets)

@@ -22,20 +22,16 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 from enginewright.runtime.shared.errors import PassError, SourceError
+from enginewright.runtime.shared.weight_formats import FORMATS
 
-from ..ops.dequantize import LARGEST_E4M3
-from ..ops.quantization import LARGEST, groups_of
+from ..formats.rounding import ROUNDINGS
+from ..ops.quantization import groups_of
 from .chosen_rows import Chosen
-from .prequantized import CodeFormat, Codes, Prequantized
+from .prequantized import CodeFormat, Codes, Prequantized, decode
 from .provenance import Part
-from .round_to_4_bits import round_symmetric, round_with_offsets
 from .stacked_weights import Stack, pieces
 from .weights import Cast, Concat, Shape, Slice, WeightExpr
-
-_FIRST_BEYOND = 464.0
-"""Half a step above the largest e4m3 value: up to here that is the nearest, and nothing saturates."""
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements quantized at a time: no second float copy of a large weight is made, and what is tried stays in caches."""
@@ -84,7 +80,8 @@ class Quantized(WeightExpr):
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return self.base.parts(axis)
 
-    def _quantize(self) -> Codes:
+    def codes(self) -> Codes:
+        """Values, scales and offsets, made each time that it is called."""
         members = pieces(self.base)  # experts that are stored one by one are read so
         if len(members) == 1:
             codes, self._shared.counts = _codes(self.base, self.format)
@@ -120,15 +117,30 @@ class QuantizedValues(Quantized):
 
     def evaluate(self) -> torch.Tensor:
         """Raises SourceError if the base isn't finite, PassError if a scale is too large for float16."""
-        codes = self._quantize()
+        codes = self.codes()
         self._shared.codes["scales"] = codes.scales
         if codes.offsets is not None:
             self._shared.codes["offsets"] = codes.offsets
         return codes.values
 
     def describe(self) -> str:
-        kind = "fp8" if self.format.floats else f"int{self.format.bits}"
-        return f"{kind}({self.base.describe()}, {self.format.group_size})"
+        return f"{self.format.storage}({self.base.describe()}, {self.format.group_size})"
+
+
+@dataclass(frozen=True)
+class QuantizedFloats(QuantizedValues):
+    """The floats that values and scales stand for, of a format that no kernel reads."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def evaluate(self) -> torch.Tensor:
+        """Decodes what ``codes`` gives; raises what ``QuantizedValues.evaluate`` does."""
+        return decode(self.codes(), self.format)
+
+    def describe(self) -> str:
+        return f"floats({super().describe()})"
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ class QuantizedScales(_Factors):
     def evaluate(self) -> torch.Tensor:
         """As ``QuantizedValues.evaluate``, and what that has made already if it came before."""
         found = self._shared.codes.pop("scales", None)
-        return self._quantize().scales if found is None else found
+        return self.codes().scales if found is None else found
 
     def describe(self) -> str:
         return f"scales({self.base.describe()}, {self.format.group_size})"
@@ -163,7 +175,7 @@ class QuantizedOffsets(_Factors):
         """As ``QuantizedScales.evaluate``."""
         found = self._shared.codes.pop("offsets", None)
         if found is None:
-            found = self._quantize().offsets
+            found = self.codes().offsets
         assert found is not None
         return found
 
@@ -181,15 +193,18 @@ def quantized(
     size = code_format.group_size
     if len(base.shape) < 2 or size < 0 or not base.dtype.is_floating_point:
         raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {size}")
-    fits = (code_format.bits, code_format.offsets) == (8, False)
-    if code_format.bits == 4:
-        inputs = base.shape[-1]
-        fits = size in (*GROUP_SIZES_OF_4_BITS, inputs) and inputs % size == 0 and inputs % MULTIPLE_OF_4_BITS == 0
-    if not fits:
+    stored = FORMATS.get(code_format.storage)
+    if stored is None or (code_format.offsets and not stored.shifted) or not stored.fits(base.shape[-1], size):
         raise PassError(f"a weight {base.shape} can't be quantized to {code_format}")
     shared = _Shared()
     offsets = QuantizedOffsets(base, code_format, shared) if code_format.offsets else None
     return QuantizedValues(base, code_format, shared), QuantizedScales(base, code_format, shared), offsets
+
+
+def quantized_floats(base: WeightExpr, code_format: CodeFormat) -> QuantizedFloats:
+    """What ``quantized`` would stand for. Raises as that."""
+    values, _, _ = quantized(base, code_format)
+    return QuantizedFloats(base, code_format, values._shared)
 
 
 def _tensors(codes: Codes) -> list[torch.Tensor]:
@@ -249,50 +264,23 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
     size = value.shape[-1]
     flat = value.reshape(-1, size)
     factors = (len(flat), groups_of(size, code_format.group_size))
-    values = torch.empty(flat.shape, dtype=code_format.dtype)
-    scales = torch.empty(factors, dtype=torch.half)
-    offsets = torch.empty(factors, dtype=torch.half) if code_format.offsets else None
+    codes = Codes(
+        torch.empty(flat.shape, dtype=code_format.dtype),
+        torch.empty(factors, dtype=torch.half),
+        torch.empty(factors, dtype=torch.half) if code_format.offsets else None,
+    )
     step = max(1, _CHUNK_ELEMENTS // size)
     counts = QuantizationCounts(value.numel())
     for start in range(0, len(flat), step):
-        part = slice(start, start + step)
-        rows = flat[part].float()
-        if code_format.bits == 8:
-            values[part], scales[part], saturated, vanished = round_to_8_bits(rows, code_format)
-        else:
-            groups = rows.unflatten(-1, (-1, code_format.group_size))  # [rows, groups, G]
-            if offsets is None:
-                found, scales[part] = round_symmetric(groups)
-                unlike = (groups != 0).any(-1)
-            else:
-                found, scales[part], offsets[part] = round_with_offsets(groups)
-                unlike = (groups != groups[..., :1]).any(-1)
-            values[part] = found.flatten(-2)
-            saturated, vanished = 0, int(((scales[part] == 0) & unlike).sum())
-        counts += QuantizationCounts(0, saturated, vanished)
-        if not (torch.isfinite(scales[part]).all() and (offsets is None or torch.isfinite(offsets[part]).all())):
+        rows = flat[start : start + step].float()
+        found = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
+        made = [t for t in (found.values, found.scales, found.offsets) if t is not None]
+        for to, part in zip(_tensors(codes), made, strict=True):
+            to[start : start + step] = part
+        counts += QuantizationCounts(0, found.saturated, found.vanished)
+        if not all(torch.isfinite(factor).all() for factor in made[1:]):
             raise _error(expr, value)
-    lead = expr.shape[:-1]
-    shaped = [t.unflatten(0, lead) for t in (values, scales, *(() if offsets is None else (offsets,)))]
-    return Codes(*shaped), counts
-
-
-def round_to_8_bits(rows: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """float32 [N, K] -> values [N, K], scales [N, groups], and how many saturated and vanished."""
-    size, most = rows.shape[1], LARGEST_E4M3 if code_format.floats else float(LARGEST)
-    groups, width = groups_of(size, code_format.group_size), code_format.group_size or size
-    padded = torch.nn.functional.pad(rows, (0, groups * width - size)).view(len(rows), groups, width)
-    largest = padded.abs().amax(-1)  # [N, groups]
-    scales = (largest / most).half()
-    divisor = torch.where(scales == 0, torch.inf, scales.float())  # all values of a group that vanishes are zero
-    scaled = padded / divisor[..., None]
-    if not code_format.floats:
-        scaled.round_()
-    saturated = int((scaled.abs() > (_FIRST_BEYOND if code_format.floats else most)).sum())
-    vanished = int(((scales == 0) & (largest != 0)).sum())
-    # To the nearest, ties to even; torch makes NaN of what is beyond the largest e4m3 value.
-    values = scaled.clamp_(-most, most).to(code_format.dtype)
-    return values.view(len(rows), -1)[:, :size], scales, saturated, vanished
+    return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in _tensors(codes))), counts
 
 
 def _error(expr: WeightExpr, value: torch.Tensor) -> SourceError | PassError:

@@ -8,23 +8,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT, Dtype
 from enginewright.runtime.shared.errors import UnsupportedModelError
-from enginewright.runtime.shared.lowered_program import Affine, Buffer, Dtype, Layout, Operand, Step, WeightUse
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, Operand, Step, WeightUse
+from enginewright.runtime.shared.panel_layouts import Layout
 
+from ..formats.rounding import TORCH_DTYPES
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where, op_and_where
 from ..ir.weights import WeightExpr
 from .views import ONE, View, collapse, contiguous_strides, elements, expand, reshape
 
+_COMPUTED: tuple[Dtype, ...] = ("f32", "i32", "bf16", "f16", "i8")
 DTYPES: Mapping[torch.dtype, Dtype] = {
-    torch.float32: "f32",
-    torch.int32: "i32",
+    **{TORCH_DTYPES[name]: name for name in _COMPUTED},
     torch.int64: "i32",  # ids, positions and what is computed from them
     torch.bool: "f32",  # a condition of `where`: true if not 0
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int8: "i8",
 }
 MAX_RANK = 4
 """Of the operands of elementwise, copy and reduce."""

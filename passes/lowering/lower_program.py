@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import PassError
-from enginewright.runtime.shared.lowered_program import Affine, CacheGroupModel, LoweredProgram
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
+from enginewright.runtime.shared.weight_formats import FORMATS
 
+from ..formats.rounding import TORCH_DTYPES
 from ..ir.program import Program, has_tensors
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
@@ -60,11 +63,8 @@ _SPARSE = frozenset({ew.linear.default, ew.quantized_linear.default})
 """Ops that have kernels for weights of which two of every four are kept."""
 
 _PACKINGS: Mapping[torch.dtype, Packing] = {
-    torch.float32: Packing("panel32", "f32"),
-    torch.bfloat16: Packing("panel32x2", "bf16"),
+    **{TORCH_DTYPES[of.dtype]: Packing(of.layout, of.dtype) for of in reversed(tuple(FORMATS.values())) if of.layout},
     torch.float16: Packing("panel32", "f16"),
-    torch.int8: Packing("panel32x4", "i8"),
-    torch.float8_e4m3fn: Packing("panel32", "fp8"),
 }
 
 
@@ -98,9 +98,8 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
             values[node] = _call(builder, node, values)
     builder.node = program.logits
     logits = _result(builder, values[program.logits])
-    groups = tuple(CacheGroupModel(**asdict(g)) for g in program.cache_groups)
     lowered = LoweredProgram(
-        cache_groups=groups,
+        cache_groups=program.cache_groups,
         weights=tuple(builder.weights.values()),
         buffers=tuple(builder.buffers),
         steps=tuple(builder.steps),
@@ -133,7 +132,7 @@ def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packin
     if dtype in (torch.float32, torch.bfloat16):
         return Packing("rows", form.floats)
     packing = _of_integers(given) if dtype == torch.int8 else _PACKINGS[dtype]
-    return Packing("nibbles" if packing.dtype in ("i4", "u4") else "rows", packing.dtype)
+    return Packing("nibbles" if DTYPES[packing.dtype].bits == 4 else "rows", packing.dtype)
 
 
 def _only_products(weight: Node) -> bool:
@@ -143,10 +142,10 @@ def _only_products(weight: Node) -> bool:
 
 def _of_integers(given: Mapping[str, Any]) -> Packing:
     """How the int8 tensor among these arguments of a call is stored: by its bits, and whether it has offsets."""
-    if given.get("weight_bits", given.get("bits")) == 8:
-        return _PACKINGS[torch.int8]
+    of = FORMATS["int8" if given.get("weight_bits", given.get("bits")) == 8 else "int4"]
+    assert of.layout is not None
     shifted = given.get("weight_offsets", given.get("offsets")) is not None
-    return Packing("panel32x8", "u4" if shifted else "i4")
+    return Packing(of.layout, of.shifted if of.shifted and shifted else of.dtype)
 
 
 def _input(builder: Builder, node: Node) -> Value:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginewright.runtime.shared.lowered_program import Affine, Buffer, Dtype, LoweredProgram, Operand
+from enginewright.runtime.shared.dtypes import Dtype
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand
 
 _PRODUCTS = frozenset({"linear", "grouped_linear"})
 _MAKE_NARROW = _PRODUCTS | {

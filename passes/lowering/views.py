@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from enginewright.runtime.shared.lowered_program import Affine, Dtype, Operand
+from enginewright.runtime.shared.dtypes import Dtype
+from enginewright.runtime.shared.lowered_program import Affine, Operand
 
 Sizes = tuple[Affine, ...]
 ONE = Affine(1)

@@ -10,24 +10,17 @@ from __future__ import annotations
 import torch
 
 from .library import register
-from .quantized_cache import dequantize_heads, quantize_heads
-
-_ROUNDED = {"i8": torch.int8, "fp8": torch.float8_e4m3fn}
+from .quantized_cache import STORED, dequantize_heads, stored_heads
 
 
 def rounded_heads(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """x [T, Nkv, D] as a cache of ``dtype`` gives it back.
-
-    f32: as it is; bf16: the nearest, ties to even; i8 and fp8: codes with a scale for each token and head, as
-    ``quantize_heads`` has them. Raises ValueError for another dtype.
-    """
+    """x [T, Nkv, D] as a cache of ``dtype``, a ``CacheDtype``, gives it back. Raises ValueError for another dtype."""
     if dtype == "f32":
         return x
-    if dtype == "bf16":
-        return x.to(torch.bfloat16).to(x.dtype)
-    if dtype not in _ROUNDED:
-        raise ValueError(f"ew.kv_write: unknown dtype {dtype!r}; there are f32, bf16, {', '.join(_ROUNDED)}")
-    return dequantize_heads(*quantize_heads(x, _ROUNDED[dtype])).to(x.dtype)
+    if dtype not in STORED:
+        raise ValueError(f"ew.kv_write: unknown dtype {dtype!r}; there are {', '.join(STORED)}")
+    elements, scales = stored_heads(x, dtype)
+    return (elements if scales is None else dequantize_heads(elements, scales)).to(x.dtype)
 
 
 def kv_write(

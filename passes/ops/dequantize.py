@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import torch
 
+from enginewright.runtime.shared.dtypes import DTYPES
+from enginewright.runtime.shared.weight_formats import FORMATS
+
 from .library import register
 from .quantization import check_weight, groups_of
 
 LARGEST_E4M3 = 448.0
 """The largest finite value of e4m3fn."""
+
+_FLOATS = frozenset(getattr(torch, DTYPES[of.dtype].torch) for of in FORMATS.values() if of.scaled_floats and of.layout)
 
 
 def dequantize(
@@ -40,7 +45,7 @@ def _fake(
         check_weight("dequantize", values, scales, offsets, bits, group_size)
         return scales.new_empty(values.shape, dtype=torch.float32)
     torch._check(
-        values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float16 and offsets is None and bits == 8,
+        values.dtype in _FLOATS and scales.dtype == torch.float16 and offsets is None and bits == 8,
         lambda: f"ew.dequantize: values {values.dtype}, scales {scales.dtype}",
     )
     shape = (*values.shape[:-1], groups_of(int(values.shape[-1]), group_size))

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 from .epilogue import check_epilogue, finish_linear
 from .library import register
@@ -211,9 +211,8 @@ def check_weight(
         tuple(scales.shape) == shape,
         lambda: f"ew.{op}: weight_scales {scales.shape} for weight {weight.shape} in groups of {group_size}",
     )
-    fits = group_size in (*GROUP_SIZES_OF_4_BITS, size) and size % group_size == 0 and size % MULTIPLE_OF_4_BITS == 0
     torch._check(
-        bits == 8 or fits,
+        bits == 8 or FORMATS["int4"].fits(size, group_size),
         lambda: f"ew.{op}: weights of 4 bits, {weight.shape}, in groups of {group_size}",
     )
     if offsets is not None:

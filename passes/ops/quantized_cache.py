@@ -12,13 +12,20 @@ A value is its code times that scale, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+
+from enginewright.runtime.shared.dtypes import DTYPES
+from enginewright.runtime.shared.kv_formats import KV_FORMATS
 
 from .attention import paged_attention, paged_fake
 from .library import register
 from .quantization import scale_to
 
-LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+STORED: Mapping[str, torch.dtype] = {dtype: getattr(torch, DTYPES[dtype].torch) for dtype in KV_FORMATS}
+
+LARGEST_CODE = {STORED[dtype]: of.largest_code for dtype, of in KV_FORMATS.items() if of.largest_code is not None}
 """What the largest magnitude of a token's head becomes."""
 
 
@@ -31,7 +38,16 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     top = LARGEST_CODE[dtype]
     codes, scales = scale_to(x.float(), top)
     codes = codes.clamp(-top, top)
-    return (codes.round() if dtype == torch.int8 else codes).to(dtype), scales
+    return (codes if dtype.is_floating_point else codes.round()).to(dtype), scales
+
+
+def stored_heads(x: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, Nkv, D] -> what a cache of ``dtype``, a ``CacheDtype``, holds: elements [T, Nkv, D], and scales [T, Nkv].
+
+    A format without scales has None, and elements that are rounded to the nearest, ties to even.
+    """
+    stored = STORED[dtype]
+    return quantize_heads(x, stored) if stored in LARGEST_CODE else (x.to(stored), None)
 
 
 def dequantize_heads(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

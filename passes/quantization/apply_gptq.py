@@ -24,12 +24,12 @@ from enginewright.passes.framework.token_sequences import packed_inputs, spread
 from enginewright.passes.framework.weight_formats import GptqOptions
 from enginewright.runtime.shared.errors import CapacityError, PassError
 
+from ..formats.round_to_4_bits import round_symmetric, round_with_offsets
 from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..ir.round_to_4_bits import round_symmetric, round_with_offsets
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr

@@ -17,10 +17,10 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.runtime.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 from enginewright.runtime.shared.errors import PassError, RecipeError
+from enginewright.runtime.shared.weight_formats import FORMATS
 
-from ..formats.weight_format import Storage, WeightFormat
+from ..formats.weight_format import WeightFormat
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
@@ -164,12 +164,11 @@ def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     if kind is None:
         return None
-    storage: Storage = "int8" if kind.bits == 8 else "int4"
     return WeightFormat(
-        storage=storage,
+        storage=kind.storage,
         group_size=kind.group_size,
         zero_point=kind.offsets,
-        activation="int8",
+        activation=FORMATS[kind.storage].activation,
         activation_group_size=kind.group_size,
     )
 
@@ -279,11 +278,12 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return chosen
-    size, group = weight.shape[-1], chosen.group_size
-    if chosen.storage == "int4" and size % (multiple := group or MULTIPLE_OF_4_BITS):
-        others = [f"groups of {g}" for g in GROUP_SIZES_OF_4_BITS if size % g == 0]
-        others += ["group_size = 0"] if size % MULTIPLE_OF_4_BITS == 0 else []
-        of = f"int4's groups of {group}" if group else f"{multiple}, which int4 needs"
+    size, group, stored = weight.shape[-1], chosen.group_size, chosen.stored
+    if not stored.fits(size, group or size):
+        others = [f"groups of {g}" for g in stored.group_sizes if g and size % g == 0]
+        others += ["group_size = 0"] if size % stored.multiple == 0 else []
+        name = chosen.storage
+        of = f"{name}'s groups of {group}" if group else f"{stored.multiple}, which {name} needs"
         raise PassError(
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
@@ -293,7 +293,7 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {QUAD}, of which 2:4 keeps two",
             hint='Give it sparsity = "dense", by an override in the recipe.',
         )
-    rounded = node.target in LINEARS and chosen.activation == "int8"
+    rounded = node.target in LINEARS and stored.integers
     if rounded and not (group or chosen.activation_group_size) and size > LONGEST_SUM:
         raise PassError(
             f"{describe_node(node)}: a sum of {size:,} products of 8-bit integers may not fit into 32 bits",

@@ -21,8 +21,8 @@ import torch
 from enginewright.passes.framework.weight_formats import GptqOptions
 from enginewright.runtime.shared.errors import PassError
 
+from ..formats.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
 from ..ir.prequantized import CodeFormat, Codes
-from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
 
 DAMPING = GptqOptions().damping
 """What is added to the Hessian's diagonal, as a share of its mean."""

@@ -7,7 +7,6 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
 
-from ..ir.prequantized import BITS
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from .choose_formats import FORMAT, HAS_FORMATS
@@ -17,7 +16,7 @@ ew = torch.ops.ew
 
 
 def _left(program: Program) -> list[str]:
-    return [describe_node(n) for n in program.nodes_of(ew.embedding.default) if n.meta[FORMAT].storage in BITS]
+    return [describe_node(n) for n in program.nodes_of(ew.embedding.default) if n.meta[FORMAT].stored.integers]
 
 
 class QuantizeEmbeddings(Pass):
@@ -32,13 +31,13 @@ class QuantizeEmbeddings(Pass):
         result = PassResult()
         for node in program.nodes_of(ew.embedding.default):
             wanted = node.meta[FORMAT]
-            if wanted.storage not in BITS:
+            if not wanted.stored.integers:
                 continue
             ids, table = node.args
             assert isinstance(table, Node)
             with program.inserting_before(node):
                 integers = quantized_weight(program, table, wanted)
-                kind = (BITS[wanted.storage], wanted.group_size)
+                kind = (wanted.stored.bits, wanted.group_size)
                 new = program.call(ew.quantized_embedding.default, ids, *integers, *kind, where=node.meta[WHERE])
             program.replace(node, new)
             result.matched += 1

@@ -12,7 +12,7 @@ from torch.fx.node import Node, Target
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
 
 from ..formats.weight_format import WeightFormat
-from ..ir.prequantized import BITS, CodeFormat
+from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.quantized import quantized
@@ -27,7 +27,7 @@ _QUANTIZED: dict[Target, Callable[..., Any]] = {
 
 
 def _left(program: Program) -> list[str]:
-    return [describe_node(n) for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage in BITS]
+    return [describe_node(n) for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].stored.integers]
 
 
 class QuantizeLinears(Pass):
@@ -45,7 +45,7 @@ class QuantizeLinears(Pass):
         result = PassResult()
         inputs: dict[tuple[Node, int], list[Node]] = {}
         for node in program.nodes_of(*LINEARS):
-            if node.meta[FORMAT].storage in BITS:
+            if node.meta[FORMAT].stored.integers:
                 with program.inserting_before(node):
                     new = _quantize(program, node, inputs)
                 program.replace(node, new)
@@ -77,5 +77,5 @@ def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[
         activation = program.call(ew.quantize_activation.default, *key, where=where)
         inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
     integers = quantized_weight(program, weight, wanted)
-    kinds = (BITS[wanted.storage], wanted.group_size, wanted.activation_group_size)
+    kinds = (wanted.stored.bits, wanted.group_size, wanted.activation_group_size)
     return program.call(_QUANTIZED[node.target], *inputs[key], *between, *integers, bias, *kinds, where=where)

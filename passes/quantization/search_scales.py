@@ -22,11 +22,11 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.token_sequences import packed_inputs
 
+from ..formats.rounding import round_to_8_bits
 from ..ir.clipped import SHARES, range_of, rounded, share_of
 from ..ir.prequantized import CodeFormat, Codes, decode
 from ..ir.program import Program
 from ..ir.provenance import join_where, where_of
-from ..ir.quantized import round_to_8_bits
 from ..ir.weights import WeightExpr
 from ..ops.quantization import quantize_activation
 from .choose_formats import FORMAT, WEIGHT_ARGUMENT
@@ -220,8 +220,8 @@ def _rounded_activation(x: torch.Tensor, group_size: int | None) -> torch.Tensor
 
 def _rounded(weight: torch.Tensor, code_format: CodeFormat) -> torch.Tensor:
     if code_format.bits == 8:
-        values, scales, _, _ = round_to_8_bits(weight, code_format)
-        return decode(Codes(values, scales), code_format)
+        eight = round_to_8_bits(weight, code_format.group_size)
+        return decode(Codes(eight.values, eight.scales), code_format)
     groups = weight.unflatten(-1, (-1, code_format.group_size))
     return rounded(groups, range_of(groups, code_format), 1.0).flatten(-2)
 

@@ -14,7 +14,6 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.runtime.shared.errors import PassError
 
-from ..ir.prequantized import BITS
 from ..ir.program import Program
 from ..ir.provenance import join_where, where_of
 from ..ir.recovered import before_training
@@ -95,7 +94,7 @@ class SmoothActivations(Pass):
 def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
     """Whether this linear is the product of integers with a rounded input, and no other pass scales its channels."""
     wanted = linear.meta[FORMAT]
-    if wanted.activation != "int8" or wanted.storage not in BITS:
+    if not wanted.stored.integers:
         return False
     if context.formats.method != "nearest" and wanted.storage == "int4":
         return False

@@ -13,8 +13,8 @@ import torch
 
 from enginewright.runtime.shared.errors import PassError
 
+from ..formats.round_to_4_bits import LEAST, MOST
 from ..ir.prequantized import CodeFormat, Codes
-from ..ir.round_to_4_bits import LEAST, MOST
 from ..ir.two_of_four import QUAD, best_two
 from ..ops.quantization import LARGEST, groups_of
 from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales

@@ -266,8 +266,11 @@ NB_MODULE(_cpu, m) {
              int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format) {
             ew::CacheGroup group{name, std::move(layers), kv_heads, key_size, value_size};
             if (!ew::parse_kv_format(format.c_str(), &group.format)) {
-              throw std::invalid_argument("cache group " + name + ": dtype " + format +
-                                          " is not one of f32, bf16, i8, fp8");
+              std::string known;
+              for (const ew::KvFormatEntry& entry : ew::kKvFormats)
+                known += (known.empty() ? "" : ", ") + std::string(entry.name);
+              throw std::invalid_argument("cache group " + name + ": dtype " + format + " is not one of " +
+                                          known);
             }
             return program.add_cache_group(std::move(group), block_size);
           },

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 
@@ -30,7 +30,7 @@ another number: keys and values that were kept on a disk are then computed again
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
 _MOST_THREADS = 1024
-_BITS = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}  # what _cpu hands over as uint16
+_AS_BITS = ("bf16", "f16")  # what _cpu hands over as uint16
 TUNABLES: Mapping[str, int] = {
     "small_work": 1 << 40,
     "task_bytes": 1 << 40,
@@ -162,7 +162,7 @@ class CpuProgram:
                 index,
                 before,
                 [
-                    a if a is None else a.view(_BITS.get(o.dtype, a.dtype))
+                    a if a is None else a.view(NUMPY_DTYPES[o.dtype] if o.dtype in _AS_BITS else a.dtype)
                     for a, o in zip(arrays, operands, strict=True)
                 ],
             )

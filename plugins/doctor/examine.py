@@ -12,8 +12,8 @@ from typing import Any, Literal
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import TARGETS
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.targets import part
 
 from .checks import Check, Checked, Problem

@@ -15,8 +15,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from enginewright.runtime.kv_cache.cache_groups import free_memory
 from enginewright.runtime.shared.errors import EnginewrightError, TargetError
+from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.targets import OWN, part
 
 from ..gpu.cuda_driver import Gpu, load_cuda

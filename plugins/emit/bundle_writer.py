@@ -36,15 +36,16 @@ from enginewright.runtime.bundle.weights import (
     ALIGNMENT,
     INDEX_PATH,
     Blob,
-    Layout,
     SourceRows,
     TensorEntry,
-    WeightDtype,
     WeightsIndex,
     stored_bytes,
     stored_dtype,
 )
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.panel_layouts import Layout
+from enginewright.runtime.shared.weight_formats import Storage
 
 Data = npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]]
 
@@ -289,7 +290,8 @@ class WeightsWriter:
         parts: Sequence[SourceRows] = (),
         *,
         shape: tuple[int, ...] | None = None,
-        dtype: WeightDtype = "f32",
+        dtype: Dtype = "f32",
+        stored_as: Storage | None = None,
     ) -> TensorEntry:
         """Appends a tensor.
 
@@ -301,6 +303,7 @@ class WeightsWriter:
             parts: which rows of which source tensors it is made of.
             shape: the logical shape; may be left out for one array in layout rows.
             dtype: the elements' type; the arrays must have it.
+            stored_as: the format in whose blocks they are given instead.
 
         Raises:
             ValueError: a name that was added before; data of another type or size than ``shape`` and ``dtype`` say.
@@ -311,13 +314,14 @@ class WeightsWriter:
             if not isinstance(data, np.ndarray) or layout != "rows":
                 raise ValueError(f"tensor {name}: shape is needed for chunks and for layout {layout}")
             shape = data.shape
-        size = stored_bytes(shape, layout, dtype)
+        size = stored_bytes(shape, layout, dtype, stored_as)
+        kind = np.dtype(np.uint8) if stored_as else stored_dtype(dtype, layout)
         file, digest = self._open_blob(), hashlib.sha256()
         before = file.mark()
         file.write(bytes(-file.bytes % ALIGNMENT), needed=size)
         offset = file.bytes
         for chunk in [data] if isinstance(data, np.ndarray) else data:
-            if chunk.dtype != stored_dtype(dtype, layout):
+            if chunk.dtype != kind:
                 raise ValueError(f"tensor {name}: a chunk is {chunk.dtype}, not {dtype}")
             data_of = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data
             file.write(data_of, needed=size)
@@ -334,6 +338,7 @@ class WeightsWriter:
             dtype=dtype,
             shape=shape,
             layout=layout,
+            stored_as=stored_as,
             parts=tuple(parts),
         )
         self._tensors[name] = entry

@@ -47,7 +47,7 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
     uses = lowering.program.weights
     progress(ProgressEvent("emit", 0, len(uses)))
     for done, use in enumerate(uses, 1):
-        add_weight(writer, use, lowering.weights[use.name])
+        add_weight(writer, use, lowering.weights[use.name], coded=True)
         progress(ProgressEvent("emit", done, len(uses), use.name))
     text = lowering.program.to_json()
     writer.write_text(f"{target_folder(target)}/{PROGRAM_FILE}", text)

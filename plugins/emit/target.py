@@ -6,15 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from enginewright.passes.formats.weight_format import Storage
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering
+from enginewright.runtime.shared.kv_formats import CacheDtype
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 
 from ..gpu.recipe import EnginesSection
 from .base import EmitOptions, Emitter
-
-SCALED = ("int8", "fp8")
-"""KV caches with a scale for each token and head, by the names of recipes."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class Target:
     gpus: tuple[str, ...] = ()
     check_gpus: Callable[[Sequence[str]], None] = lambda gpus: None
     narrow_caches: bool = False
-    caches: Callable[[EnginesSection], Collection[str]] = lambda engines: ()
+    caches: Callable[[EnginesSection], Collection[CacheDtype]] = lambda engines: ()
     cache_instructions: tuple[str, ...] = ()
     floats: Literal["f16", "bf16"] = "f16"
-    instructions: tuple[Storage, ...] = ("int4", "fp8")
+    instructions: tuple[Storage, ...] = tuple(name for name, of in FORMATS.items() if of.least_gpu and of.group_sizes)
     no_cache: str = ""
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

@@ -6,39 +6,40 @@ from collections.abc import Iterator
 
 import torch
 
+from enginewright.passes.formats.rounding import TORCH_DTYPES
 from enginewright.passes.ir.provenance import Part
+from enginewright.passes.ir.quantized import QuantizedFloats
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, SourceRows, TensorEntry, pack
+from enginewright.runtime.bundle.weights import Array, SourceRows, TensorEntry, pack, pack_blocks
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
-from enginewright.runtime.shared.lowered_program import Dtype, WeightUse
+from enginewright.runtime.shared.lowered_program import WeightUse
 from enginewright.runtime.shared.panel_layouts import PANEL
+from enginewright.runtime.shared.weight_formats import Storage
 
 from .bundle_writer import BundleWriter
 
-_TYPES: dict[Dtype, torch.dtype] = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i32": torch.int32,
-    "i8": torch.int8,
-    "i4": torch.int8,
-    "u4": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-}
 _CHUNK_BYTES = 32 << 20
 """A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
 
 
-def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr) -> TensorEntry:
+def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr, *, coded: bool = False) -> TensorEntry:
     """Evaluates a weight and writes it as kernels read it, a piece at a time.
+
+    ``coded``: ``Bundle.weight`` alone reads it, so that floats of a format that no kernel reads are stored as this.
 
     Raises:
         UnsupportedModelError: it has values that the type it is stored in doesn't have.
         SourceError, BundleError, CapacityError: it can't be read, or not written.
     """
-    stored = stored_chunks(use, expr)
-    return writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
+    stored: Array | Iterator[Array] = stored_chunks(use, expr)
+    storage: Storage | None = None
+    if coded and isinstance(expr, QuantizedFloats):
+        codes, storage = expr.codes(), expr.format.storage
+        stored = pack_blocks(codes.values.numpy(), codes.scales.numpy(), storage)
+    rows = source_rows(expr)
+    return writer.weights().add(use.name, stored, use.layout, rows, shape=use.shape, dtype=use.dtype, stored_as=storage)
 
 
 def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
@@ -61,7 +62,7 @@ def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
 
     Raises UnsupportedModelError for integers beyond 32 bits and for floats that the type doesn't have.
     """
-    narrow = value.to(_TYPES[use.dtype])
+    narrow = value.to(TORCH_DTYPES[use.dtype])
     if use.dtype == "i32" and not torch.equal(narrow.to(value.dtype), value):
         raise UnsupportedModelError(
             f"weight {use.name}: it has integers beyond 32 bits", hint="The cpu target computes with 32-bit integers."
@@ -77,7 +78,7 @@ def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
 def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
     """The stored elements in order, in pieces of whole panels or of some rows."""
     if value.dim() < 2:
-        yield _array(value.contiguous())
+        yield numpy_of(value.contiguous())
     elif value.dim() > 2 and use.layout != "rows":
         for matrix in value:
             yield from _chunks(use, matrix)
@@ -85,13 +86,12 @@ def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
         row_bytes = max(1, value[0].numel() * value.element_size())
         step = max(1, _CHUNK_BYTES // (row_bytes * PANEL)) * PANEL
         for start in range(0, value.shape[0], step):
-            yield pack(_array(value[start : start + step]), use.layout, use.dtype)
+            yield pack(numpy_of(value[start : start + step]), use.layout, use.dtype)
 
 
-def _array(value: torch.Tensor) -> Array:
+def numpy_of(value: torch.Tensor) -> Array:
     """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
-    if value.dtype == torch.bfloat16:
-        return value.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
-    if value.dtype == torch.float8_e4m3fn:
-        return value.view(torch.uint8).numpy().view(NUMPY_DTYPES["fp8"])
-    return value.numpy()
+    dtype = next(NUMPY_DTYPES[name] for name, of in TORCH_DTYPES.items() if of == value.dtype)
+    if dtype.isbuiltin == 1:
+        return value.numpy()
+    return value.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import (
-    BYTES_PER_ELEMENT,
     CacheGroup,
     FloatArray,
     Int32Array,
@@ -24,6 +23,7 @@ from enginewright.runtime.shared.contracts import (
     StepInput,
     StepOutput,
 )
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 
 from ..cpu.sampling import RowSampler

@@ -107,8 +107,8 @@ def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
     """The cache groups of a target of packed steps. Raises BundleError."""
     section = engine_section(bundle, target)
     if section.paged is not None:
-        return tuple(group.to_group() for group in section.paged.cache_groups)
-    return tuple(group.to_group() for group in segment_schedule(bundle, target).cache_groups)
+        return section.paged.cache_groups
+    return segment_schedule(bundle, target).cache_groups
 
 
 def packed_context(bundle: Bundle, target: str) -> int:

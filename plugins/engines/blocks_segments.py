@@ -13,7 +13,7 @@ import numpy as np
 
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import BundleError, RequestError
 
 from ..steps.packed_steps import StepLimits, StepShape, bucketed, rounded

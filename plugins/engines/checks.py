@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginewright.plugins.doctor.checks import Problem, is_older
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 
 from ..steps.paged_section import PagedProfile
 from .plan import CAPABILITY_BITS

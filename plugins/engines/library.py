@@ -22,6 +22,7 @@ from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
 from enginewright.plugins.engines.runtime_cache import FOLDER, RuntimeCache
 from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.executors.kept_files import cache_file
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 
 from ..gpu.cuda_driver import Cuda, Device, Gpu, load_cuda
@@ -30,15 +31,7 @@ from .checks import FLAVOURS, Flavour, library_problem
 from .section import TensorRtSection
 
 _NUMPY: Mapping[str, np.dtype[Any]] = {
-    "FLOAT": np.dtype(np.float32),
-    "HALF": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "INT64": np.dtype(np.int64),
-    "INT32": np.dtype(np.int32),
-    "INT8": np.dtype(np.int8),
-    "UINT8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-    "FP8": np.dtype(ml_dtypes.float8_e4m3fn),
+    **{of.tensorrt: of.numpy for of in DTYPES.values() if of.tensorrt},
     "INT4": np.dtype(ml_dtypes.int4),
     "FP4": np.dtype(ml_dtypes.float4_e2m1fn),
     "E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),

@@ -26,11 +26,11 @@ from enginewright.runtime.bundle.manifest import (
 )
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import INDEX_PATH, WeightsIndex
+from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
 from enginewright.runtime.shared.records import Count, Record, read
 
-from ..steps.paged_section import PagedCacheGroup
 from .plan import HEADER_BYTES, PlanHeader, check_plan
 from .section import Capability, Range, TensorRtSection, check_ranges
 
@@ -166,7 +166,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
 
     format_version: int = FORMAT_VERSION
     dtype: Literal["f32", "f16", "bf16"]
-    cache_groups: tuple[PagedCacheGroup, ...]
+    cache_groups: tuple[CacheGroup, ...]
     profiles: Annotated[tuple[SegmentProfile, ...], Meta(min_length=1)]
     segments: Annotated[tuple[Segment, ...], Meta(min_length=1)]
     buffers: dict[str, SegmentTensor]

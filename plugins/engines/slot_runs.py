@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array, SamplingBatch
+from enginewright.runtime.shared.contracts import FloatArray, Int32Array, SamplingBatch
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from ..gpu.carried_sampling import OpenedSampler

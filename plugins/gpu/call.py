@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from enginewright.runtime.shared.dtypes import DTYPES
+
 from .specs import ARGUMENTS, Constant, KernelName, KernelSpec
 
 
@@ -62,17 +64,7 @@ class DeviceArray:
 
 Argument = Operand | int | None
 
-_POINTERS: Mapping[str, str] = {
-    "float32": "*fp32",
-    "bfloat16": "*bf16",
-    "float16": "*fp16",
-    "int32": "*i32",
-    "int8": "*i8",
-    "uint8": "*u8",
-    "float8_e4m3fn": "*fp8e4nv",
-    "int64": "*i64",
-    "float64": "*fp64",
-}
+_POINTERS = {of.torch: f"*{of.triton}" for of in DTYPES.values() if of.triton}
 _ALIGNMENT = 16
 """Bytes: what the widest load of a thread takes."""
 

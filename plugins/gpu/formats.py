@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 KNOWN = ("7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
 """In rising order."""
@@ -37,7 +38,7 @@ _BESIDES = frozenset(
 
 _WRITTEN = re.compile(r"(?:sm_?)?(\d{1,2}?)\.?(\d)", re.IGNORECASE)
 
-_LEAST: dict[str, str] = {"bf16": "8.0", "int4": "8.0", "fp8": "8.9", "fp4": "10.0"}
+_LEAST: dict[str, str] = {name: of.least_gpu for name, of in FORMATS.items() if of.least_gpu}
 """Formats, and the least compute capability that has them."""
 
 

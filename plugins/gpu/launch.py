@@ -197,7 +197,7 @@ def _checked(caches: LayerCaches) -> LayerCaches:
     if keys.dtype not in CACHE_FORMATS_OF:
         raise ValueError(f"caches can't be of {keys.dtype}")
     for scales in (caches.key_scales, caches.value_scales):
-        if (scales is not None) != (caches.format in ("int8", "fp8")):
+        if (scales is not None) != (caches.format not in FLOATS_OF.values()):
             raise ValueError(f"a cache of {keys.dtype} with{'out' if scales is None else ''} scales")
         if scales is not None and (scales.shape != keys.shape[:3] or scales.dtype != torch.float32):
             raise ValueError(f"scales are float32 {tuple(keys.shape[:3])}, not {scales.dtype} {tuple(scales.shape)}")

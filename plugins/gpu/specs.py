@@ -30,7 +30,7 @@ SPLITS_AT_ONCE = 16
 """Parts of a context that ``combine_splits`` loads together."""
 
 TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD")
-"""Of the attention kernel: what differs by tile. Warps and stages do too, and aren't constants."""
+"""The constants of the attention kernel that differ by tile. Warps and stages do too, and aren't constants."""
 
 _POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}
 
@@ -81,7 +81,7 @@ class AttentionShape:
     @property
     def quantized(self) -> bool:
         """Whether the cache has scales."""
-        return self.cache in ("int8", "fp8")
+        return self.cache not in get_args(FloatType)
 
     @property
     def group(self) -> int:
@@ -122,7 +122,7 @@ class KernelSpec:
 
     @property
     def tile(self) -> Tile:
-        """Of an attention kernel."""
+        """The tile of an attention kernel."""
         constants = dict(self.constants)
         queries, rows, keys = (constants[name] for name in ("QUERIES", "ROWS", "KEYS"))
         assert isinstance(queries, int) and isinstance(rows, int) and isinstance(keys, int)
@@ -166,7 +166,7 @@ class AttentionConstants:
 
 
 def attention_constants(shape: AttentionShape, gpu: Gpu, tile: Tile, split_keys: int) -> dict[str, Constant]:
-    """Of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
+    """Makes the constants of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
     constants = AttentionConstants(
         Q_HEADS=shape.heads,
         KV_HEADS=shape.kv_heads,
@@ -200,7 +200,7 @@ def taken_constants(kernel: KernelName, constants: Mapping[str, Constant]) -> di
 
 
 def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
-    """Of ``kv_write_kernel``."""
+    """Makes the constants of ``kv_write_kernel``."""
     return {
         "KV_HEADS": kv_heads,
         "HEAD_SIZE": head_size,
@@ -213,7 +213,7 @@ def write_constants(kv_heads: int, head_size: int, value_size: int, cache: Cache
 
 
 def combine_constants(value_size: int) -> dict[str, Constant]:
-    """Of ``combine_splits_kernel``."""
+    """Makes the constants of ``combine_splits_kernel``."""
     return {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), "AT_ONCE": SPLITS_AT_ONCE}
 
 
@@ -232,7 +232,7 @@ ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
         *("capacity", "k_stride", "v_stride", "k_cache", "v_cache", "k_scales", "v_scales"),
     ),
 }
-"""In the order of the kernel's function, for kernels that both TensorRT's plugins and a step's calls launch."""
+"""The arguments in the order of the kernel's function, where both TensorRT's plugins and a step's calls launch it."""
 
 
 def attention_spec(

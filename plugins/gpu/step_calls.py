@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from enginewright.runtime.shared.dtypes import DTYPES
+from enginewright.runtime.shared.kv_formats import KV_FORMATS
+
 from .call import Argument, Call, in_order
 from .specs import (
     AttentionShape,
@@ -121,11 +124,11 @@ class LayerCaches:
 
     @property
     def format(self) -> CacheFormat:
-        """As kernels name it."""
+        """The format as kernels name it."""
         return CACHE_FORMATS_OF[self.keys.dtype]
 
     def named(self, gpu: Gpu | None, suffix: str = "") -> dict[str, Argument]:
-        """As kernels' arguments; ``gpu`` is what reads 8-bit floats, which are bytes for who writes them (None)."""
+        """Names them as kernels' arguments. ``gpu`` reads 8-bit floats; for who writes them (None) they are bytes."""
         caches = [self.keys, self.values]
         if self.format == "fp8" and not (gpu is not None and gpu.fp8):
             caches = [cache.view(torch.uint8) for cache in caches]
@@ -134,7 +137,9 @@ class LayerCaches:
 
 
 FLOATS_OF: Mapping[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-CACHE_FORMATS_OF: Mapping[torch.dtype, CacheFormat] = {**FLOATS_OF, torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+CACHE_FORMATS_OF: Mapping[torch.dtype, CacheFormat] = {
+    getattr(torch, DTYPES[dtype].torch): of.name for dtype, of in KV_FORMATS.items()
+}
 
 
 def rope_kv_write_call(
@@ -378,7 +383,7 @@ def _inner(x: torch.Tensor) -> int:
 
 
 def _strides(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
-    """Of the dimensions before the last: outer and inner. Of rank 2 the inner is none."""
+    """Lists the strides of the dimensions before the last: outer and inner. With rank 2 there is no inner one."""
     if x is None:
         return {f"{name}_OUTER": 0, f"{name}_STRIDE": 0}
     return {f"{name}_OUTER": x.stride(0), f"{name}_STRIDE": x.stride(1) if x.dim() > 2 else 0}

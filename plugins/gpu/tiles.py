@@ -14,15 +14,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.kv_formats import KV_FORMATS, SCALED_CACHES, CacheDtype, CacheName
 
 FloatType = Literal["f16", "bf16", "f32"]
-CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]
+CacheFormat = CacheName
 
-CACHE_BYTES: dict[CacheFormat, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1, "fp8": 1}
-CACHE_FORMATS: tuple[CacheFormat, ...] = ("f16", "bf16", "f32", "int8", "fp8")
-SCALED_FORMATS: Mapping[str, Literal["int8", "fp8"]] = {"i8": "int8", "fp8": "fp8"}
-"""Of caches of 8 bits, by ``contracts.CacheDtype``."""
+CACHE_BYTES: Mapping[CacheFormat, int] = {of.name: stored_bytes(dtype, 1) for dtype, of in KV_FORMATS.items()}
+SCALED_FORMATS: Mapping[CacheDtype, CacheFormat] = {dtype: KV_FORMATS[dtype].name for dtype in SCALED_CACHES}
 
 SPLIT_KEYS = 512
 """Keys of a part of a long context, which one program attends to when decoding."""

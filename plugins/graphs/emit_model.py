@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -99,7 +98,7 @@ def emit_model(
         contrib=variant,
         narrow=beside,
         kernels=None if kernels is None else _emit_kernels(KernelsBuilder(program, weights, kernels), writer),
-        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype=floats)) for group in program.cache_groups),
+        cache_groups=tuple(LinearCacheGroup.of(group, floats) for group in program.cache_groups),
         summed_products=summed_products(program),
     )
 

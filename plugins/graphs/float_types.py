@@ -8,20 +8,18 @@ of bf16 or f16. What works element by element has the type of what it gets, the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from enginewright.runtime.shared.dtypes import DTYPES, NAME_OF_ONNX, NUMPY_DTYPES
+
 FloatType = Literal["f32", "f16", "bf16"]
 
-ELEMENTS: Mapping[FloatType, int] = {
-    "f32": TensorProto.FLOAT,
-    "f16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-}
+ELEMENTS: Mapping[FloatType, int] = {name: DTYPES[name].onnx for name in get_args(FloatType)}
 
 _NARROW = frozenset(
     {"MatMul", "Gemm", "Attention", "TensorScatter", "RMSNormalization", "LayerNormalization", "RotaryEmbedding"}
@@ -32,13 +30,6 @@ _WIDE = frozenset(
 )
 _NO_FLOATS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Shape"})
 """What they give isn't a float, whatever they get."""
-
-_NUMPY: Mapping[int, npt.DTypeLike] = {
-    TensorProto.FLOAT16: np.float16,
-    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
-}
-_MOST: Mapping[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
-"""The largest number of each."""
 
 
 def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], narrow: int) -> int | None:
@@ -71,7 +62,7 @@ def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | Non
 
 def narrowed(array: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.generic]:
     """A constant in another float type; what is beyond its range becomes the last that is in it."""
-    dtype = np.dtype(_NUMPY[kind])
-    most = _MOST[kind]
+    dtype = NUMPY_DTYPES[NAME_OF_ONNX[kind]]
+    most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     finite = np.where(np.isfinite(array), np.clip(array, -most, most), array)
     return np.asarray(finite.astype(dtype))

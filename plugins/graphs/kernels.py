@@ -17,7 +17,8 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import weight_packings
-from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
+from enginewright.passes.quantization.round_weights import is_dequantized
+from enginewright.runtime.shared.weight_formats import FORMAT_OF
 
 from . import ops_ew
 from .contrib import ContribBuilder
@@ -30,7 +31,6 @@ ew = torch.ops.ew
 DOMAIN = "enginewright"
 
 _F32 = torch.float32
-_STORAGES = {"f32": "f32", "bf16": "bf16", "fp8": "fp8", "i8": "int8", "i4": "int4", "u4": "int4"}
 
 
 class PanelProducts:
@@ -88,7 +88,7 @@ class PanelProducts:
             domain=DOMAIN,
             n=n,
             k=k,
-            storage=_STORAGES[packing.dtype],
+            storage=FORMAT_OF[packing.dtype],
             sparse=int(packing.layout == "sparse32"),
             weight_group=weight_group,
             activation_group=activation_group,

@@ -13,7 +13,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
+from enginewright.passes.quantization.round_weights import is_dequantized
 
 from .graph import GraphBuilder, Handler, Value
 from .weights import Form

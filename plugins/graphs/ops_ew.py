@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
+from enginewright.passes.quantization.round_weights import is_dequantized
 
 from .graph import GraphBuilder, Handler, Value
 from .ops_dequantize import stored_weight

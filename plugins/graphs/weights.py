@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, cast, get_args
 
 import torch
 from onnx import StringStringEntryProto, TensorProto, helper
 
+from enginewright.passes.formats.rounding import TORCH_DTYPES
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.passes.lowering.builder import Packing
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, Layout, TensorEntry, WeightDtype, pack_nibbles
+from enginewright.runtime.bundle.weights import Array, TensorEntry, pack_nibbles
+from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import WeightUse
+from enginewright.runtime.shared.panel_layouts import Layout
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ..emit.bundle_writer import BundleWriter, blob_path
-from ..emit.weights import add_weight, part_rows
+from ..emit.weights import add_weight, numpy_of, part_rows
+from .float_types import FloatType
 
 Form = Literal["rows", "columns"]
 """As the program has a weight, [.., N, K], or with its last two axes exchanged, as a product takes it: [.., K, N]."""
@@ -26,29 +30,8 @@ Stored = Literal["f32", "bf16", "f16", "fp8", "i8", "i4", "u4 less 8", "i4 pairs
 """How the elements are stored. Those of 4 bits lie two in a byte, the first in its low half; as pairs they are the
 bytes u8 [.., K/2] to the graph, for operators that know no 4 bits. 0 .. 15 less 8 is i4: TensorRT has no u4."""
 
-_ELEMENTS: dict[Stored, int] = {
-    "f32": TensorProto.FLOAT,
-    "bf16": TensorProto.BFLOAT16,
-    "f16": TensorProto.FLOAT16,
-    "fp8": TensorProto.FLOAT8E4M3FN,
-    "i8": TensorProto.INT8,
-    "i4": TensorProto.INT4,
-    "u4 less 8": TensorProto.INT4,
-    "i4 pairs": TensorProto.UINT8,
-    "u4 pairs": TensorProto.UINT8,
-}
-_DTYPES: dict[Stored, WeightDtype] = {
-    "f32": "f32",
-    "bf16": "bf16",
-    "f16": "f16",
-    "fp8": "fp8",
-    "i8": "i8",
-    "i4": "i4",
-    "u4 less 8": "i4",
-    "i4 pairs": "i4",
-    "u4 pairs": "u4",
-}
-_FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_DTYPES: Mapping[Stored, Dtype] = {"u4 less 8": "i4", "i4 pairs": "i4", "u4 pairs": "u4"}
+"""The types of those that are not called as these are."""
 _MOST_F16 = 65504
 _CHUNK_BYTES = 32 << 20
 """A weight is transposed and written in pieces of about this size."""
@@ -102,16 +85,17 @@ class ExternalWeights:
 
     def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
         shape = expr.shape if form == "rows" else (*expr.shape[:-2], expr.shape[-1], expr.shape[-2])
-        dtype = _DTYPES[stored]
-        layout: Layout = "nibbles" if dtype in ("i4", "u4") else "rows"
+        dtype = _dtype(stored)
+        layout: Layout = "nibbles" if DTYPES[dtype].bits == 4 else "rows"
         # The cpu target may have stored the same weight in another layout, under its own name.
         label = f"{name}.{self._suffix}" if form == "rows" else f"{name}.{self._suffix}.columns"
         axis = 1 if form == "columns" and len(shape) == 2 else 0
         parts = tuple(part_rows(part) for part in expr.parts(axis))
         chunks = _chunks(name, expr, form, stored)
         entry = self._writer.weights().add(label, chunks, layout, parts, shape=shape, dtype=dtype)
-        dims = (*shape[:-1], shape[-1] // 2) if "pairs" in stored else shape
-        return _external(label, entry, _ELEMENTS[stored], dims)
+        if "pairs" in stored:
+            return _external(label, entry, DTYPES["u8"].onnx, (*shape[:-1], shape[-1] // 2))
+        return _external(label, entry, DTYPES[dtype].onnx, shape)
 
 
 def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]) -> TensorProto:
@@ -148,16 +132,14 @@ def _rows(value: torch.Tensor, stored: Stored) -> Iterator[Array]:
     step = max(1, _CHUNK_BYTES // max(1, 4 * value.shape[1])) // 2 * 2 or 2  # an even number has whole bytes
     for start in range(0, value.shape[0], step):
         array = _array(value[start : start + step], stored)
-        yield pack_nibbles(array) if _DTYPES[stored] in ("i4", "u4") else array
+        yield pack_nibbles(array) if DTYPES[_dtype(stored)].bits == 4 else array
+
+
+def _dtype(stored: Stored) -> Dtype:
+    return _DTYPES.get(stored) or cast("Dtype", stored)
 
 
 def _array(value: torch.Tensor, stored: Stored) -> Array:
-    """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
     if stored == "u4 less 8":
         value = value - 8
-    exact = value.to(_FLOATS.get(stored, value.dtype)).contiguous()
-    if exact.dtype == torch.bfloat16:
-        return exact.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
-    if exact.dtype == torch.float8_e4m3fn:
-        return exact.view(torch.uint8).numpy().view(NUMPY_DTYPES["fp8"])
-    return exact.numpy()
+    return numpy_of((value.to(TORCH_DTYPES[stored]) if stored in get_args(FloatType) else value).contiguous())

@@ -25,7 +25,7 @@ from msgspec import Meta
 from enginewright.plugins.steps.x86_levels import LevelName
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 from ..steps.linear_io import LinearCacheGroup

@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.lowered_program import CacheGroupShape
+from enginewright.runtime.shared.contracts import CacheGroup, CacheGroupShape
+from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
@@ -53,14 +53,14 @@ class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
     mask: str
 
     @classmethod
-    def of(cls, group: CacheGroup) -> LinearCacheGroup:
-        shape = {name: value for name, value in vars(group).items() if name != "block_size"}
+    def of(cls, group: CacheGroup, dtype: CacheDtype = "f32") -> LinearCacheGroup:
+        """A group of a program, with caches of ``dtype``."""
+        shape = group.model_dump(exclude={"block_size"}) | {"dtype": dtype}
         return cls(**shape, mask=mask_name(group.window))
 
     def to_group(self, block_size: int) -> CacheGroup:
         """The group as schedulers see it: a slot of ``block_size`` tokens is one block."""
-        fields = self.model_dump(exclude={"mask"})
-        return CacheGroup(**fields, block_size=block_size)
+        return CacheGroup(**self.model_dump(exclude={"mask"}), block_size=block_size)
 
 
 class VariantFile(Record, frozen=True, kw_only=True):

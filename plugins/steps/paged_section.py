@@ -22,8 +22,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from enginewright.runtime.shared.contracts import SCALED_CACHES, CacheDtype, CacheGroup
-from enginewright.runtime.shared.lowered_program import CacheGroupModel
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.kv_formats import SCALED_CACHES, CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
@@ -33,17 +33,6 @@ KERNELS_FOLDER = "kernels"
 """In the target's folder: the code that the plugins launch, for each compute capability."""
 
 IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
-
-
-class PagedCacheGroup(CacheGroupModel, frozen=True, kw_only=True):
-    """``contracts.CacheGroup`` as JSON, with the type that the engines' caches have, which must be said."""
-
-    dtype: CacheDtype
-
-    @classmethod
-    def of(cls, group: CacheGroup, dtype: CacheDtype) -> PagedCacheGroup:
-        """A group of a program; caches that aren't of 8 bits have ``dtype``."""
-        return cls(**vars(group) | {"dtype": group.dtype if group.dtype in SCALED_CACHES else dtype})
 
 
 class PagedProfile(Record, frozen=True, kw_only=True):
@@ -75,7 +64,7 @@ class PagedSection(Record, frozen=True, kw_only=True):
 
     Attributes:
         library: the smallest version of TensorRT that can build them.
-        cache_groups: in the program's order.
+        cache_groups: in the program's order; a ``dtype`` is that of the engines' caches.
         profiles: one for each engine; engines have their ``phase``.
         kernel_capabilities: of the GPUs that the target's kernels were compiled for: where it can be built.
         split_keys: keys of the parts that a decode step's contexts are split into.
@@ -86,7 +75,7 @@ class PagedSection(Record, frozen=True, kw_only=True):
 
     network: str = NETWORK_FILE
     library: str
-    cache_groups: tuple[PagedCacheGroup, ...]
+    cache_groups: tuple[CacheGroup, ...]
     profiles: Annotated[tuple[PagedProfile, ...], Meta(min_length=1)]
     kernel_capabilities: Annotated[tuple[str, ...], Meta(min_length=1)]
     split_keys: Positive

@@ -15,6 +15,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.shared.weight_formats import FORMAT_OF, FORMATS
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class PlannedSteps:
     engine: Callable[[int], float]
 
 
-_NARROW = {"fp8": "fp8", "i4": "int4", "u4": "int4", "bf16": "bf16"}
+_NARROW = {dtype: name for dtype, name in FORMAT_OF.items() if FORMATS[name].least_gpu}
 
 
 def stored_formats(program: LoweredProgram) -> frozenset[str]:

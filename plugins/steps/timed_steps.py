@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import Int32Array, StepInput
+from enginewright.runtime.shared.contracts import CacheGroup, Int32Array, StepInput
 from enginewright.runtime.shared.errors import RequestError
-from enginewright.runtime.shared.lowered_program import CacheGroupModel
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import StepSizes
 
@@ -122,7 +121,7 @@ def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
 
 
 def random_step(
-    groups: Sequence[CacheGroupModel], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
+    groups: Sequence[CacheGroup], vocabulary: int, sizes: StepSizes, *, mixed_blocks: bool = False
 ) -> StepInput:
     """Random tokens as the last ones of each request; the logits of each request's last one are asked for.
 

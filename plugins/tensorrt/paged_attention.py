@@ -28,7 +28,9 @@ from typing import Any
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.kv_formats import KV_FORMATS
 
 from ..gpu.compile_ahead import CompiledKernel
 from ..gpu.plugin_kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
@@ -48,7 +50,9 @@ _FLOATS: dict[trt.DataType, FloatType] = {
     trt.DataType.BF16: "bf16",
     trt.DataType.FLOAT: "f32",
 }
-_CACHES: dict[trt.DataType, CacheFormat] = {**_FLOATS, trt.DataType.INT8: "int8", trt.DataType.FP8: "fp8"}
+_CACHES: dict[trt.DataType, CacheFormat] = {
+    getattr(trt.DataType, DTYPES[dtype].tensorrt): of.name for dtype, of in KV_FORMATS.items()
+}
 _DATA_TYPES: dict[str, trt.DataType] = {name: of for of, name in _FLOATS.items()}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.runtime.shared.records import Record, Sha256
 
@@ -97,8 +98,7 @@ def stored_type(use: WeightUse) -> str:
     """What kernels read a weight's memory as: words of packed values, floats of 32 bits, integers, or their bits."""
     if use.layout in ("panel32x2", "panel32x4", "panel32x8", "sparse32"):
         return "int32"
-    kinds = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16", "fp8": "uint8"}
-    return kinds.get(use.dtype, "uint8")
+    return DTYPES[use.dtype].tvm
 
 
 SECTIONS = {"tvm": TvmSection}

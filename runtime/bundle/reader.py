@@ -43,7 +43,7 @@ from .tokenizer_files import (
     TOKENIZER_PATH,
     TokenizerFiles,
 )
-from .weights import INDEX_PATH, TensorEntry, WeightsIndex
+from .weights import INDEX_PATH, TensorEntry, WeightsIndex, expanded
 
 PROGRAM_FILE = "program.json"
 """The lowered program in the folder of a target that starts from one."""
@@ -206,6 +206,8 @@ class Bundle:
     def weight(self, name: str, load: Load = "map") -> npt.NDArray[np.generic]:
         """A weight, read-only: of shape ``TensorEntry.stored_shape``; mapped (see ``check_unchanged``), or copied.
 
+        One that is ``stored_as`` another format is expanded.
+
         Raises BundleError if its file was cut off since the bundle was opened, CapacityError without memory for it.
         """
         entry = self.tensor(name)
@@ -213,6 +215,11 @@ class Bundle:
             data = self._map(entry.blob)[entry.offset : entry.offset + entry.bytes]
         else:
             data = self._copy(entry.blob, entry.offset, entry.bytes)
+        if entry.stored_as is not None:
+            weight = expanded(data, entry)
+            data = np.frombuffer(self._memory(entry.blob, weight.nbytes), np.uint8, weight.nbytes)
+            data[...] = weight.reshape(-1).view(np.uint8)
+            data.flags.writeable = False
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def check_unchanged(self) -> None:
@@ -356,10 +363,7 @@ class Bundle:
     def _copy(self, blob: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
         if (blob, offset, size) not in self._copies:
             path = self.path / self.index.blobs[blob].file
-            try:
-                memory = mmap.mmap(-1, max(size, 1))  # at a page's beginning: vector loads want 64 bytes
-            except OSError as e:
-                raise CapacityError(f"{path}: no memory for {size:,} bytes of it", hint='Use load="map".') from e
+            memory = self._memory(blob, size)
             with self._open_blob(blob) as file:
                 file.seek(offset)
                 if file.readinto(memoryview(memory)[:size]) != size:
@@ -368,6 +372,14 @@ class Bundle:
             array.flags.writeable = False
             self._copies[blob, offset, size] = array
         return self._copies[blob, offset, size]
+
+    def _memory(self, blob: int, size: int) -> mmap.mmap:
+        """Takes memory that begins at a page: vector loads want 64 bytes."""
+        try:
+            return mmap.mmap(-1, max(size, 1))
+        except OSError as e:
+            path = self.path / self.index.blobs[blob].file
+            raise CapacityError(f"{path}: no memory for {size:,} bytes of it", hint='Use load="map".') from e
 
     def _open_blob(self, blob: int) -> io.BufferedReader:
         listed = self.index.blobs[blob]

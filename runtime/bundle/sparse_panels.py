@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..shared.panel_layouts import DEPTHS, PANEL
+from ..shared.dtypes import DTYPES
+from ..shared.panel_layouts import BIAS, DEPTHS, PANEL
 
 Array = npt.NDArray[Any]
 
@@ -30,14 +30,11 @@ DEPTH = DEPTHS["sparse32"]
 
 _PLACE_BYTES = 4 * PANEL
 _QUADS = DEPTH // 4
-_VALUE_BYTES = {"f32": 2048, "bf16": 1024, "i8": 512, "i4": 256}
-_TYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.uint8, "i4": np.uint8}
-_BIAS = {"i8": 128, "i4": 8}
 
 
 def block_bytes(dtype: str) -> int:
-    """Bytes of a block. Raises KeyError for a type that is never sparse."""
-    return _PLACE_BYTES + _VALUE_BYTES[dtype]
+    """Bytes of a block: of every four values two are stored."""
+    return _PLACE_BYTES + PANEL * DEPTH // 2 * DTYPES[dtype].bits // 8
 
 
 def is_sparse(weight: Array) -> bool:
@@ -66,8 +63,8 @@ def pack_sparse(weight: Array, dtype: str) -> Array:
     values = kept.reshape(panels, PANEL, blocks, _QUADS, 2).transpose(0, 2, 3, 1, 4)
     if dtype == "f32":
         values = values.swapaxes(-1, -2)
-    elif dtype in _BIAS:
-        values = values.view(np.uint8) + np.uint8(_BIAS[dtype])  # wraps around: -1 + 128 is 127
+    elif dtype in BIAS:
+        values = values.view(np.uint8) + np.uint8(BIAS[dtype])  # wraps around: -1 + 128 is 127
     if dtype == "i4":
         values = values[:, :, 0::2] | values[:, :, 1::2] << 4
     out = np.empty((panels, blocks, block_bytes(dtype)), np.uint8)
@@ -82,14 +79,14 @@ def unpack_sparse(stored: Array, shape: tuple[int, ...], dtype: str) -> Array:
     panels, blocks = stored.shape[:2]
     words = np.ascontiguousarray(stored[..., :_PLACE_BYTES]).view(np.uint32)  # [panels, blocks, 32]
     places = words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15  # [panels, blocks, 32, 8]
-    values = np.ascontiguousarray(stored[..., _PLACE_BYTES:]).view(_TYPES[dtype])
+    values = np.ascontiguousarray(stored[..., _PLACE_BYTES:]).view(np.uint8 if dtype in BIAS else DTYPES[dtype].numpy)
     if dtype == "i4":
         halves = values.reshape(panels, blocks, _QUADS // 2, 1, PANEL, 2)
         values = np.concatenate((halves & 15, halves >> 4), axis=3)
     if dtype == "f32":
         values = values.reshape(panels, blocks, _QUADS, 2, PANEL).swapaxes(-1, -2)
-    if dtype in _BIAS:
-        values = (values - np.uint8(_BIAS[dtype])).view(np.int8)
+    if dtype in BIAS:
+        values = (values - np.uint8(BIAS[dtype])).view(np.int8)
     values = values.reshape(panels, blocks, _QUADS, PANEL, 2).swapaxes(2, 3)  # [panels, blocks, 32, 8, 2]
     quads = np.zeros((panels, blocks, PANEL, _QUADS, 4), values.dtype)
     for which in range(2):

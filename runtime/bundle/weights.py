@@ -12,6 +12,11 @@ it is (safetensors forbids the holes that alignment needs). Holes are zero. Layo
     sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four along K not zero: see ``sparse_panels.py``
     nibbles    any shape, row-major, of i4 (two's complement) or u4: two to a byte, the first in its low half
 
+A tensor that is ``stored_as`` a format has its type and layout once it is loaded: ``Bundle.weight`` expands it. In the
+blob its rows are blocks of G values, as the format says, the last one filled with zeros:
+
+    {float16 scale; byte values[G / 2]}     two values to a byte, the first in its low half
+
 In all but rows and nibbles, what lies past N and past K is zero. A weight [E, N, K] has E of them, one after the other.
 """
 
@@ -19,54 +24,39 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
+from ..shared.dtypes import NUMPY_DTYPES, Dtype
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_shown
-from ..shared.panel_layouts import DEPTHS, PANEL
+from ..shared.panel_layouts import BIAS, DEPTHS, PANEL, Layout
 from ..shared.records import Count, Record, read
+from ..shared.weight_formats import FORMATS, Storage
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
-FORMAT_VERSION = 4
-"""2 added sparse32, 3 nibbles, 4 fp8. An index says the least that has all its layouts and types, so that older readers
-open it."""
+FORMAT_VERSION = 5
+"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as. An index says the least that has all its layouts and types, so that
+older readers open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
-WeightDtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
-"""fp8 is e4m3fn of OCP's OFP8 specification."""
-
-_DTYPES_OF: dict[Layout, tuple[WeightDtype, ...]] = {
-    "panel32": ("f32", "f16", "bf16", "fp8"),
-    "panel32x2": ("bf16",),
-    "panel32x4": ("i8",),
-    "panel32x8": ("i4", "u4"),
-    "sparse32": ("f32", "bf16", "i8", "i4"),
-    "nibbles": ("i4", "u4"),
+_DTYPES_OF: dict[str, frozenset[str]] = {
+    **{name: frozenset(d for f in FORMATS.values() if f.layout == name for d in f.dtypes) for name in DEPTHS},
+    "panel32": frozenset(("bf16", "f16", *(d for f in FORMATS.values() if f.layout == "panel32" for d in f.dtypes))),
+    "sparse32": frozenset(f.dtype for f in FORMATS.values() if f.sparse),
+    "nibbles": frozenset(d for f in FORMATS.values() if f.bits == 4 for d in f.dtypes),
 }
-_SINCE: dict[Layout | WeightDtype, int] = {"sparse32": 2, "nibbles": 3, "fp8": 4}
-"""The version of the index that added a layout or a type; 1 had the others."""
-_BIAS: dict[WeightDtype, int] = {"i8": 128, "i4": 8}
-"""What is added to a value before it is stored in bytes, or halves of bytes, without sign."""
-
-NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
-    "f32": np.dtype(np.float32),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f16": np.dtype(np.float16),
-    "i32": np.dtype(np.int32),
-    "i8": np.dtype(np.int8),
-    "i4": np.dtype(np.int8),
-    "u4": np.dtype(np.int8),
-    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
+_SINCE: dict[str, int] = {
+    "sparse32": 2,
+    "nibbles": 3,
+    **{f.dtype if f.layout else name: f.since for name, f in FORMATS.items()},
 }
-"""The arrays that ``pack`` takes: of i4 and u4 one value in each int8."""
+"""The version of the index that added a layout, a type or a format that no kernel reads; 1 had the others."""
 
 
 class SourceRows(Record, frozen=True, kw_only=True):
@@ -100,9 +90,10 @@ class TensorEntry(Record, frozen=True, kw_only=True):
     blob: Count
     offset: Annotated[int, Meta(ge=0, multiple_of=ALIGNMENT)]
     bytes: Count
-    dtype: WeightDtype
+    dtype: Dtype
     shape: tuple[int, ...]
     layout: Layout = "rows"
+    stored_as: Storage | None = None
     parts: tuple[SourceRows, ...] = ()
 
     @property
@@ -124,7 +115,8 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
     @classmethod
     def of(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
         """An index of the lowest version that has what it lists."""
-        least = max((_SINCE.get(kind, 1) for t in tensors.values() for kind in (t.layout, t.dtype)), default=1)
+        kinds = [kind for t in tensors.values() for kind in (t.layout, t.stored_as or t.dtype)]
+        least = max((_SINCE.get(kind, 1) for kind in kinds), default=1)
         return cls(format_version=least, blobs=blobs, tensors=tensors)
 
     def stored_once(self) -> dict[str, TensorEntry]:
@@ -161,8 +153,12 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
             return f"shape is {list(tensor.shape)}"
         if tensor.layout == "sparse32" and (len(tensor.shape) != 2 or tensor.shape[1] % 4):
             return f"layout sparse32 needs two dimensions, the second a multiple of 4, shape is {list(tensor.shape)}"
-        if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype)):
-            return f"bytes is {tensor.bytes}, but {tensor.dtype} {list(tensor.shape)} in {tensor.layout} has {expected}"
+        floats = NUMPY_DTYPES[tensor.dtype].kind == "f" or tensor.dtype == "bf16"
+        if tensor.stored_as is not None and (FORMATS[tensor.stored_as].layout or not floats):
+            return f"{tensor.dtype} is not stored as {tensor.stored_as}"
+        if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype, tensor.stored_as)):
+            kind = tensor.stored_as or tensor.dtype
+            return f"bytes is {tensor.bytes}, but {kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
             return f"blob is {tensor.blob}, but there are {len(self.blobs)}"
         blob = self.blobs[tensor.blob]
@@ -171,7 +167,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         return None
 
 
-def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype = "f32") -> tuple[int, ...]:
+def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -> tuple[int, ...]:
     """Shape of the array as stored: [.., N, K] in panel32x4 is [.., ceil(N/32), ceil(K/4), 32, 4]."""
     if layout == "rows":
         return shape
@@ -187,21 +183,23 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype = "f
     return (*panels, side // 2 if layout == "panel32x8" else side)
 
 
-def stored_dtype(dtype: WeightDtype, layout: Layout) -> np.dtype[np.generic]:
+def stored_dtype(dtype: Dtype, layout: Layout) -> np.dtype[np.generic]:
     """The type of the elements as stored: bytes without sign for integers in panels, else ``dtype``'s own."""
     bytes_of = ("panel32x4", "panel32x8", "sparse32", "nibbles")
     return np.dtype(np.uint8) if layout in bytes_of else NUMPY_DTYPES[dtype]
 
 
-def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype) -> int:
+def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: Dtype, stored_as: Storage | None = None) -> int:
     """Bytes that a tensor takes in its blob, without the alignment before it."""
+    if stored_as is not None:
+        return math.prod(_blocks_shape(shape, stored_as))
     return math.prod(stored_shape(shape, layout, dtype)) * stored_dtype(dtype, layout).itemsize
 
 
 Array = npt.NDArray[Any]
 
 
-def pack(weight: Array, layout: Layout, dtype: WeightDtype | None = None) -> Array:
+def pack(weight: Array, layout: Layout, dtype: Dtype | None = None) -> Array:
     """A weight [.., N, K] as ``layout`` stores it. ``dtype`` says whether integers of 4 bits have a sign: i4 or u4.
 
     Raises ValueError for sparse32 if more than two of four values are not zero.
@@ -212,7 +210,7 @@ def pack(weight: Array, layout: Layout, dtype: WeightDtype | None = None) -> Arr
         return pack_sparse(weight, dtype or "f32")
     if layout == "nibbles":
         return pack_nibbles(weight)
-    bias = _BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0) if weight.dtype == np.int8 else 0
+    bias = BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0) if weight.dtype == np.int8 else 0
     if layout in ("panel32x4", "panel32x8"):
         weight = weight.view(np.uint8) + np.uint8(bias)  # wraps around: -1 + 128 is 127
     *lead, rows, columns = weight.shape
@@ -233,7 +231,7 @@ def pack(weight: Array, layout: Layout, dtype: WeightDtype | None = None) -> Arr
     return np.ascontiguousarray(moved).view(weight.dtype).reshape(shape)
 
 
-def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: WeightDtype | None = None) -> Array:
+def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: Dtype | None = None) -> Array:
     """The reverse of ``pack``: the weight [.., N, K] of this ``shape``."""
     if layout == "rows":
         return stored
@@ -248,7 +246,7 @@ def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: WeightD
     values = stored.reshape(*lead, panels, groups, PANEL, side).swapaxes(-2, -3)
     weight = values.reshape(*lead, panels * PANEL, groups * side)[..., :rows, :columns]
     if layout in ("panel32x4", "panel32x8"):
-        return (weight - np.uint8(_BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0))).view(np.int8)
+        return (weight - np.uint8(BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0))).view(np.int8)
     return weight
 
 
@@ -260,7 +258,40 @@ def pack_nibbles(values: Array) -> Array:
     return flat[0::2] | flat[1::2] << 4
 
 
-def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: WeightDtype) -> Array:
+def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
     """The reverse of ``pack_nibbles``; of i4 the upper half of the 16 values is below zero."""
     values = np.stack((stored & 0xF, stored >> 4), axis=-1).reshape(-1)[: math.prod(shape)].view(np.int8)
     return (np.where(values > 7, values - np.int8(16), values) if dtype == "i4" else values).reshape(shape)
+
+
+def _blocks_shape(shape: tuple[int, ...], storage: Storage) -> tuple[int, ...]:
+    """Of a weight [.., N, K] as bytes in blocks."""
+    size = FORMATS[storage].group_sizes[0]
+    return (*shape[:-1], -(-shape[-1] // size), 2 + size // 2)
+
+
+def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
+    """Codes int8 [.., N, K] and their scales float16 [.., N, blocks] -> uint8 [.., N, blocks, bytes of a block]."""
+    blocks = np.zeros(_blocks_shape(values.shape, storage), np.uint8)
+    blocks[..., :2] = scales[..., None].view(np.uint8)
+    padded = np.zeros((*blocks.shape[:-1], 2 * (blocks.shape[-1] - 2)), np.uint8)
+    padded.reshape(*values.shape[:-1], -1)[..., : values.shape[-1]] = values
+    blocks[..., 2:] = padded[..., 0::2] | padded[..., 1::2] << 4
+    return blocks
+
+
+def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> npt.NDArray[np.float32]:
+    """What blocks stand for: float32 of this ``shape``."""
+    blocks = stored.reshape(_blocks_shape(shape, storage))
+    numbers = np.asarray(FORMATS[storage].codes, np.float32)
+    pairs = np.stack((numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]), axis=-1)  # by byte
+    values = pairs[blocks[..., 2:]].reshape(*blocks.shape[:-1], -1)
+    values *= np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    return np.ascontiguousarray(values.reshape(*shape[:-1], -1)[..., : shape[-1]])
+
+
+def expanded(stored: Array, entry: TensorEntry) -> Array:
+    """A tensor that is stored as another format, as its type and layout say."""
+    assert entry.stored_as is not None
+    floats = unpack_blocks(stored, entry.shape, entry.stored_as).astype(NUMPY_DTYPES[entry.dtype])
+    return pack(floats, entry.layout, entry.dtype)

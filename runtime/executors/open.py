@@ -7,7 +7,7 @@ from typing import get_args
 
 from ..bundle.reader import Bundle, Load
 from ..bundle.trust import require_trust
-from ..kv_cache.cache_groups import enough_for_windows, plan_pools
+from ..kv_cache.pool_plan import enough_for_windows, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from ..shared.contracts import CacheGroup
 from ..shared.errors import BundleError, CapacityError, RequestError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..bundle.reader import Bundle, Load
-from ..kv_cache.cache_groups import default_budget
 from ..shared.contracts import CacheGroup
+from ..shared.memory import default_budget
 from .base import Executor
 
 
@@ -43,7 +43,7 @@ class Asked:
 
 def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
     """Those of a target's lowered program."""
-    return tuple(g.to_group() for g in bundle.program(target).cache_groups)
+    return bundle.program(target).cache_groups
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import CacheGroup
 from .block_pool import BlockPool
-from .cache_groups import window_tokens
 from .disk_tier import DiskTier
+from .pool_plan import window_tokens
 from .prefix_index import NO_BLOCK, Match, Namespace, Node, Place, PrefixIndex, PrefixUse, is_ahead
 
 LEAST_COPIED = 4

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enginewright.runtime.requests.logit_rules import PLAIN
 from enginewright.runtime.requests.request import Request
 
-from ..kv_cache.cache_groups import bytes_for, format_bytes
+from ..kv_cache.pool_plan import bytes_for
 from ..shared.contracts import CacheGroup, ExecutorCaps
 from ..shared.errors import CapacityError, RequestError
+from ..shared.memory import format_bytes
 from .options import Scheduling
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8"]
+from .dtypes import stored_bytes
+from .kv_formats import SCALED_CACHES, CacheDtype
+from .records import Count, Positive, Record
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -21,56 +22,45 @@ FloatArray = npt.NDArray[np.float32]
 KV_BLOCK_SIZE = 32
 """Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
 
-BYTES_PER_ELEMENT = {
-    "f32": 4,
-    "bf16": 2,
-    "f16": 2,
-    "int8": 1,
-    "i8": 1,
-    "fp8": 1,
-    "i32": 4,
-    "i64": 8,
-    "u8": 1,
-    "bool": 1,
-}
 
-
-SCALED_CACHES: tuple[CacheDtype, ...] = ("i8", "fp8")
-"""KV caches whose values have a 32-bit scale for each token, key/value head and side (keys, values)."""
-
-GROUP_SIZES_OF_4_BITS = (32, 64, 128)
-"""Of weights of 4 bits along K, which they divide. All of K may be one group too."""
-
-MULTIPLE_OF_4_BITS = 8
-"""What the K of weights of 4 bits is a multiple of, whatever their groups: kernels read so many at a time."""
-
-
-@dataclass(frozen=True)
-class CacheGroup:
-    """Layers whose KV cache has the same shape and lifetime, and so share one block table.
+class CacheGroupShape(Record, frozen=True):
+    """Layers whose KV cache has the same shape and lifetime.
 
     ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
     """
 
     name: str
     layers: tuple[int, ...]
-    kv_heads: int
-    key_head_size: int
-    value_head_size: int
-    window: int = 0
+    kv_heads: Positive
+    key_head_size: Positive
+    value_head_size: Positive
+    window: Count = 0
     dtype: CacheDtype = "f32"
-    block_size: int = KV_BLOCK_SIZE
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one token in one layer, scales included."""
+        return self.kv_heads * sum(head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
+
+
+class CacheGroup(CacheGroupShape, frozen=True):
+    """Such layers with the size of their blocks: they share one block table. In JSON it is as here."""
+
+    block_size: Positive = KV_BLOCK_SIZE
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the group, scales included."""
-        per_slot = self.kv_heads * sum(head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
-        return per_slot * self.block_size * len(self.layers)
+        return self.bytes_per_slot * self.block_size * len(self.layers)
+
+    def stored_as(self, computed: CacheDtype) -> CacheGroup:
+        """The group where keys and values are stored as they are computed, unless its format has scales."""
+        return self if self.dtype in SCALED_CACHES else self.model_copy(update={"dtype": computed})
 
 
 def head_bytes(dtype: CacheDtype, size: int) -> int:
     """Bytes that a KV cache takes for one side of one head of a token: ``size`` values, and their scale."""
-    return size * BYTES_PER_ELEMENT[dtype] + (4 if dtype in SCALED_CACHES else 0)
+    return stored_bytes(dtype, size) + (4 if dtype in SCALED_CACHES else 0)
 
 
 SAMPLING_OPTIONS: Mapping[str, float] = {

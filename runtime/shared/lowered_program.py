@@ -18,10 +18,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from .contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
+from .contracts import CacheGroup
+from .dtypes import Dtype, stored_bytes
 from .errors import BundleError
 from .json_document import parse_shown
-from .records import Count, Positive, Record, read
+from .panel_layouts import Layout
+from .records import Record, read
 
 FORMAT_VERSION = 6
 """Of programs of the cuda target's form, which came last."""
@@ -122,8 +124,6 @@ def _affine(*terms: Any) -> Affine:
 
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
 
 
 class Operand(Record, frozen=True, kw_only=True):
@@ -169,37 +169,11 @@ class Step(Record, frozen=True, kw_only=True):
     where: str = ""
 
 
-class CacheGroupShape(Record, frozen=True, kw_only=True):
-    """``contracts.CacheGroup`` as JSON, but for its blocks."""
-
-    name: str
-    layers: tuple[int, ...]
-    kv_heads: Positive
-    key_head_size: Positive
-    value_head_size: Positive
-    window: Count = 0
-    dtype: CacheDtype = "f32"
-
-
-class CacheGroupModel(CacheGroupShape, frozen=True, kw_only=True):
-    """``contracts.CacheGroup`` as JSON."""
-
-    block_size: Positive = KV_BLOCK_SIZE
-
-    def to_group(self) -> CacheGroup:
-        """The group as schedulers see it."""
-        return CacheGroup(**self.model_dump())
-
-
-def _bytes(dtype: Dtype, elements: int) -> int:
-    return elements * {"f32": 8, "i32": 8, "bf16": 4, "f16": 4, "i4": 1, "u4": 1}.get(dtype, 2) // 2
-
-
 class LoweredProgram(Record, frozen=True, kw_only=True):
     """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
 
     format_version: int = CPU_FORMAT_VERSION
-    cache_groups: tuple[CacheGroupModel, ...]
+    cache_groups: tuple[CacheGroup, ...]
     weights: tuple[WeightUse, ...]
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
@@ -245,7 +219,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
             room["buffer", buffer.name] = size
         for use in self.weights:
             if use.layout in ("rows", "nibbles"):
-                room["weight", use.name] = _bytes(use.dtype, math.prod(use.shape))
+                room["weight", use.name] = stored_bytes(use.dtype, math.prod(use.shape))
         views = [(f"step {i} {s.op}", o) for i, s in enumerate(self.steps) for o in (*s.inputs, *s.outputs)]
         for subject, operand in [*views, *((f"output {name}", o) for name, o in self.outputs.items())]:
             if (operand.kind, operand.name) not in room:
@@ -260,6 +234,6 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
             if 0 in shape:
                 continue
             end = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
-            if _bytes(operand.dtype, end) > room[operand.kind, operand.name]:
+            if stored_bytes(operand.dtype, end) > room[operand.kind, operand.name]:
                 return f"{subject}: operand {operand.name} ends behind its {operand.kind}"
         return None

@@ -5,8 +5,16 @@ The kernels have the same numbers in ``kPanel`` and in the table of plugins/cpu/
 
 from __future__ import annotations
 
+from typing import Literal
+
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
+"""runtime/bundle/weights.py says where each has an element."""
+
 PANEL = 32
 """Rows N of a weight [N, K] that lie together: N is padded to a multiple."""
 
 DEPTHS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8, "sparse32": 32}
 """How many values along K lie side by side, of sparse32 in a block: K is padded to a multiple."""
+
+BIAS = {"i8": 128, "i4": 8, "u4": 0}
+"""What is added to an integer before it is stored in a byte, or half of one, without sign."""

@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .contracts import head_bytes
-from .lowered_program import Affine, CacheGroupModel, LoweredProgram, Operand, Step, WeightUse
+from .contracts import CacheGroup, head_bytes
+from .dtypes import DTYPES
+from .dtypes import stored_bytes as bytes_of_elements
+from .lowered_program import Affine, LoweredProgram, Operand, Step, WeightUse
 from .panel_layouts import DEPTHS, PANEL
+from .weight_formats import FORMAT_OF, FORMATS
 
 DRAFT_ROWS = 16
 """Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
 
-_BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4, "fp8": 8}
 OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = {
     **dict.fromkeys(("linear", "quantized_linear"), "product"),
     **dict.fromkeys(("grouped_linear", "quantized_grouped_linear"), "experts"),
@@ -138,16 +140,15 @@ def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
 def stored_bytes(use: WeightUse) -> int:
     """Bytes of a weight as its layout stores it."""
     if use.layout in ("rows", "nibbles"):
-        return -(-math.prod(use.shape) * _BITS[use.dtype] // 8)
+        return bytes_of_elements(use.dtype, math.prod(use.shape))
     *lead, rows, columns = use.shape
     side = DEPTHS[use.layout]
-    bits = _BITS[use.dtype] // 2 + 1 if use.layout == "sparse32" else _BITS[use.dtype]  # 4 bits for every four places
+    bits = DTYPES[use.dtype].bits
+    bits = bits // 2 + 1 if use.layout == "sparse32" else bits  # 4 bits for every four places
     return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * bits // 8
 
 
-def _cost(
-    step: Step, sizes: StepSizes, weights: Mapping[str, WeightUse], groups: Mapping[str, CacheGroupModel]
-) -> StepCost:
+def _cost(step: Step, sizes: StepSizes, weights: Mapping[str, WeightUse], groups: Mapping[str, CacheGroup]) -> StepCost:
     products: dict[str, int] = {}
     weight_bytes = kv_read = kv_written = read = 0
     if OPS.get(step.op) in ("product", "experts"):
@@ -162,7 +163,7 @@ def _cost(
                 kv_read += _read_of_cache(group, sizes)
                 products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
-                kv_written += sum(sizes.lengths) * _slot_bytes(group)
+                kv_written += sum(sizes.lengths) * group.bytes_per_slot
         elif operand.name.startswith("block_table:"):
             block = groups[operand.name.removeprefix("block_table:")].block_size
             read += sum(-(-context // block) for context in sizes.contexts) * 4
@@ -183,7 +184,7 @@ def _elements(operand: Operand, sizes: StepSizes) -> int:
 
 
 def _bytes(operand: Operand, sizes: StepSizes) -> int:
-    return _elements(operand, sizes) * _BITS[operand.dtype] // 8
+    return _elements(operand, sizes) * DTYPES[operand.dtype].bits // 8
 
 
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str, WeightUse]) -> int:
@@ -192,7 +193,7 @@ def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str
     counted = OPS.get(step.op)
     if counted == "table":
         tokens = sizes.at(step.outputs[0].shape[0])
-        return tokens * use.shape[-1] * _BITS[use.dtype] // 8
+        return tokens * use.shape[-1] * DTYPES[use.dtype].bits // 8
     if place == 0 and counted == "selection":
         return _bytes(step.outputs[0], sizes)
     if counted == "experts":
@@ -214,15 +215,12 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
     weights = (o for o in step.inputs if o.kind == "weight")  # scales, offsets and biases are smaller
     weight = max(weights, key=lambda o: math.prod(sizes.at(n) for n in o.shape))
     rows = math.prod(sizes.at(n) for n in step.outputs[0].shape[:-1])
-    kind = {"f32": "f32", "bf16": "bf16", "f16": "bf16", "fp8": "f32"}.get(weight.dtype, "i8")
+    activation = FORMATS[FORMAT_OF[weight.dtype]].activation if weight.dtype in FORMAT_OF else "bf16"  # f16
+    kind = {"float": "f32", "int8": "i8"}.get(activation, "bf16")
     return kind, rows * sizes.at(weight.shape[-1]) * sizes.at(weight.shape[-2])
 
 
-def _slot_bytes(group: CacheGroupModel) -> int:
-    return group.kv_heads * sum(head_bytes(group.dtype, n) for n in (group.key_head_size, group.value_head_size))
-
-
-def _read_of_cache(group: CacheGroupModel, sizes: StepSizes) -> int:
+def _read_of_cache(group: CacheGroup, sizes: StepSizes) -> int:
     """Keys come in whole blocks, values of those slots alone that a token sees."""
     key, value = (head_bytes(group.dtype, n) for n in (group.key_head_size, group.value_head_size))
     block = group.block_size
@@ -236,7 +234,7 @@ def _read_of_cache(group: CacheGroupModel, sizes: StepSizes) -> int:
     return total
 
 
-def _attended(step: Step, group: CacheGroupModel, sizes: StepSizes) -> int:
+def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
     """Multiply-adds of attention: a query head's scores, and its weighted values, over the keys that it sees."""
     heads = sizes.at(step.outputs[0].shape[1])
     pairs = 0

@@ -9,7 +9,8 @@ import numpy as np
 
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import CacheDtype, FloatArray, StepInput
+from enginewright.runtime.shared.contracts import FloatArray, StepInput
+from enginewright.runtime.shared.kv_formats import CacheDtype
 
 
 class Driver:

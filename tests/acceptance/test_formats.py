@@ -19,6 +19,7 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.cpu.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import unpack
 
 from .driver import Driver
 from .test_invariance import run
@@ -29,11 +30,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 CHANNEL = WeightFormat(storage="int4", activation="int8")
 G128 = WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)
+NF4 = WeightFormat(storage="nf4", group_size=64)
 ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channels more than real ones
 RECIPES: dict[str, str | Recipe] = {
     "int8": "int8",
     "bf16": "bf16",
     "fp8": load_recipe("fp8").model_copy(update={"targets": ("cpu",), "budget": ANY_KL}),
+    "nf4": Recipe(name="nf4", weights=WeightFormats(default=NF4), budget=ANY_KL),
     "int4": load_recipe("int4").model_copy(update={"budget": ANY_KL}),
     # Of the tables and of the head too.
     "offsets": Recipe(name="offsets", weights=WeightFormats(default=OFFSETS), budget=ANY_KL),
@@ -57,6 +60,7 @@ CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe 
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
 CASES += [("Llama", "channel"), ("Mixtral", "channel")]
 CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
+CASES += [("Llama", "nf4"), ("Mixtral", "nf4"), ("GPT2", "nf4")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -67,6 +71,7 @@ LARGEST_KL = {
     "int8": 5e-3,
     "bf16": 5e-4,
     "fp8": 0.05,
+    "nf4": 0.4,
     "int4": 0.3,
     "offsets": 0.4,
     "channel": 1.0,
@@ -117,6 +122,32 @@ def test_groups_of_4_bits_are_stored_as_the_recipe_says_twice_the_same(
     mlp = [stored[f"model.layers.0.mlp.{name}.weight.scales"] for name in ("gate_proj+up_proj", "down_proj")]
     assert [t.shape for t in mlp] == [(512, groups[0]), (128, groups[1])]
     assert [t.bytes for t in mlp] == [2 * 512 * groups[0], 2 * 128 * groups[1]]  # a float16 for each group
+
+
+def test_a_format_without_a_kernel_is_stored_in_its_bits_and_loaded_as_floats(
+    tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 96, "intermediate_size": 200}  # neither is a multiple of 64
+    model = tiny_model("Llama", **sizes)
+    recipe = Recipe(name="nf4", targets=("cpu", "onnx"), weights=WeightFormats(default=NF4), budget=ANY_KL)
+    report = export(model, tmp_path / "nf4", recipe=recipe)
+    assert {v.target for v in report.verification} == {"cpu", "onnx"}
+    bundle = Bundle.open(tmp_path / "nf4")
+    name = "model.layers.0.mlp.down_proj.weight.nf4"
+    entry, stored = bundle.index.tensors[name], bundle.weight(name)
+    assert (entry.dtype, entry.stored_as, entry.shape) == ("f32", "nf4", (96, 200))
+    assert entry.bytes == 96 * 4 * 34  # blocks of 64 with a float16
+    floats = unpack(stored, entry.shape, entry.layout, entry.dtype)
+    exact = model.get_parameter("model.layers.0.mlp.down_proj.weight").detach().numpy()
+    scales = np.abs(np.pad(exact, ((0, 0), (0, 56))).reshape(96, 4, 64)).max(-1).repeat(64, -1)[:, :200]
+    assert (np.abs(floats - exact) <= scales * 0.153).all()  # half of the widest step, from -1 to -0.696
+    assert len({float(x) for x in np.unique(floats[0, :64])}) <= 16
+    for target in ("cpu", "onnx"):
+        with ew.LLM(tmp_path / "nf4", target=target) as llm:
+            greedy = ew.SamplingParams(max_tokens=8, ignore_eos=True)
+            prompts = [[5, 6, 7], list(range(3, 40)), [9]]
+            together = [o.token_ids for o in llm.generate(prompts, greedy)]
+            assert together == [llm.generate([p], greedy)[0].token_ids for p in prompts]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.runtime.shared.contracts import CacheDtype, FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.kv_formats import CacheDtype
 
 from .driver import Driver
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.contracts import CacheDtype
 from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.kv_formats import CacheDtype
 
 from .test_formats import RECIPES
 from .test_invariance import run

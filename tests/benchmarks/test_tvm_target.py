@@ -46,7 +46,7 @@ def test_steps_are_the_same_requests_as_transformers_gets(tmp_path: Path, monkey
 
     export(make_tiny_model("Llama"), tmp_path / "b", recipe="f32", targets=("cpu",))
     groups = Bundle.open(tmp_path / "b").program("cpu").cache_groups
-    step = tvm_target.step_of([g.to_group() for g in groups], past=40, new=2, requests=3, vocabulary=200)
+    step = tvm_target.step_of(groups, past=40, new=2, requests=3, vocabulary=200)
     assert step.ids.shape == (6,) and step.positions.tolist() == [40, 41] * 3
     assert step.q_start.tolist() == [0, 2, 4, 6]
     assert step.kv_len.tolist() == [42] * 3 and step.rows.tolist() == [1, 3, 5]

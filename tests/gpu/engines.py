@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ def equal_heads() -> Iterator[None]:
     """TensorRT-RTX attends to keys and values of one size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "DV", tiny.D)
-        patch.setattr(tiny, "GROUPS", tuple(replace(group, value_head_size=tiny.D) for group in tiny.GROUPS))
+        groups = tuple(group.model_copy(update={"value_head_size": tiny.D}) for group in tiny.GROUPS)
+        patch.setattr(tiny, "GROUPS", groups)
         yield
 
 

@@ -20,7 +20,7 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import SourceRows, pack
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
-from enginewright.runtime.shared.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
+from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 VOCAB = 260  # 256 bytes and the special tokens below
@@ -248,7 +248,7 @@ def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFi
 
     def make(name: str = "toy.bundle", *, overwrite: bool = False) -> Path:
         program = LoweredProgram(
-            cache_groups=(CacheGroupModel(name="full", layers=(0,), kv_heads=1, key_head_size=2, value_head_size=2),),
+            cache_groups=(CacheGroup(name="full", layers=(0,), kv_heads=1, key_head_size=2, value_head_size=2),),
             weights=(
                 WeightUse(name="head", dtype="f32", shape=(40, 6), layout="panel32"),
                 WeightUse(name="norm", dtype="f32", shape=(6,), layout="rows"),

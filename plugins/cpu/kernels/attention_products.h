@@ -23,18 +23,6 @@ struct NoScope {
   NoScope(const KvCache&, int64_t) {}
 };
 
-// Calls fn(elements, convert), where convert gives an element as a float, for a format that is not f32.
-template <class F>
-EW_INLINE void with_elements(KvFormat format, const char* piece, const F& fn) {
-  if (format == KvFormat::bf16) {
-    fn(reinterpret_cast<const uint16_t*>(piece), [](uint16_t x) { return bf16_to_float(x); });
-  } else if (format == KvFormat::i8) {
-    fn(reinterpret_cast<const int8_t*>(piece), [](int8_t x) { return static_cast<float>(x); });
-  } else {
-    fn(reinterpret_cast<const uint8_t*>(piece), [](uint8_t x) { return e4m3_to_float(x); });
-  }
-}
-
 struct FloatProducts {
   using Element = float;
   using Scope = NoScope;

@@ -15,8 +15,7 @@
 // so that q.k of a block and p.v are both products of the linear's shape: an element of a row (or a pair),
 // broadcast, times a vector. Behind the elements of i8 and fp8 come 32 floats, the scale of each slot:
 //
-//   scale = max |x| / most     element = x * (most / max |x|), to the nearest, ties to even     most: 127,
-//   448
+//   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
 // with 0 and NaN as in quantize_activation.
 #pragma once
@@ -50,20 +49,36 @@ EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
   return static_cast<char*>(c.v) + (block * c.kv_heads + head) * kv_piece_bytes(c.format, c.value_size);
 }
 
-// Where elements first .. first+count-1 of a slot go: to[i * stride], after a pair to[1], if it is one.
+// Calls fn(elements, convert), where convert gives an element as a float, for a format that is not f32.
+template <class F>
+EW_INLINE void with_elements(KvFormat format, const char* piece, const F& fn) {
+  if (format == KvFormat::bf16) {
+    fn(reinterpret_cast<const uint16_t*>(piece), [](uint16_t x) { return bf16_to_float(x); });
+  } else if (format == KvFormat::i8) {
+    fn(reinterpret_cast<const int8_t*>(piece), [](int8_t x) { return static_cast<float>(x); });
+  } else {
+    fn(reinterpret_cast<const uint8_t*>(piece), [](uint8_t x) { return e4m3_to_float(x); });
+  }
+}
+
+// Which element of a piece of pairs is element d of a slot.
+EW_INLINE int64_t key_place(int64_t size, int64_t slot, int64_t d) {
+  return d < size / 2 * 2 ? (d / 2 * kBlock + slot) * 2 + d % 2 : d * kBlock + slot;
+}
+EW_INLINE int64_t value_place(int64_t size, int64_t slot, int64_t d) {
+  return (slot / 2 * size + d) * 2 + slot % 2;
+}
+
+// Elements first .. first+count-1 of a slot to their places.
 template <class T>
 EW_INLINE void scatter_key(T* piece, int64_t size, int64_t slot, const T* from, int64_t first,
                            int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t d = first + i;
-    const bool paired = d < size / 2 * 2;
-    piece[paired ? (d / 2 * kBlock + slot) * 2 + d % 2 : d * kBlock + slot] = from[i];
-  }
+  for (int64_t i = 0; i < count; ++i) piece[key_place(size, slot, first + i)] = from[i];
 }
 template <class T>
 EW_INLINE void scatter_value(T* piece, int64_t size, int64_t slot, const T* from, int64_t first,
                              int64_t count) {
-  T* to = piece + (slot / 2 * size + first) * 2 + slot % 2;
+  T* to = piece + value_place(size, slot, first);
   for (int64_t i = 0; i < count; ++i) to[2 * i] = from[i];
 }
 
@@ -87,7 +102,7 @@ EW_INLINE void encode(KvFormat format, const float* x, int64_t size, float* scal
     largest = max(abs(v), largest);
     special = fma(v, zero(), special);  // NaN once v is NaN or infinite, which max may pass over
   }
-  const float limit = format == KvFormat::i8 ? 127.0f : 448.0f;
+  const float limit = largest_code(format);
   const float most = max_lanes(largest), nan = sum_lanes(special), factor = limit / most;
   const bool none = nan != nan || !(factor < __builtin_inff());
   *scale = nan != nan ? __builtin_nanf("") : none ? 0.0f : most / limit;

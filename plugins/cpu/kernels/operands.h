@@ -43,8 +43,8 @@ struct View {
   int64_t stride[kMaxRank] = {0, 0, 0, 0};
 };
 
-// How keys and values are kept: floats, bf16, or bytes (int8, or e4m3fn) times an f32 scale of each token and
-// kv head.
+// How keys and values are kept: floats, bf16, or codes (int8, or e4m3fn) times an f32 scale of each token and
+// kv head. kv_format.h writes and reads them.
 enum class KvFormat { f32, bf16, i8, fp8 };
 
 // A layer's KV cache: the pieces [P][Nkv] of its keys and those of its values, which kv_format.h draws.
@@ -89,10 +89,23 @@ constexpr int operands_of(ElementwiseFn fn) {
   return kOperands[static_cast<int>(fn)];
 }
 #undef EW_OPERANDS
-constexpr int64_t element_bytes(KvFormat format) {
-  return format == KvFormat::f32 ? 4 : format == KvFormat::bf16 ? 2 : 1;
-}
-constexpr bool has_scales(KvFormat format) { return format == KvFormat::i8 || format == KvFormat::fp8; }
+
+struct KvFormatEntry {
+  const char* name;  // in lowered programs
+  KvFormat value;
+  int64_t bytes;       // of an element
+  float largest_code;  // what the largest magnitude of a token's head becomes; 0: there are no scales
+};
+// In the order of KvFormat.
+constexpr KvFormatEntry kKvFormats[] = {
+    {"f32", KvFormat::f32, 4, 0},
+    {"bf16", KvFormat::bf16, 2, 0},
+    {"i8", KvFormat::i8, 1, 127},
+    {"fp8", KvFormat::fp8, 1, 448},
+};
+constexpr int64_t element_bytes(KvFormat format) { return kKvFormats[static_cast<int>(format)].bytes; }
+constexpr float largest_code(KvFormat format) { return kKvFormats[static_cast<int>(format)].largest_code; }
+constexpr bool has_scales(KvFormat format) { return largest_code(format) != 0; }
 // Of the 32 keys, or values, of one block and kv head, `size` elements each.
 constexpr int64_t kv_piece_bytes(KvFormat format, int64_t size) {
   return kBlock * (size * element_bytes(format) + (has_scales(format) ? 4 : 0));

@@ -57,7 +57,7 @@ void write_piece(const KvCache& c, bool key, int64_t block, int64_t head, int64_
   if (has_scales(c.format)) {
     for (int64_t i = 0; i < size; ++i)
       most = std::isfinite(x[i]) ? std::max(most, std::fabs(x[i])) : std::numeric_limits<float>::infinity();
-    const float limit = c.format == KvFormat::i8 ? 127.0f : 448.0f;
+    const float limit = largest_code(c.format);
     if (!std::isfinite(most)) {
       scale = std::numeric_limits<float>::quiet_NaN();
     } else if (std::isfinite(limit / most)) {

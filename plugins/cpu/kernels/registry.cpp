@@ -143,9 +143,9 @@ struct Name {
   E value;
 };
 
-template <class E, size_t N>
-bool parse(const Name<E> (&names)[N], const char* name, E* out) {
-  for (const Name<E>& entry : names) {
+template <class Entry, size_t N, class E>
+bool parse(const Entry (&entries)[N], const char* name, E* out) {
+  for (const Entry& entry : entries) {
     if (std::strcmp(entry.name, name) != 0) continue;
     *out = entry.value;
     return true;
@@ -171,9 +171,6 @@ constexpr Name<ReduceKind> kReduceKinds[] = {
 #define EW_NAME(name, ...) {#name, ElementwiseFn::name},
 constexpr Name<ElementwiseFn> kFunctions[] = {EW_ELEMENTWISE_FUNCTIONS(EW_NAME, EW_NAME, EW_NAME)};
 #undef EW_NAME
-
-constexpr Name<KvFormat> kKvFormats[] = {
-    {"f32", KvFormat::f32}, {"bf16", KvFormat::bf16}, {"i8", KvFormat::i8}, {"fp8", KvFormat::fp8}};
 
 }  // namespace
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
-from enginewright.runtime.kv_cache.cache_groups import check_free
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.memory import check_free
 
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from .hidden import hidden_places, run_with_hidden
@@ -62,7 +62,7 @@ class CpuExecutor(HostBlocks):
         self._bundle, self._target = bundle, target
         weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
-        self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
+        self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None and tuning_path(bundle).exists():

@@ -1,14 +1,13 @@
 // What the tests of attention share: requests with their cache, in any format.
 #pragma once
 
+#include <iterator>
 #include <utility>
 
 #include "test_kernels.h"
 
 namespace ew::testing {
 
-constexpr KvFormat kAllFormats[] = {KvFormat::f32, KvFormat::bf16, KvFormat::i8, KvFormat::fp8};
-constexpr const char* kFormatNames[] = {"f32", "bf16", "i8", "fp8"};
 constexpr char kNotWritten = -1;
 
 struct Options {
@@ -202,7 +201,7 @@ inline const std::vector<Options>& all_options() {
     std::vector<Options> all = options;
     for (size_t i = 0; i < options.size(); ++i) {
       all.push_back(options[i]);
-      all.back().format = kAllFormats[1 + i % 3];
+      all.back().format = kKvFormats[1 + i % (std::size(kKvFormats) - 1)].value;
     }
     return all;
   }();
@@ -213,7 +212,7 @@ inline std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
          std::to_string(o.window) + (o.slopes ? " slopes" : "") + " " +
-         kFormatNames[static_cast<size_t>(o.format)];
+         kKvFormats[static_cast<size_t>(o.format)].name;
 }
 
 }  // namespace ew::testing

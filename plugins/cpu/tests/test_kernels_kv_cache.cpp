@@ -24,7 +24,8 @@ void kv_write_is_exact() {
     for (int64_t i = 0; i < v_row; ++i) v[static_cast<size_t>(6 * v_row + i)] *= i % 3 == 0 ? 448 : 0.01f;
     k[static_cast<size_t>(7 * k_row)] = kNaN;
     v[static_cast<size_t>(8 * v_row)] = -kInf;
-    for (const KvFormat format : kAllFormats) {
+    for (const KvFormatEntry& entry : kKvFormats) {
+      const KvFormat format = entry.value;
       const size_t key_bytes = static_cast<size_t>(blocks * heads * kv_piece_bytes(format, key));
       const size_t value_bytes = static_cast<size_t>(blocks * heads * kv_piece_bytes(format, value));
       const auto written = [&](const auto& write) {
@@ -39,7 +40,7 @@ void kv_write_is_exact() {
       const auto expected = written([](const KvWriteArgs& a) { reference::kv_write(a); });
       for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
         CHECK(written([&](const KvWriteArgs& a) { kernels.kv_write(a, pool); }) == expected)
-            << what << " " << kFormatNames[static_cast<size_t>(format)] << " " << key;
+            << what << " " << entry.name << " " << key;
       });
       // read_cache gives what the reference reads, and that is near what was written.
       auto [keys, values] = expected;
@@ -78,7 +79,8 @@ void kv_write_is_exact() {
 
 // A NaN in a later token's value reaches no earlier token, though they share a tile.
 void later_values_do_not_leak() {
-  for (const KvFormat format : kAllFormats) {
+  for (const KvFormatEntry& entry : kKvFormats) {
+    const KvFormat format = entry.value;
     for (const int64_t window : {0, 9}) {
       Scene scene({.heads = 3, .kv_heads = 1, .window = window, .format = format}, {0}, {20});
       const auto saved = scene.memory();

@@ -16,7 +16,6 @@ from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.shared.contracts import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -108,10 +107,7 @@ def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
     Raises what ``lower_program`` raises.
     """
     lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
-    groups = tuple(  # keys and values that aren't of 8 bits are stored as they are computed
-        group if group.dtype in SCALED_CACHES else group.model_copy(update={"dtype": floats})
-        for group in lowering.program.cache_groups
-    )
+    groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)
     changes = {"cache_groups": groups, "format_version": FORMAT_VERSION}
     narrow = narrow_floats(lowering.program.model_copy(update=changes), floats)
     return with_own_names(replace(lowering, program=plan_arena(narrow)), "cuda")

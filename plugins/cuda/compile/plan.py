@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
@@ -75,7 +76,7 @@ class GpuModel:
         if self._halved or OPS.get(step.op) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
-        return next((use for use in uses if use.dtype in _NARROW_BITS and len(use.shape) > 1), None)
+        return next((use for use in uses if DTYPES[use.dtype].bits < 16 and len(use.shape) > 1), None)
 
     def _reached(self, step: Step, weight: WeightUse, sizes: StepSizes) -> float:
         """The share of the memory's speed at which a product's weight is read, by the bytes that are under way."""
@@ -85,7 +86,7 @@ class GpuModel:
         programs = -(-rows // tile.rows) * -(-weight.shape[-2] // tile.columns)
         if not needed or not self._gpu.multiprocessors:
             return 1.0
-        bytes_of_tile = tile.columns * tile.depth * _NARROW_BITS[weight.dtype] // 8
+        bytes_of_tile = tile.columns * tile.depth * DTYPES[weight.dtype].bits // 8
         resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
         return min(1.0, resident * (tile.stages - 1) * bytes_of_tile / needed)
 
@@ -100,7 +101,6 @@ class GpuModel:
         return 4.0 * (_TILE_ROWS if size <= 128 else _TILE_ROWS // 2) * keys * size
 
 
-_NARROW_BITS = {"i8": 8, "fp8": 8, "i4": 4, "u4": 4}
 _RESIDENT, _TILE_ROWS = 4, 128
 """Programs of a product of few rows on a multiprocessor; rows of a prompt's tile, one of which a decode needs."""
 

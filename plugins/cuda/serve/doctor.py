@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.shared.memory import format_bytes
 
 from ...doctor.checks import (
     Checked,

@@ -12,13 +12,13 @@ import torch
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.kv_cache.cache_groups import default_budget, format_bytes
 from enginewright.runtime.shared.contracts import (
     CacheGroup,
     ExecutorCaps,
     StepInput,
 )
 from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.shared.memory import default_budget, format_bytes
 
 from ...gpu.cuda_driver import Gpu, load_cuda
 from ...gpu.jit_launcher import JitLauncher
@@ -60,7 +60,7 @@ class CudaExecutor:
     ) -> None:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
-        self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
+        self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._bundle, self._target, self._closed = bundle, target, False
         self._place = place_of(section)
         self._place.enter()
@@ -244,7 +244,7 @@ def cuda_budget(bundle: Bundle, target: str, context: int) -> int:
     gpu, _ = _gpu_for(section)
     free, _ = torch.cuda.mem_get_info(gpu.index)
     weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
-    limits = limits_of(section, (group.to_group() for group in program.cache_groups), context)
+    limits = limits_of(section, program.cache_groups, context)
     steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
     if free <= weights + steps:
         raise CapacityError(

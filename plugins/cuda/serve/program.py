@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import SCALED_CACHES, CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.kv_formats import SCALED_CACHES
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.weight_formats import FORMAT_OF, SCALED
 
 from ...gpu.call import Call, DeviceArray
 from ...gpu.sampling_calls import SamplingMemory
@@ -31,18 +34,11 @@ from ...steps.paged_section import Q_START
 from .ops import HANDLERS, Cache, Choices, Launcher, Work
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i32": torch.int32,
-    "i8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-    "i4": torch.uint8,
-    "u4": torch.uint8,
+    name: torch.uint8 if DTYPES[name].bits == 4 else getattr(torch, DTYPES[name].torch) for name in get_args(Dtype)
 }
 """Of buffers, weights and caches; values of 4 bits are two to a byte."""
 
-_FORMATS: Mapping[Dtype, str] = {"i8": "int8", "i4": "int4", "u4": "uint4", "fp8": "fp8"}
+_FORMATS: Mapping[str, str] = {**{dtype: FORMAT_OF[dtype] for dtype in SCALED}, "u4": "uint4"}
 
 
 class CudaProgram:
@@ -83,7 +79,7 @@ class CudaProgram:
         self._launcher = launcher
         self._weights = weights
         self._uses = {use.name: use for use in program.weights}
-        self.groups = tuple(group.to_group() for group in program.cache_groups)
+        self.groups = program.cache_groups
         self.caches = {
             f"{group.name}/{layer}": Cache(group, _new_caches(group, blocks[group.name], device))
             for group in self.groups

@@ -10,9 +10,9 @@ from contextlib import closing
 from enginewright.plugins.doctor.checks import gpu_problem
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Deferred
-from enginewright.runtime.kv_cache.cache_groups import default_budget
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
+from enginewright.runtime.shared.memory import default_budget
 
 from ...cpu.threads import available_threads
 from ...gpu.cuda_driver import Cuda, load_cuda

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import FloatArray, Int32Array
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 from ...steps.linear_io import (
@@ -34,13 +34,6 @@ MOST_BINDINGS = 16
 LENGTH_STEP = 64
 """Slots have a multiple of so many places, and grow by an eighth to a quarter: copying the tokens that are held then
 costs less than attention would over places that nobody needs yet."""
-
-_TYPES: dict[str, tuple[np.dtype[Any], int]] = {
-    "f32": (np.dtype(np.float32), 1),
-    "f16": (np.dtype(np.float16), 10),
-    "bf16": (np.dtype(ml_dtypes.bfloat16), 16),
-}
-"""Of a cache's elements: numpy's type, and the number that ONNX has for it."""
 
 
 class SlotCaches:
@@ -214,7 +207,7 @@ class _Memory:
         self, past: str, present: str, shape: tuple[int, ...], dtype: str, device: str, module: ModuleType
     ) -> None:
         self.past, self.present = past, present
-        kind, self.type = _TYPES[dtype]
+        kind, self.type = DTYPES[dtype].numpy, DTYPES[dtype].onnx
         self._bytes_per_place = shape[3] * kind.itemsize
         self._shape = shape
         zeros = self._zeros()

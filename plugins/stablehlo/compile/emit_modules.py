@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import metadata
 
 from onnx import TensorProto
@@ -98,7 +97,7 @@ def emit_modules(
         modules=modules,
         caches=tuple(v.name.replace("present_", "past_") for v in model.graph.output if v.name != LOGITS),
         weights=tuple(t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL),
-        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype="f32")) for group in program.cache_groups),
+        cache_groups=tuple(LinearCacheGroup.of(group) for group in program.cache_groups),
         summed_products=summed_products(program),
         kernels=names,
         iree=iree,

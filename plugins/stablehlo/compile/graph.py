@@ -15,24 +15,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from ...steps.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX
 from ..section import ModuleSection
 from .module_text import Array, ModuleText, Tensor
 
-KINDS = {
-    TensorProto.FLOAT: "f32",
-    TensorProto.BFLOAT16: "bf16",
-    TensorProto.FLOAT16: "f16",
-    TensorProto.FLOAT8E4M3FN: "f8E4M3FN",
-    TensorProto.INT64: "i64",
-    TensorProto.INT32: "i32",
-    TensorProto.INT8: "i8",
-    TensorProto.INT4: "i4",
-    TensorProto.UINT8: "ui8",
-    TensorProto.BOOL: "i1",
-}
+KINDS = {of.onnx: of.stablehlo for of in DTYPES.values() if of.onnx and of.stablehlo}
 """StableHLO's names of ONNX's element types."""
 
 _BITS = {"bf16": "ui16", "f8E4M3FN": "ui8"}

@@ -10,29 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from enginewright.runtime.shared.dtypes import DTYPES
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
-NUMPY: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
-    "i64": np.dtype(np.int64),
-    "i32": np.dtype(np.int32),
-    "i8": np.dtype(np.int8),
-    "ui16": np.dtype(np.uint16),
-    "ui8": np.dtype(np.uint8),
-    "i1": np.dtype(np.bool_),
-}
+NUMPY: dict[str, np.dtype[Any]] = {of.stablehlo: of.numpy for of in DTYPES.values() if of.stablehlo}
 """Element types by their names in StableHLO."""
 
-KINDS = {dtype: kind for kind, dtype in NUMPY.items()}
-_FLOATS = ("f32", "f16", "bf16", "f8E4M3FN")
+KINDS = {dtype: kind for kind, dtype in reversed(NUMPY.items())}
+_FLOATS = tuple(DTYPES[name].stablehlo for name in ("f32", "f16", "bf16", "fp8"))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def build(
 
 
 def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
-    groups, profiles = [g.to_group() for g in paged.cache_groups], {p.phase: p for p in paged.profiles}
+    groups, profiles = paged.cache_groups, {p.phase: p for p in paged.profiles}
     return tuple(
         e.file for e, scratch in made if e.phase != "both" and holds_copies(scratch, groups, profiles[e.phase])
     )

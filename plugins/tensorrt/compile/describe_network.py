@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 import torch
@@ -13,7 +13,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from ...graphs.emit_model import emit_call, model_of
@@ -26,7 +26,6 @@ from ...steps.paged_section import (
     POSITIONS,
     Q_START,
     ROWS,
-    PagedCacheGroup,
     cache_tensors,
     slots_name,
     table_name,
@@ -48,24 +47,7 @@ from .network import (
 
 ew = torch.ops.ew
 
-_DTYPES: Mapping[int, Dtype] = {
-    TensorProto.FLOAT: "f32",
-    TensorProto.FLOAT16: "f16",
-    TensorProto.BFLOAT16: "bf16",
-    TensorProto.INT64: "i64",
-    TensorProto.INT32: "i32",
-    TensorProto.INT8: "i8",
-    TensorProto.INT4: "i4",
-    TensorProto.FLOAT8E4M3FN: "fp8",
-    TensorProto.BOOL: "bool",
-}
-
-
-_CACHES: Mapping[CacheDtype, int] = {
-    "i8": TensorProto.INT8,
-    "fp8": TensorProto.FLOAT8E4M3FN,
-    "f32": TensorProto.FLOAT,
-}
+_DTYPES: Mapping[int, Dtype] = {DTYPES[name].onnx: name for name in get_args(Dtype)}
 
 
 class PagedBuilder(GraphBuilder):
@@ -75,7 +57,7 @@ class PagedBuilder(GraphBuilder):
         super().__init__(program, weights, floats)
         self.fixed: dict[str, dict[str, Attribute]] = {}  # of our own calls: ONNX's floats have 32 bits
         self.caches: dict[str, tuple[str, ...]] = {}  # by what a write gives for keys, or for values: all it gives
-        groups = [PagedCacheGroup.of(group, floats).to_group() for group in program.cache_groups]
+        groups = [group.stored_as(floats) for group in program.cache_groups]
         self.groups = {layer: group for group in groups for layer in group.layers}
         self.own: Mapping[Any, Callable[[Node, Mapping[str, Any]], Value]] = {
             ew.kv_write.default: self._kv_write,
@@ -133,7 +115,7 @@ class PagedBuilder(GraphBuilder):
         layer = int(str(a["k_cache"].target).partition(":")[2])
         tensors = cache_tensors(self.groups[layer], layer)
         for tensor in tensors:
-            element = _CACHES.get(tensor.dtype, self.element)
+            element = DTYPES[tensor.dtype].onnx
             shape: list[int | str | None] = ["P", self.groups[layer].block_size, *tensor.of_slot]
             self._add_input(tensor.name, element, shape)
             self.outputs[tensor.written] = helper.make_tensor_value_info(tensor.written, element, shape)

@@ -11,8 +11,9 @@ from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
 from enginewright.plugins.gpu.recipe import MOST_BLOCKS, EnginesSection
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
-from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import MissingDependencyError, RecipeError
+from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
@@ -25,7 +26,6 @@ from ...gpu.tiles import SPLIT_KEYS
 from ...steps.paged_section import (
     KERNELS_FOLDER,
     NETWORK_FILE,
-    PagedCacheGroup,
     PagedProfile,
     PagedSection,
 )
@@ -83,7 +83,7 @@ class TensorRtEmitter:
                     dtype=floats,
                     paged=PagedSection(
                         library=LIBRARY,
-                        cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
+                        cache_groups=tuple(group.stored_as(floats) for group in program.cache_groups),
                         profiles=profiles,
                         kernel_capabilities=capabilities,
                         split_keys=SPLIT_KEYS,

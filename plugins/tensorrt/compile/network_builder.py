@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
+from enginewright.runtime.shared.dtypes import DTYPES, NUMPY_DTYPES
 from enginewright.runtime.shared.errors import TargetError
 
 from .network import Call, Constant, Dtype, Network
@@ -17,25 +17,7 @@ from .network import Call, Constant, Dtype, Network
 WeightBytes = Callable[[str], npt.NDArray[np.generic]]
 """Gives a weight of the bundle as it is stored; the memory must stay where it is until the engine is built."""
 
-TYPES: Mapping[Dtype, trt.DataType] = {
-    "f32": trt.DataType.FLOAT,
-    "f16": trt.DataType.HALF,
-    "bf16": trt.DataType.BF16,
-    "i64": trt.DataType.INT64,
-    "i32": trt.DataType.INT32,
-    "i8": trt.DataType.INT8,
-    "i4": trt.DataType.INT4,
-    "fp8": trt.DataType.FP8,
-    "bool": trt.DataType.BOOL,
-}
-_NUMPY: Mapping[Dtype, npt.DTypeLike] = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "i64": np.int64,
-    "i32": np.int32,
-    "bool": np.bool_,
-}
+TYPES: Mapping[Dtype, trt.DataType] = {name: getattr(trt.DataType, DTYPES[name].tensorrt) for name in get_args(Dtype)}
 
 Layer = TypeVar("Layer", bound=trt.ILayer)
 
@@ -127,7 +109,7 @@ class NetworkBuilder:
         array = np.ascontiguousarray(values)  # which has a dimension, also if the constant has none
         key = (array.dtype.str, values.shape, array.tobytes())
         if key not in self._constants:
-            dtype = next(name for name, of in _NUMPY.items() if np.dtype(of) == array.dtype)
+            dtype = next(name for name in TYPES if NUMPY_DTYPES[name] == array.dtype)
             self._constants[key] = self._add_constant(array, dtype, values.shape)
         return self._constants[key]
 
@@ -136,7 +118,7 @@ class NetworkBuilder:
         return self.constant(np.asarray(values, np.int64))
 
     def _constant_of(self, constant: Constant) -> trt.ITensor:
-        return self.constant(np.asarray(constant.values, _NUMPY[constant.dtype]).reshape(constant.shape))
+        return self.constant(np.asarray(constant.values, NUMPY_DTYPES[constant.dtype]).reshape(constant.shape))
 
     def _weight_of(self, name: str) -> trt.ITensor:
         weight = self.description.weights[name]
@@ -189,7 +171,7 @@ class NetworkBuilder:
     def like(self, value: float, x: trt.ITensor) -> trt.ITensor:
         """A number in the type of ``x``, without dimensions."""
         dtype = next(name for name, of in TYPES.items() if of == x.dtype)
-        return self.constant(np.asarray(value, _NUMPY[dtype]))
+        return self.constant(np.asarray(value, NUMPY_DTYPES[dtype]))
 
 
 def sizes_of(x: trt.ITensor) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from ...engines.segments import (
 )
 from ...graphs.float_types import FloatType
 from ...graphs.weights import ExternalWeights
-from ...steps.paged_section import KERNELS_FOLDER, PagedCacheGroup
+from ...steps.paged_section import KERNELS_FOLDER
 from .build_engine import EngineRequest, build_engine
 from .segment_graphs import SegmentedModel, SegmentGraph, segment_model
 
@@ -111,7 +111,7 @@ def schedule_of(
     """What the runtime reads."""
     return SegmentSchedule(
         dtype=floats,
-        cache_groups=tuple(PagedCacheGroup.of(group, floats) for group in program.cache_groups),
+        cache_groups=tuple(group.stored_as(floats) for group in program.cache_groups),
         profiles=profiles,
         segments=tuple(
             Segment(

@@ -10,8 +10,8 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.shared.contracts import SCALED_CACHES
 from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.progress import Progress
 
 from ...emit.base import EmitOptions

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import get_args
 
 import onnx
 import sympy
@@ -18,6 +19,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from ...engines.segments import (
@@ -39,18 +41,7 @@ from .segments import AttentionCut, SegmentCut, cut
 
 ew = torch.ops.ew
 
-_ELEMENTS: Mapping[TensorDtype, int] = {
-    "f32": TensorProto.FLOAT,
-    "f16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-    "fp8": TensorProto.FLOAT8E4M3FN,
-    "i64": TensorProto.INT64,
-    "i32": TensorProto.INT32,
-    "i8": TensorProto.INT8,
-    "i4": TensorProto.INT4,
-    "u8": TensorProto.UINT8,
-    "bool": TensorProto.BOOL,
-}
+_ELEMENTS: Mapping[TensorDtype, int] = {name: DTYPES[name].onnx for name in get_args(TensorDtype)}
 _DTYPES: Mapping[int, TensorDtype] = {kind: dtype for dtype, kind in _ELEMENTS.items()}
 
 

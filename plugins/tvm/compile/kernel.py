@@ -7,7 +7,7 @@ the code (sizes, strides, attributes) is in ``signature``. T, B and R are length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from enginewright.plugins.steps.x86_levels import Level
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT, DTYPES, Dtype
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import (
     Affine,
-    CacheGroupModel,
-    Dtype,
     LoweredProgram,
     Operand,
     Step,
@@ -38,7 +37,6 @@ Expr = Any
 LANES = 16
 """Floats that kernels handle at a time; LLVM splits them where registers are narrower."""
 
-_TYPES: Mapping[str, str] = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16"}
 SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
 """Symbol -> the step input that has so many elements."""
 GRID_BLOCK = 128
@@ -194,7 +192,7 @@ class Kernel:
             return f"cache{numbers}{sizes}"
         shapes = f"{operand.shape}{operand.strides}{operand.dtype}"
         if kind == "buffer":
-            arena = self._argument(Argument("arena", _TYPES[operand.dtype]))
+            arena = self._argument(Argument("arena", DTYPES[operand.dtype].tvm))
             if operand.dtype in ("i8", "bf16"):
                 self._argument(Argument("arena", "int32"))  # see words()
             terms = [f"{self._number(value)}{symbol}" for symbol, value in self._terms(operand)]
@@ -285,7 +283,7 @@ class Kernel:
     def memory(self, operand: Operand) -> Memory:
         if operand.kind == "buffer":
             base = self._arena_base(operand)
-            buffer = self._buffers[self._names[Argument("arena", _TYPES[operand.dtype])]]
+            buffer = self._buffers[self._names[Argument("arena", DTYPES[operand.dtype].tvm)]]
         else:
             base = self.value(operand.offset)
             buffer = self._buffers[self._names[Argument(operand.kind, operand.name)]]
@@ -337,7 +335,7 @@ class Kernel:
         buffer = self._buffers[self._names[Argument("arena", "int32")]]
         return Memory(buffer, T.floordiv(memory.base, int64(each)), operand.shape, strides, "i32", self)
 
-    def cache(self) -> tuple[Any, Any, CacheGroupModel]:
+    def cache(self) -> tuple[Any, Any, CacheGroup]:
         """The layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""
         name = next(o.name for o in self.step.inputs if o.kind == "cache")
         keys, values = (self._buffers[self._names[Argument(half, name)]] for half in ("keys", "values"))

@@ -15,16 +15,13 @@ from dataclasses import replace
 from tvm.tirx.script.builder import ir as T
 
 from enginewright.runtime.shared.lowered_program import WeightUse
-from enginewright.runtime.shared.panel_layouts import DEPTHS, PANEL
+from enginewright.runtime.shared.panel_layouts import BIAS, DEPTHS, PANEL
 
 from .integer_dots import Dots
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
 from .ops_linear import Product, along_depth, expert_rows, over_panels
 from .ops_rows import float_embedding, total
 from .vector_math import floats, fp8_to_float, half_to_float
-
-_BIAS = {"i8": 128, "i4": 8, "u4": 0}
-
 
 # ---- bf16
 
@@ -150,7 +147,7 @@ def integer_product(
                 counted = [Local(vector(T.int32(0), lanes), lanes, "int32") for _ in range(r)] if own_sums else []
                 at_group = g if of_values else int64(0)
                 number = [T.Bind(sums.load(row + int64(j), at_group)) for j in range(r)]
-                begin = [T.Bind(n * T.int32(0 if own_sums else -_BIAS[use.dtype])) for n in number]
+                begin = [T.Bind(n * T.int32(0 if own_sums else -BIAS[use.dtype])) for n in number]
                 totals = [[Local(vector(begin[j], lanes), lanes, "int32") for _ in parts] for j in range(r)]
                 end = T.Bind(T.min((g + int64(1)) * int64(per_group), int64(steps)))
                 for i in along_depth(k, T.Bind(g * int64(per_group)), end):
@@ -170,7 +167,7 @@ def integer_product(
                     for j in range(r):
                         whole = totals[j][v].get()
                         if own_sums:
-                            whole = whole - counted[j].get() * vector(T.int32(_BIAS[use.dtype]), lanes)
+                            whole = whole - counted[j].get() * vector(T.int32(BIAS[use.dtype]), lanes)
                         value = T.Bind(T.cast(whole, floats(lanes)))
                         each = T.Bind(vector(scales.load(row + int64(j), at_group), lanes)) if of_values else None
                         both = by * each if by is not None and each is not None else by if by is not None else each
@@ -248,7 +245,7 @@ def _quantized_embedding(k: Kernel) -> None:
                 high = T.Select(place >= T.int32(4), T.int32(4), T.int32(0))
                 code = T.bitwise_and(word >> (T.bitwise_and(place, T.int32(3)) * T.int32(8) + high), T.int32(15))
             at = (panel * int64(groups) + T.floordiv(c, int64(group))) * int64(PANEL) + lane
-            value = T.cast(code - T.int32(_BIAS[use.dtype]), "float32") * half_to_float(load(scales.buffer, at), 1)
+            value = T.cast(code - T.int32(BIAS[use.dtype]), "float32") * half_to_float(load(scales.buffer, at), 1)
             if offsets:
                 value = value + half_to_float(load(offsets[0].buffer, at), 1)
             out.store(value, t, c)

@@ -17,10 +17,10 @@ from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
 from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
-from enginewright.runtime.kv_cache.cache_groups import check_free
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.memory import check_free
 
 from ...cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from ...cpu.sampling import RowSampler
@@ -53,7 +53,7 @@ class TvmExecutor(HostBlocks):
         level = check_section(section)
         self._bundle, self._target = bundle, target
         self.blocks = dict(blocks)
-        self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
+        self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self.caps = ExecutorCaps(shared_blocks=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()

@@ -106,7 +106,7 @@ def test_progress_ends_where_it_says(tiny_bundle: Path) -> None:
 
 
 def test_what_the_memory_has_no_room_for_is_left_out(tiny_bundle: Path) -> None:
-    group = Bundle.open(tiny_bundle).program("cpu").cache_groups[0].to_group()
+    group = Bundle.open(tiny_bundle).program("cpu").cache_groups[0]
     memory = 2 * group.bytes_per_block
     options = BenchOptions(prompts=(5,), batches=(1, 3), contexts=(4,), steps=2, rounds=1, memory=memory)
     one, three = bench(Bundle.open(tiny_bundle), options).decodes

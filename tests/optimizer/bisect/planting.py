@@ -21,7 +21,8 @@ from enginewright.plugins.cpu.compile.emitter import CpuEmitter
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, Manifest, ModelSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, pack, unpack
+from enginewright.runtime.bundle.weights import pack, unpack
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.progress import silent
 
 Array = npt.NDArray[Any]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.bisect.tolerance import (
-    COARSENESS,
     GAIN,
     ROUNDING,
     SAME_GAIN,
@@ -18,6 +17,9 @@ from enginewright.optimizer.bisect.tolerance import (
 )
 from enginewright.optimizer.bisect.values import ValueName
 from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.passes.formats.rounding import ROUNDINGS
+
+INT8, INT4 = ROUNDINGS["int8"].coarseness, ROUNDINGS["int4"].coarseness
 
 
 def rounded(a: np.ndarray, share: float) -> np.ndarray:
@@ -39,18 +41,16 @@ def test_exact_values_are_held_to_rounding(value: np.ndarray) -> None:
 
 @pytest.mark.parametrize("share", [0.003, 0.01])
 def test_what_rounding_cannot_do_is_found_within_its_tolerance(share: float, value: np.ndarray) -> None:
-    tolerance = Tolerance(COARSENESS["int8"], chance=True, gain=GAIN)
+    tolerance = Tolerance(INT8, chance=True, gain=GAIN)
     fine = rounded(value, share)
     assert tolerance.exceeded(value, fine) is None
     assert tolerance.exceeded(value, fine * np.float32(1.01)) is not None
-    assert (
-        Tolerance(COARSENESS["int8"]).exceeded(value, fine * np.float32(1.01)) is None
-    )  # the tolerance alone lets it pass
+    assert Tolerance(INT8).exceeded(value, fine * np.float32(1.01)) is None  # the tolerance alone lets it pass
 
 
 def test_a_missing_bias_is_found_within_a_wide_tolerance(value: np.ndarray) -> None:
     bias = np.full(64, 0.3, np.float32)
-    tolerance = Tolerance(COARSENESS["int4"], chance=True, gain=GAIN)
+    tolerance = Tolerance(INT4, chance=True, gain=GAIN)
     without = rounded(value, 0.05) - bias
     assert lacks(value, without, bias) and not lacks(value, rounded(value, 0.05), bias)
     assert tolerance.exceeded(value, without, bias) is not None
@@ -62,7 +62,7 @@ def test_a_missing_bias_is_found_within_a_wide_tolerance(value: np.ndarray) -> N
     [
         Tolerance(ROUNDING),
         Tolerance(SAME_INTEGERS, gain=SAME_GAIN),
-        Tolerance(COARSENESS["int8"], chance=True, gain=GAIN),
+        Tolerance(INT8, chance=True, gain=GAIN),
     ],
 )
 @pytest.mark.parametrize("share", [1e-6, 3e-3])
@@ -93,7 +93,7 @@ def test_directions(value: np.ndarray) -> None:
 
 def test_the_coarsest_format_of_a_recipe() -> None:
     assert [coarsest(load_recipe(name)) for name in ("f32", "bf16", "int8", "int4", "gguf")] == [
-        COARSENESS[storage] for storage in ("f32", "bf16", "int8", "int4", "int8")
+        *(ROUNDING, ROUNDINGS["bf16"].coarseness, INT8, INT4, INT8)
     ]
 
 

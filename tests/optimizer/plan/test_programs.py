@@ -105,7 +105,7 @@ def test_gpus_are_planned_with_the_cuda_target_s_program(
     assert (cost.activations_read, cost.activations_written) == (2 * tokens * k, 2 * tokens * n)
     assert bytes_of * n * k <= cost.weights < bytes_of * n * k * 1.2 and cost.multiply_adds == tokens * n * k
     group = program.cache_groups[0]
-    assert group.to_group().bytes_per_block == 2 * 2 * group.kv_heads * group.key_head_size * 32 * len(group.layers)
+    assert group.bytes_per_block == 2 * 2 * group.kv_heads * group.key_head_size * 32 * len(group.layers)
 
 
 def test_recipes_that_gpus_run_alike_are_one(only_config: Path) -> None:

@@ -15,8 +15,8 @@ from enginewright.optimizer.shared.resources import (
     release_pages,
     rss_bytes,
 )
-from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.memory import return_freed_memory
 
 
 @pytest.mark.parametrize(

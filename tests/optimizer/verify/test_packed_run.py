@@ -40,7 +40,7 @@ def test_it_equals_the_engine(context: int, seed: int, tiny_bundle: Path) -> Non
     """Bit for bit: a row doesn't depend on the rest of the batch, on chunks, or on where its blocks lie."""
     bundle = Bundle.open(tiny_bundle)
     plan = plan_steps(context)
-    groups = [g.to_group() for g in bundle.program("cpu").cache_groups]
+    groups = bundle.program("cpu").cache_groups
     executor = CpuExecutor(bundle, {g.name: blocks_for(plan, g.block_size) for g in groups}, threads=1)
     ids = np.random.default_rng(seed).integers(0, bundle.model.vocab_size, (2, max(plan.lengths)), dtype=np.int32)
     sequences = [row[:length] for row, length in zip(ids, plan.lengths, strict=True)]

@@ -12,7 +12,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.runtime.shared.contracts import CacheDtype
+from enginewright.runtime.shared.kv_formats import CacheDtype
 from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
 
 ew = torch.ops.ew

@@ -33,7 +33,7 @@ def test_the_codes_of_a_weight_format() -> None:
         CodeFormat.of(WeightFormat(storage="fp8", group_size=32)),
     )
     assert eight is not None and floats is not None
-    assert eight == CodeFormat(8, 64) and floats == CodeFormat(8, 32, floats=True)
+    assert eight == CodeFormat(8, 64) and floats == CodeFormat(8, 32, kind="fp8")
     assert (eight.dtype, floats.dtype) == (torch.int8, torch.float8_e4m3fn)
-    assert not eight.floats and not eight.offsets
+    assert (eight.storage, floats.storage) == ("int8", "fp8") and not eight.offsets
     assert CodeFormat.of(WeightFormat()) is None is CodeFormat.of(WeightFormat(storage="bf16", activation="bf16"))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from enginewright.passes.formats.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.ir.chosen_rows import Chosen
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.quantized import QuantizationCounts, formats_of_rows, quantized
-from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.ir.stacked_weights import Stack
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source, Transpose, WeightExpr
 from enginewright.runtime.shared.errors import PassError, SourceError
@@ -76,7 +76,7 @@ def test_floats_of_8_bits_are_their_definition(
     monkeypatch.setattr("enginewright.passes.ir.quantized._CHUNK_ELEMENTS", 200)
     torch.manual_seed(1)
     weight = torch.randn(shape) * torch.logspace(-3, 1, shape[-1])
-    code_format = CodeFormat(8, group, floats=True)
+    code_format = CodeFormat(8, group, kind="fp8")
     values_of, scales_of, offsets = quantized(source(weight), code_format)
     assert offsets is None
     values, scales = values_of.evaluate(), scales_of.evaluate()
@@ -103,7 +103,7 @@ def test_floats_of_8_bits_that_saturate_or_vanish() -> None:
     # the nearest is 448 all the same.
     step = 2.0**-24
     weight = torch.tensor([[448 * 1.4, -448 * 1.4, 464.0, -465.0], [1e-9 / step, 0.0, 0.0, 0.0], [0.0] * 4]) * step
-    values_of, scales_of, _ = quantized(source(weight), CodeFormat(8, 0, floats=True))
+    values_of, scales_of, _ = quantized(source(weight), CodeFormat(8, 0, kind="fp8"))
     values = values_of.evaluate().float()
     assert values[0].tolist() == [448.0, -448.0, 448.0, -448.0]
     assert not values[1:].any()
@@ -139,7 +139,7 @@ def test_weights_that_are_not_finite_are_named(bad: float) -> None:
     weight = torch.ones(3, 32)
     weight[1, 7] = bad
     both = Concat((source(torch.ones(2, 32), "a"), source(weight, "b")))
-    floats = quantized(both, CodeFormat(8, 32, floats=True))
+    floats = quantized(both, CodeFormat(8, 32, kind="fp8"))
     for expr in (*quantized(both, CodeFormat(8, 32)), *floats, *quantized(both, INT4), *quantized(both, SHIFTED)):
         if expr is None:
             continue
@@ -169,7 +169,7 @@ def test_provenance_text_and_equality() -> None:
     shifted = quantized(a, SHIFTED)
     assert [e.describe() for e in shifted if e is not None] == ["int4(a, 32)", "scales(a, 32)", "offsets(a, 32)"]
     assert shifted[0] != quantized(a, INT4)[0]
-    floats = quantized(a, CodeFormat(8, 32, floats=True))
+    floats = quantized(a, CodeFormat(8, 32, kind="fp8"))
     assert floats[0].describe() == "fp8(a, 32)"
     assert floats[0] != quantized(a, CodeFormat(8, 32))[0]
     assert floats[0].parts(0) == a.parts(0)

@@ -36,8 +36,9 @@ from enginewright.passes.ops import (
     take_rows,
 )
 from enginewright.runtime.bundle.weights import pack, unpack
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT
-from enginewright.runtime.shared.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT, Dtype
+from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
+from enginewright.runtime.shared.panel_layouts import Layout
 
 ELEMENTWISE = {
     "silu": torch.nn.functional.silu,

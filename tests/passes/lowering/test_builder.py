@@ -10,8 +10,9 @@ import torch
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Builder, Packing
 from enginewright.passes.lowering.views import View, contiguous_strides
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.errors import UnsupportedModelError
-from enginewright.runtime.shared.lowered_program import Affine, Dtype
+from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Shape, decoder
 
 T = Affine(t=1)

@@ -13,7 +13,7 @@ from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToB
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.round_weights import RoundWeights
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
 from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Linear, PagedEvaluation, Shape, Steps, decoder, program_from, random_sequences
@@ -63,7 +63,7 @@ def test_decoder_equals_its_evaluation(format_name: str, hidden: int) -> None:
 def test_a_decoder_of_8_bit_floats_equals_its_evaluation(hidden: int, tied: bool, wanted: WeightFormat) -> None:
     shape = Shape(hidden=hidden, heads=8, kv_heads=8, head_size=6, intermediate=50, bias=(True, False, True), tied=tied)
     paged = decoder(shape)
-    for one in (ChooseFormats(), RoundWeightsToFp8()):
+    for one in (ChooseFormats(), RoundWeights()):
         one.run(paged, PassContext(formats=WeightFormats(default=wanted)))
     lowering = lower(paged)
     stored = {use.name: (use.dtype, use.layout) for use in lowering.program.weights}

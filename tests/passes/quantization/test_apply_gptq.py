@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.formats.round_to_4_bits import round_symmetric
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
@@ -20,7 +21,6 @@ from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.passes.ir.round_to_4_bits import round_symmetric
 from enginewright.passes.ops.quantization import quantize_activation
 from enginewright.passes.quantization import held_out
 from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, ApplyGptq

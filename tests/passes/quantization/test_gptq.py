@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.formats.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
-from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.quantization import gptq as module
 from enginewright.passes.quantization.gptq import (
     DAMPING,

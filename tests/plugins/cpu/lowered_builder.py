@@ -10,21 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.runtime.bundle.weights import Layout, WeightDtype, pack
-from enginewright.runtime.shared.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
+from enginewright.runtime.bundle.weights import pack
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup, SamplingBatch, StepInput
+from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT, Dtype
 from enginewright.runtime.shared.lowered_program import (
     Affine,
     Buffer,
-    CacheGroupModel,
     LoweredProgram,
     Operand,
     Step,
     WeightUse,
 )
+from enginewright.runtime.shared.panel_layouts import Layout
 
 Array = npt.NDArray[np.generic]
 Size = Affine | int
-DTYPES: dict[str, WeightDtype] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int8": "i8"}
+DTYPES: dict[str, Dtype] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int8": "i8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 T = Affine(t=1)
 B = Affine(b=1)
@@ -58,7 +59,7 @@ def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None
     )
 
 
-def packed(array: Array, layout: Layout, dtype: WeightDtype | None = None) -> Array:
+def packed(array: Array, layout: Layout, dtype: Dtype | None = None) -> Array:
     """[.., N, K] in a weight's layout."""
     if layout == "rows":
         return array
@@ -70,7 +71,7 @@ class LoweredBuilder:
     """Adds up a program. Buffers lie one behind the other in the arena."""
 
     def __init__(self) -> None:
-        self.groups: list[CacheGroupModel] = []
+        self.groups: list[CacheGroup] = []
         self.uses: list[WeightUse] = []
         self.buffers: list[Buffer] = []
         self.steps: list[Step] = []
@@ -80,7 +81,7 @@ class LoweredBuilder:
 
     def group(self, name: str, layers: Sequence[int], kv_heads: int, key: int, value: int, window: int = 0) -> None:
         self.groups.append(
-            CacheGroupModel(
+            CacheGroup(
                 name=name,
                 layers=tuple(layers),
                 kv_heads=kv_heads,
@@ -98,7 +99,7 @@ class LoweredBuilder:
     def cache(self, name: str) -> Operand:
         return Operand(kind="cache", name=name, dtype="f32", shape=(), strides=())
 
-    def weight(self, array: Array, layout: Layout = "rows", dtype: WeightDtype | None = None) -> Operand:
+    def weight(self, array: Array, layout: Layout = "rows", dtype: Dtype | None = None) -> Operand:
         """``dtype``: of integers of 4 bits, i4 or u4; else the array says it."""
         name = f"w{len(self.uses)}"
         dtype = dtype or DTYPES[array.dtype.name]

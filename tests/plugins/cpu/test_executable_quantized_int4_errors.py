@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.runtime.bundle.weights import Layout, WeightDtype
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.panel_layouts import Layout
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sound_program, view
 
 Array = npt.NDArray[np.generic]
@@ -28,7 +29,7 @@ def product(
     b: LoweredBuilder,
     weight: Array = FOURS,
     scales: tuple[Array, ...] = (HALF,),
-    dtype: WeightDtype = "i4",
+    dtype: Dtype = "i4",
     layout: Layout = "panel32x8",
     groups: tuple[int, int] = (8, 8),
     width: int = 16,
@@ -121,7 +122,7 @@ def activations_of_four_bits(b: LoweredBuilder) -> None:
     b.step("copy", [values.model_copy(update={"dtype": "i4"})], [b.buffer(T, 16)])
 
 
-def embedding(b: LoweredBuilder, *scales: Array, dtype: WeightDtype = "i4", group: int = 8, offsets: bool) -> None:
+def embedding(b: LoweredBuilder, *scales: Array, dtype: Dtype = "i4", group: int = 8, offsets: bool) -> None:
     operands = [b.input("ids"), b.weight(FOURS, "panel32x8", dtype), *(b.weight(s, "panel32") for s in scales)]
     b.step("quantized_embedding", operands, [b.buffer(T, 16)], group_size=group, has_offsets=offsets)
 

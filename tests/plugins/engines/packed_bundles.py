@@ -11,7 +11,7 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.engines.section import EngineSection, TensorRtSection
 from enginewright.plugins.engines.segments import SegmentProfile, SegmentSchedule, segments_path
 from enginewright.plugins.gpu.compile_ahead import files_of
-from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
+from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from tests.plugins.engines import tiny_paged as paged
@@ -59,7 +59,7 @@ def write_paged(
             engines=engines,
             paged=PagedSection(
                 library="11.0",
-                cache_groups=tuple(PagedCacheGroup.of(g, "f32") for g in paged.GROUPS),
+                cache_groups=tuple(g.stored_as("f32") for g in paged.GROUPS),
                 profiles=(DECODE, PREFILL),
                 kernel_capabilities=("8.9",),
                 split_keys=8,
@@ -114,7 +114,7 @@ def schedule(stems: dict[str, list[tuple[str, ...]]]) -> SegmentSchedule:
             **{"weights": {"o": "o1", "head": "head"}, "outputs": {"logits": "logits"}},
         },
     ]
-    groups = [PagedCacheGroup.of(g, "f32").model_dump() for g in paged.GROUPS]
+    groups = [g.stored_as("f32").model_dump() for g in paged.GROUPS]
     said = {"dtype": "f32", "cache_groups": groups, "profiles": [s.model_dump() for s in SIZES]}
     return SegmentSchedule.model_validate(
         said | {"segments": found, "buffers": buffers, "steps": steps, "kernels": kernels}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -39,7 +38,7 @@ def lowered(**shape):
 @pytest.mark.parametrize(("windows", "heads", "kv_heads", "size"), [((0, 0), 4, 2, 8), ((0, 16, 0, 16), 6, 1, 16)])
 def test_layers_of_one_shape_are_together(windows, heads, kv_heads, size):
     program = lowered(windows=windows, heads=heads, kv_heads=kv_heads, head_size=size, hidden=heads * size)
-    program.cache_groups = tuple(replace(group, dtype="fp8") for group in program.cache_groups)
+    program.cache_groups = tuple(group.model_copy(update={"dtype": "fp8"}) for group in program.cache_groups)
     shapes = attention_shapes(program, "bf16")
     layers = {shape.window: of for shape, of in shapes.items()}
     assert layers == {w: tuple(i for i, x in enumerate(windows) if x == w) for w in set(windows)}

@@ -25,7 +25,7 @@ from enginewright.plugins.graphs.emit_model import emit_model
 from enginewright.plugins.graphs.float_types import FloatType
 from enginewright.plugins.onnx.kernels.library import operators_library
 from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.progress import silent
 from tests.acceptance.tiny_configs import tiny_family
 

@@ -14,7 +14,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.round_weights import RoundWeights
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.engines.segments import SegmentStep
 from enginewright.plugins.graphs.emit_model import emit_model
@@ -29,7 +29,7 @@ from tests.plugins.graphs.linear_session import emit
 def fp8(group_size: int, tied: bool) -> Program:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=96, tied=tied))
     context = PassContext(formats=WeightFormats(default=WeightFormat(storage="fp8", group_size=group_size)))
-    for one in (LowerAttention(), ChooseFormats(), RoundWeightsToFp8()):
+    for one in (LowerAttention(), ChooseFormats(), RoundWeights()):
         one.run(program, context)
     return program
 

@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.bundle.weights import (
-    NUMPY_DTYPES,
     Blob,
-    Layout,
     SourceRows,
     TensorEntry,
-    WeightDtype,
     WeightsIndex,
+    expanded,
     pack,
+    pack_blocks,
     stored_bytes,
     stored_dtype,
     stored_shape,
     unpack,
 )
+from enginewright.runtime.shared.dtypes import NUMPY_DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.panel_layouts import Layout
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 
 def index(**fields: Any) -> str:
@@ -43,7 +45,7 @@ def index(**fields: Any) -> str:
         ("panel32x4", "i8", 4),
     ],
 )
-def test_panels(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype, side: int) -> None:
+def test_panels(shape: tuple[int, ...], layout: Layout, dtype: Dtype, side: int) -> None:
     weight = (np.random.default_rng(shape[-1]).standard_normal(shape) * 50).astype(NUMPY_DTYPES[dtype])
     packed = pack(weight, layout)
     assert packed.nbytes == stored_bytes(shape, layout, dtype)
@@ -66,7 +68,7 @@ def test_panels(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype, side
 
 @pytest.mark.parametrize("shape", [(1, 1), (40, 5), (65, 8), (3, 33, 16), (2, 7, 13)])
 @pytest.mark.parametrize(("dtype", "least"), [("i4", -8), ("u4", 0)])
-def test_panels_of_four_bits(shape: tuple[int, ...], dtype: WeightDtype, least: int) -> None:
+def test_panels_of_four_bits(shape: tuple[int, ...], dtype: Dtype, least: int) -> None:
     weight = np.random.default_rng(shape[-1]).integers(least, least + 16, shape).astype(np.int8)
     packed = pack(weight, "panel32x8", dtype)
     assert packed.nbytes == stored_bytes(shape, "panel32x8", dtype)
@@ -91,7 +93,7 @@ def test_rows_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(("dtype", "least"), [("i4", -8), ("u4", 0)])
 @pytest.mark.parametrize("shape", [(3, 5), (7,), (2, 4, 6)])
-def test_nibbles_are_as_onnx_has_them(shape: tuple[int, ...], dtype: WeightDtype, least: int) -> None:
+def test_nibbles_are_as_onnx_has_them(shape: tuple[int, ...], dtype: Dtype, least: int) -> None:
     values = np.random.default_rng(0).integers(least, least + 16, shape).astype(np.int8)
     packed = pack(values, "nibbles", dtype)
     assert packed.shape == stored_shape(shape, "nibbles", dtype) and packed.nbytes == stored_bytes(
@@ -103,12 +105,33 @@ def test_nibbles_are_as_onnx_has_them(shape: tuple[int, ...], dtype: WeightDtype
 
 
 def test_an_index_says_the_least_version_that_has_its_layouts() -> None:
-    def version(layout: Layout, dtype: WeightDtype) -> int:
+    def version(layout: Layout, dtype: Dtype) -> int:
         size = stored_bytes((32, 32), layout, dtype)
         entry = TensorEntry(blob=0, offset=0, bytes=size, dtype=dtype, shape=(32, 32), layout=layout)
         return WeightsIndex.of((Blob(file="weights/w.bin", bytes=size),), {"w": entry}).format_version
 
     assert (version("rows", "f32"), version("sparse32", "i8"), version("nibbles", "i4")) == (1, 2, 3)
+
+
+def test_blocks_of_a_format_that_no_kernel_reads_are_loaded_in_their_layout() -> None:
+    rng = np.random.default_rng(4)
+    values, scales = rng.integers(0, 16, (40, 100)).astype(np.int8), rng.random((40, 2)).astype(np.float16)
+    blocks = pack_blocks(values, scales, "nf4")
+    assert blocks.nbytes == stored_bytes((40, 100), "panel32", "f32", "nf4") == 40 * 2 * 34
+    entry = TensorEntry(
+        blob=0, offset=0, bytes=blocks.nbytes, dtype="f32", shape=(40, 100), layout="panel32", stored_as="nf4"
+    )
+    blob = Blob(file="weights/w.bin", bytes=blocks.nbytes)
+    made = WeightsIndex.of((blob,), {"w": entry})
+    assert made.format_version == 5 and WeightsIndex.from_json(made.to_json()) == made
+    loaded = expanded(blocks.reshape(-1), entry)
+    assert loaded.shape == entry.stored_shape
+    want = np.float32(FORMATS["nf4"].codes)[values] * scales.astype(np.float32).repeat(64, 1)[:, :100]
+    np.testing.assert_array_equal(unpack(loaded, (40, 100), "panel32", "f32"), want)
+    for wrong, message in (("int8", "f32 is not stored as int8"), ("f64", "stored_as")):
+        text = made.to_json().replace('"nf4"', f'"{wrong}"')
+        with pytest.raises(BundleError, match=message):
+            WeightsIndex.from_json(text)
 
 
 def test_round_trip() -> None:

@@ -41,7 +41,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., 
 
 def static(path: Path, plan: BucketPlan, blocks: int) -> tuple[LLM, StaticShapes]:
     bundle = Bundle.open(path)
-    groups = [g.to_group() for g in bundle.program("cpu").cache_groups]
+    groups = bundle.program("cpu").cache_groups
     padding = padding_blocks(plan, groups)
     counts = {g.name: blocks + padding[g.name] for g in groups}
     executor = StaticShapes(CpuExecutor(bundle, counts, threads=2), plan)
@@ -114,7 +114,7 @@ def test_logits_of_a_prompt_in_chunks_have_the_same_bits(bundles: dict[str, Path
 
 def test_a_bundle_with_buckets_is_served_with_them(bundles: dict[str, Path]) -> None:
     prompts, params = traffic(7)
-    block = Bundle.open(bundles["int8"]).program("cpu").cache_groups[0].to_group().bytes_per_block
+    block = Bundle.open(bundles["int8"]).program("cpu").cache_groups[0].bytes_per_block
     with LLM(bundles["int8"], memory=26 * block, max_requests=4) as llm:
         found, info = llm.generate(prompts, params), llm.info()
     assert found == run(LLM(bundles["int8"], buckets=False), prompts, params)

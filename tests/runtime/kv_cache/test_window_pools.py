@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.kv_cache.cache_groups import PoolPlan, bytes_for, enough_for_windows, plan_pools
+from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import BeamSearch, Request
 from enginewright.runtime.requests.sampling import SamplingParams

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -243,10 +242,9 @@ class Checked:
 @pytest.fixture(scope="module")
 def make_any() -> Any:
     """Schedulers without an executor: the property test makes thousands of steps."""
-    group = CacheGroup("g0", (0,), 1, 1, 1, block_size=4)
 
     def make(blocks: int, *, caps: ExecutorCaps, groups: int, **config: Any) -> Any:
-        made = [replace(group, name=f"g{i}", layers=(i,), block_size=4 << i) for i in range(groups)]
+        made = [CacheGroup(f"g{i}", (i,), 1, 1, 1, block_size=4 << i) for i in range(groups)]
         return ContinuousScheduler(SchedulerConfig(**config), caps, made, {g.name: blocks for g in made}), None
 
     return make

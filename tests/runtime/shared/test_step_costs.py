@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from enginewright.runtime.bundle import weights as stored
+from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.lowered_program import (
     Affine,
-    CacheGroupModel,
     Layout,
     LoweredProgram,
     Operand,
@@ -18,7 +18,7 @@ from enginewright.runtime.shared.lowered_program import (
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 
 T, B, R = Affine(t=1), Affine(b=1), Affine(r=1)
-GROUP = CacheGroupModel(name="full", layers=(0,), kv_heads=2, key_head_size=16, value_head_size=24)
+GROUP = CacheGroup(name="full", layers=(0,), kv_heads=2, key_head_size=16, value_head_size=24)
 WINDOWED = GROUP.model_copy(update={"window": 40})
 
 
@@ -28,7 +28,7 @@ def operand(kind: str, name: str, *shape: Affine | int, dtype: str = "f32") -> O
     return Operand(kind=kind, name=name, dtype=dtype, shape=sizes, strides=strides)  # type: ignore[arg-type]
 
 
-def cost(step: Step, sizes: StepSizes, *uses: WeightUse, group: CacheGroupModel = GROUP) -> StepCost:
+def cost(step: Step, sizes: StepSizes, *uses: WeightUse, group: CacheGroup = GROUP) -> StepCost:
     program = LoweredProgram(cache_groups=(group,), weights=uses, buffers=(), steps=(step,), outputs={})
     (found,) = step_costs(program, sizes)
     return found
@@ -91,7 +91,7 @@ def test_experts_that_nobody_chooses_are_not_read(tokens: int, experts_read: flo
     assert found.products == {"f32": 2 * tokens * 64 * 24}
 
 
-def attention(sizes: StepSizes, group: CacheGroupModel) -> StepCost:
+def attention(sizes: StepSizes, group: CacheGroup) -> StepCost:
     inputs = (
         operand("buffer", "q", T, 4, 16),
         operand("cache", "full/0"),
@@ -103,7 +103,7 @@ def attention(sizes: StepSizes, group: CacheGroupModel) -> StepCost:
 
 @pytest.mark.parametrize("group", [GROUP, WINDOWED], ids=["full", "window"])
 @pytest.mark.parametrize("sizes", [StepSizes((1, 1), (33, 7)), StepSizes((70, 0, 3), (100, 50, 3))])
-def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGroupModel) -> None:
+def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGroup) -> None:
     pairs, values, keys, table = 0, 0, 0, 0
     for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
         seen = set()
@@ -126,7 +126,7 @@ def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int)
     found = attention(StepSizes((1, 1), (33, 7)), group)
     assert found.kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
     assert found.products == {"bf16": (33 + 7) * 4 * (16 + 24)}
-    assert group.to_group().bytes_per_block == 32 * 2 * (key + value)
+    assert group.bytes_per_block == 32 * 2 * (key + value)
 
 
 @pytest.mark.parametrize(("lengths", "tokens"), [((1, 1, 1), 3), ((9,), 9)])

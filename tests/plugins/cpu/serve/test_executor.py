@@ -21,8 +21,9 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import pack
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.shared.contracts import CacheDtype, FloatArray
+from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.plugins.steps import tiny_onnx
 

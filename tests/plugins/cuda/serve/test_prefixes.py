@@ -22,7 +22,7 @@ class _Served:
 
     def __init__(self, lowering: Any) -> None:
         self._steps = cases.steps_of(lowering, 256, blocks=8)
-        self.cache_groups = tuple(group.to_group() for group in lowering.program.cache_groups)
+        self.cache_groups = lowering.program.cache_groups
         self.blocks = {group.name: 8 for group in self.cache_groups}
         self.caps = ExecutorCaps(max_tokens=128, max_requests=8, shared_blocks=True)
         self.submit = self._steps.start

@@ -15,8 +15,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.onnx.kernels.library import operators_library
-from enginewright.runtime.bundle.weights import Layout, WeightDtype, stored_dtype
+from enginewright.runtime.bundle.weights import stored_dtype
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.panel_layouts import Layout
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, packed
 from tests.runtime.bundle.test_sparse_panels import sparse_weight
 
@@ -29,7 +31,7 @@ class Format:
     """Of a weight: how it is stored, and in which groups it and x are scaled."""
 
     storage: str
-    dtype: WeightDtype
+    dtype: Dtype
     layout: Layout
     weight_group: int = 0
     activation_group: int = 0

@@ -32,10 +32,10 @@ from enginewright.plugins.stablehlo.serve import iree_library
 from enginewright.plugins.stablehlo.serve.executor import stablehlo_section
 from enginewright.plugins.stablehlo.serve.iree_library import Iree
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.runtime.shared.memory import format_bytes
 from tests.conftest import make_tiny_model
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")

@@ -14,10 +14,11 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.emit.engine_report import BuildReport, BuiltPlan
 from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.gpu.cuda_driver import Gpu
-from enginewright.plugins.steps.paged_section import PagedCacheGroup, PagedProfile, PagedSection
+from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
 from enginewright.plugins.tensorrt.compile.build import MakeEngines, build
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import BundleError, TargetError, TrustError
 
 BARE = Machine(
@@ -38,7 +39,7 @@ PLANS: dict[str, bytes] = {"decode": b"one token each", "prefill": b"prompts"}
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     sizes: dict[str, Any] = dict.fromkeys("TBRMP", (1, 1, 4))
-    group = PagedCacheGroup(
+    group = CacheGroup(
         name="full", layers=(0,), kv_heads=1, key_head_size=16, value_head_size=16, dtype="f16", block_size=32
     )
     paged = PagedSection(

@@ -1,58 +1,24 @@
-"""Pools fit their budget, hold what they say, and sizes are read and written as people do."""
+"""Sizes are read and written as people do, free memory is what system and container say, and freed bytes go back."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.kv_cache.cache_groups import (
-    PoolPlan,
-    bytes_for,
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.memory import (
     check_free,
     default_budget,
     format_bytes,
     free_memory,
     parse_size,
-    plan_pools,
+    return_freed_memory,
 )
-from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.errors import CapacityError, RequestError
 
-FULL = CacheGroup("full", (0, 2), kv_heads=2, key_head_size=8, value_head_size=8)  # 8192 bytes a block
-WINDOW = CacheGroup("window", (1,), kv_heads=1, key_head_size=8, value_head_size=8, window=64, block_size=64)
-
-
-@pytest.mark.parametrize(("groups", "unit_bytes", "unit"), [((FULL,), 8192, 32), ((FULL, WINDOW), 20480, 64)])
-def test_pools_fit_the_budget(groups: tuple[CacheGroup, ...], unit_bytes: int, unit: int) -> None:
-    for budget in (unit_bytes, 3 * unit_bytes - 1, 10 * unit_bytes):
-        plan = plan_pools(groups, budget, 10**9)
-        assert plan.tokens == budget // unit_bytes * unit
-        assert plan.bytes <= budget < plan.bytes + unit_bytes
-        assert all(plan.blocks[g.name] * g.block_size == plan.tokens for g in groups)
-        assert bytes_for(groups, plan.tokens) == plan.bytes
-        assert PoolPlan.of(groups, plan.blocks) == plan
-
-
-def test_no_more_than_is_needed() -> None:
-    assert plan_pools([FULL], 1 << 40, 100).tokens == 128  # whole blocks
-
-
-@pytest.mark.parametrize("budget", [0, 8191])
-def test_a_budget_without_a_block_is_refused_with_what_would_do(budget: int) -> None:
-    with pytest.raises(CapacityError, match=r"memory: .* holds no block(.|\n)*8192 bytes"):
-        plan_pools([FULL], budget, 100)
-
-
-def test_a_model_without_a_cache_is_not_limited_by_memory() -> None:
-    assert plan_pools([], 0, 100).tokens == 100
-
-
-def test_the_statement() -> None:
-    plan = plan_pools([FULL], 3072 * 8192, 10**9)
-    assert str(plan) == "KV cache: 24.0 MiB, 3072 blocks of 32 tokens = 98304 tokens"
-    both = str(plan_pools([FULL, WINDOW], 20480, 10**9))
-    assert both == "KV cache: 20.0 KiB, 2 blocks of 32 tokens (full) and 1 blocks of 64 tokens (window) = 64 tokens"
+PIECE = 4000  # less than what the C library maps by itself, more than what Python keeps in pools of its own
 
 
 @pytest.mark.parametrize(
@@ -109,3 +75,21 @@ def test_free_memory_where_linux_does_not_say(tmp_path: Path) -> None:
 
 def test_the_default_is_a_share() -> None:
     assert 0 < default_budget() < free_memory()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library can't be asked"
+)
+@pytest.mark.parametrize("mebibytes", [32, 96])
+def test_freed_pieces_go_back(mebibytes: int) -> None:
+    pieces = [bytes([i % 256]) * PIECE for i in range((mebibytes << 20) // PIECE)]
+    kept = pieces[:: len(pieces) // 8]  # among them, so that the library has no whole range to give back
+    full = resident()
+    del pieces
+    return_freed_memory()
+    assert full - resident() > (mebibytes << 20) * 3 // 4
+    assert all(piece == piece[:1] * PIECE for piece in kept)

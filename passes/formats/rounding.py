@@ -1,0 +1,121 @@
+"""What each weight format is to torch: how rows are rounded to it, what that may cost, what its types are called.
+
+``runtime/shared/weight_formats.py`` has the other half: how the values are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from enginewright.runtime.shared.dtypes import DTYPES
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
+
+from ..ops.dequantize import LARGEST_E4M3
+from ..ops.quantization import LARGEST, groups_of
+from .round_to_4_bits import round_symmetric, round_with_offsets
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, of.torch) for name, of in DTYPES.items()}
+"""The types of torch by our names; of 4 bits one value is in each int8."""
+
+_FIRST_BEYOND = 464.0
+"""Half a step above the largest e4m3 value: up to here that is the nearest, and nothing saturates."""
+
+
+class RoundedRows(NamedTuple):
+    """Rows [N, K] as values [N, K], with scales [N, groups], and offsets if the format has them.
+
+    ``saturated`` counts values beyond the largest, ``vanished`` groups whose float16 scale is 0 though they have
+    different values.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    saturated: int
+    vanished: int
+
+
+def _grouped(rows: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Rows [N, K] -> [N, groups, G], the last group filled with zeros."""
+    size = rows.shape[1]
+    groups, width = groups_of(size, group_size), group_size or size
+    return torch.nn.functional.pad(rows, (0, groups * width - size)).view(len(rows), groups, width)
+
+
+def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, floats: bool = False) -> RoundedRows:
+    """float32 [N, K] as integers, or as e4m3 ``floats``. There are no offsets."""
+    most = LARGEST_E4M3 if floats else float(LARGEST)
+    padded = _grouped(rows, group_size)
+    largest = padded.abs().amax(-1)  # [N, groups]
+    scales = (largest / most).half()
+    divisor = torch.where(scales == 0, torch.inf, scales.float())  # all values of a group that vanishes are zero
+    scaled = padded / divisor[..., None]
+    if not floats:
+        scaled.round_()
+    saturated = int((scaled.abs() > (_FIRST_BEYOND if floats else most)).sum())
+    vanished = int(((scales == 0) & (largest != 0)).sum())
+    # To the nearest, ties to even; torch makes NaN of what is beyond the largest e4m3 value.
+    values = scaled.clamp_(-most, most).to(torch.float8_e4m3fn if floats else torch.int8)
+    return RoundedRows(values.flatten(1)[:, : rows.shape[1]], scales, None, saturated, vanished)
+
+
+def _round_to_4_bits(rows: torch.Tensor, group_size: int, with_offsets: bool) -> RoundedRows:
+    """float32 [N, K], whose groups divide K. Values are clamped where that leaves the least error: none saturates."""
+    groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
+    offsets: torch.Tensor | None = None
+    if with_offsets:
+        values, scales, offsets = round_with_offsets(groups)
+        unlike = (groups != groups[..., :1]).any(-1)
+    else:
+        values, scales = round_symmetric(groups)
+        unlike = (groups != 0).any(-1)
+    return RoundedRows(values.flatten(-2), scales, offsets, 0, int(((scales == 0) & unlike).sum()))
+
+
+def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes: Sequence[float]) -> RoundedRows:
+    """float32 [N, K] as places in ``codes``, which rise from -1 to 1: the scale is a group's largest magnitude."""
+    padded = _grouped(rows, group_size)
+    largest = padded.abs().amax(-1)  # [N, groups]
+    scales = largest.half()
+    divisor = torch.where(scales == 0, torch.inf, scales.float())
+    numbers = torch.tensor(codes)
+    places = torch.bucketize((padded / divisor[..., None]).contiguous(), (numbers[1:] + numbers[:-1]) / 2).to(
+        torch.int8
+    )
+    vanished = int(((scales == 0) & (largest != 0)).sum())
+    return RoundedRows(places.flatten(1)[:, : rows.shape[1]], scales, None, 0, vanished)
+
+
+def _uncoded(rows: torch.Tensor, group_size: int, offsets: bool) -> RoundedRows:
+    raise NotImplementedError("a format without scales is a type: rows are cast to it")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One format.
+
+    Attributes:
+        coarseness: the largest relative error that rounding a weight, and what it is multiplied with, may make of a
+            column of a product. A quarter of it is usual in the worst one, of some 100,000 columns of a trained model.
+        round: (rows [N, K] float32, group size, whether with offsets) -> what is stored.
+        trained: whether training can round to it as it goes.
+    """
+
+    coarseness: float
+    round: Callable[[torch.Tensor, int, bool], RoundedRows] = _uncoded
+    trained: bool = True
+
+
+ROUNDINGS: Mapping[Storage, Rounding] = {
+    "f32": Rounding(0.0),
+    "bf16": Rounding(0.02),
+    "int8": Rounding(0.2, round_to_8_bits),
+    "int4": Rounding(0.6, _round_to_4_bits),
+    "fp8": Rounding(0.4, partial(round_to_8_bits, floats=True), trained=False),
+    "nf4": Rounding(0.6, partial(_round_to_codes, codes=FORMATS["nf4"].codes), trained=False),
+}

@@ -1,0 +1,71 @@
+"""Types of elements: a row has a type by our name, a column says what one library calls it.
+
+Nothing of those libraries is imported here: whoever uses one looks the name up in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
+"""The types in lowered programs and in the weights of bundles. fp8 is e4m3fn of OCP's OFP8 specification."""
+
+
+class ElementType(NamedTuple):
+    """One type; "" and 0 where a library lacks it, or we don't use it there.
+
+    Attributes:
+        bits: of an element as it is stored.
+        numpy: of arrays; of 4 bits one value is in each int8.
+        torch: the attribute of ``torch``.
+        onnx: the number in ``TensorProto``.
+        tensorrt: the attribute of ``tensorrt.DataType``.
+        stablehlo: its name in the text of a module.
+        tvm: as what kernels that TVM compiles read it.
+        safetensors: its name in a file.
+        triton: what a pointer points to, in the signature of a kernel.
+    """
+
+    bits: int
+    numpy: np.dtype[Any]
+    torch: str
+    onnx: int = 0
+    tensorrt: str = ""
+    stablehlo: str = ""
+    tvm: str = "uint8"
+    safetensors: str = ""
+    triton: str = ""
+
+
+_F8, _F8_WIDE, _BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
+
+DTYPES: Mapping[str, ElementType] = {
+    "f64": ElementType(64, np.dtype(np.float64), "float64", 11, safetensors="F64", triton="fp64"),
+    "f32": ElementType(32, np.dtype(np.float32), "float32", 1, "FLOAT", "f32", "float32", "F32", "fp32"),
+    "bf16": ElementType(16, np.dtype(_BF16), "bfloat16", 16, "BF16", "bf16", "uint16", "BF16", "bf16"),
+    "f16": ElementType(16, np.dtype(np.float16), "float16", 10, "HALF", "f16", "uint16", "F16", "fp16"),
+    "fp8": ElementType(8, np.dtype(_F8), "float8_e4m3fn", 17, "FP8", "f8E4M3FN", "uint8", "F8_E4M3", "fp8e4nv"),
+    "f8_e5m2": ElementType(8, np.dtype(_F8_WIDE), "float8_e5m2", safetensors="F8_E5M2"),
+    "i64": ElementType(64, np.dtype(np.int64), "int64", 7, "INT64", "i64", safetensors="I64", triton="i64"),
+    "i32": ElementType(32, np.dtype(np.int32), "int32", 6, "INT32", "i32", "int32", "I32", "i32"),
+    "i16": ElementType(16, np.dtype(np.int16), "int16", safetensors="I16"),
+    "i8": ElementType(8, np.dtype(np.int8), "int8", 3, "INT8", "i8", "int8", "I8", "i8"),
+    "u16": ElementType(16, np.dtype(np.uint16), "uint16", stablehlo="ui16"),
+    "u8": ElementType(8, np.dtype(np.uint8), "uint8", 2, "UINT8", "ui8", safetensors="U8", triton="u8"),
+    "bool": ElementType(8, np.dtype(np.bool_), "bool", 9, "BOOL", "i1", safetensors="BOOL"),
+    "i4": ElementType(4, np.dtype(np.int8), "int8", 22, "INT4", "i4"),
+    "u4": ElementType(4, np.dtype(np.int8), "int8", 21),
+}
+
+BYTES_PER_ELEMENT: Mapping[str, int] = {name: of.bits // 8 for name, of in DTYPES.items() if of.bits >= 8}
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: of.numpy for name, of in DTYPES.items()}
+NAME_OF_ONNX: Mapping[int, str] = {of.onnx: name for name, of in DTYPES.items() if of.onnx}
+
+
+def stored_bytes(dtype: str, elements: int) -> int:
+    """Bytes of so many elements side by side; two of 4 bits share one."""
+    return -(-elements * DTYPES[dtype].bits // 8)

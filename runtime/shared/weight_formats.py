@@ -1,0 +1,106 @@
+"""What is known of each weight format without torch: how a recipe may have it, and how a bundle stores it.
+
+``passes/formats/rounding.py`` says what rounding makes of weights; kernels are each target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .dtypes import DTYPES, Dtype
+from .panel_layouts import Layout
+
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4"]
+Activation = Literal["float", "bf16", "int8", "fp8"]
+
+
+@dataclass(frozen=True)
+class StoredFormat:
+    """One format.
+
+    Attributes:
+        dtype: of its values.
+        layout: in which products of the cpu target read them. None: no kernel reads them; a bundle stores ``blocks`` of
+            them, which are floats again once they are loaded.
+        shifted: the type of values that have offsets; None: they have none.
+        activation: what the values are multiplied with.
+        group_sizes: how many values along K may share a float16 scale; 0 is a scale for each row. Empty: no scales.
+        multiple: K is a multiple of it and of the groups, since kernels read so many values at a time; 0: any K.
+        codes: what values stand for, if not for themselves: the number that is multiplied by the scale, by value.
+        sparse: whether there are products of it with two of four values.
+        since: the version of weights/index.json that added it.
+        least_gpu: the compute capability from which GPUs have instructions for it; "": all have.
+    """
+
+    dtype: Dtype
+    layout: Layout | None
+    shifted: Dtype | None = None
+    activation: Activation = "float"
+    group_sizes: tuple[int, ...] = ()
+    multiple: int = 0
+    codes: tuple[float, ...] = ()
+    sparse: bool = False
+    since: int = 1
+    least_gpu: str = ""
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """The types that its values may have."""
+        return (self.dtype,) if self.shifted is None else (self.dtype, self.shifted)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a value."""
+        return DTYPES[self.dtype].bits
+
+    @property
+    def integers(self) -> bool:
+        """Whether products multiply its values as integers, with rounded activations."""
+        return self.activation == "int8"
+
+    @property
+    def scaled_floats(self) -> bool:
+        """Whether values have scales and stand for floats, which activations are multiplied with as they are."""
+        return bool(self.group_sizes) and not self.integers
+
+    def fits(self, inputs: int, group_size: int) -> bool:
+        """Whether a weight with K = ``inputs`` can be stored in such groups."""
+        if not self.multiple:
+            return True
+        known = group_size > 0 and group_size in (*self.group_sizes, inputs)
+        return known and inputs % group_size == 0 and inputs % self.multiple == 0
+
+
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""4-bit NormalFloat of QLoRA (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, appendix E): quantiles of
+a normal distribution, and 0."""
+
+FORMATS: Mapping[Storage, StoredFormat] = {
+    "f32": StoredFormat("f32", "panel32", sparse=True),
+    "bf16": StoredFormat("bf16", "panel32x2", activation="bf16", sparse=True, least_gpu="8.0"),
+    "int8": StoredFormat("i8", "panel32x4", activation="int8", group_sizes=(0, 32, 64), sparse=True),
+    "int4": StoredFormat(
+        "i4",
+        "panel32x8",
+        "u4",
+        activation="int8",
+        group_sizes=(0, 32, 64, 128),
+        multiple=8,
+        sparse=True,
+        least_gpu="8.0",
+    ),
+    "fp8": StoredFormat("fp8", "panel32", group_sizes=(0, 32, 64), since=4, least_gpu="8.9"),
+    "nf4": StoredFormat("u4", None, group_sizes=(64,), codes=NF4, since=5),
+}
+
+FORMAT_OF: Mapping[str, Storage] = {dtype: name for name, of in FORMATS.items() if of.layout for dtype in of.dtypes}
+"""The format whose values have a type, of those that kernels read."""
+
+SCALED: frozenset[str] = frozenset(dtype for dtype, name in FORMAT_OF.items() if FORMATS[name].group_sizes)
+"""Types of values that have scales."""

@@ -1,0 +1,44 @@
+"""Pools fit their budget, and hold what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, plan_pools
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import CapacityError
+
+FULL = CacheGroup("full", (0, 2), kv_heads=2, key_head_size=8, value_head_size=8)  # 8192 bytes a block
+WINDOW = CacheGroup("window", (1,), kv_heads=1, key_head_size=8, value_head_size=8, window=64, block_size=64)
+
+
+@pytest.mark.parametrize(("groups", "unit_bytes", "unit"), [((FULL,), 8192, 32), ((FULL, WINDOW), 20480, 64)])
+def test_pools_fit_the_budget(groups: tuple[CacheGroup, ...], unit_bytes: int, unit: int) -> None:
+    for budget in (unit_bytes, 3 * unit_bytes - 1, 10 * unit_bytes):
+        plan = plan_pools(groups, budget, 10**9)
+        assert plan.tokens == budget // unit_bytes * unit
+        assert plan.bytes <= budget < plan.bytes + unit_bytes
+        assert all(plan.blocks[g.name] * g.block_size == plan.tokens for g in groups)
+        assert bytes_for(groups, plan.tokens) == plan.bytes
+        assert PoolPlan.of(groups, plan.blocks) == plan
+
+
+def test_no_more_than_is_needed() -> None:
+    assert plan_pools([FULL], 1 << 40, 100).tokens == 128  # whole blocks
+
+
+@pytest.mark.parametrize("budget", [0, 8191])
+def test_a_budget_without_a_block_is_refused_with_what_would_do(budget: int) -> None:
+    with pytest.raises(CapacityError, match=r"memory: .* holds no block(.|\n)*8192 bytes"):
+        plan_pools([FULL], budget, 100)
+
+
+def test_a_model_without_a_cache_is_not_limited_by_memory() -> None:
+    assert plan_pools([], 0, 100).tokens == 100
+
+
+def test_the_statement() -> None:
+    plan = plan_pools([FULL], 3072 * 8192, 10**9)
+    assert str(plan) == "KV cache: 24.0 MiB, 3072 blocks of 32 tokens = 98304 tokens"
+    both = str(plan_pools([FULL, WINDOW], 20480, 10**9))
+    assert both == "KV cache: 20.0 KiB, 2 blocks of 32 tokens (full) and 1 blocks of 64 tokens (window) = 64 tokens"

@@ -1,0 +1,29 @@
+"""A KV cache's formats: every name once, and the bytes that follow from an entry."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.kv_formats import CACHES, KV_FORMATS, SCALED_CACHES, CacheDtype, CacheName
+
+
+def test_every_name_is_of_one_format() -> None:
+    assert set(KV_FORMATS) == set(get_args(CacheDtype))
+    assert {of.name for of in KV_FORMATS.values()} == set(get_args(CacheName))
+    assert all(KV_FORMATS[dtype].name == name for name, dtype in CACHES.items())
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in KV_FORMATS if dtype not in SCALED_CACHES])
+def test_a_cache_without_scales_is_stored_as_its_target_computes(dtype: CacheDtype) -> None:
+    group = CacheGroup("full", (0, 3), 2, 24, 16, dtype=dtype)
+    assert [group.stored_as(to).bytes_per_block for to in ("f32", "f16")] == [2 * 32 * 2 * 40 * n for n in (4, 2)]
+
+
+@pytest.mark.parametrize("dtype", SCALED_CACHES)
+def test_a_cache_with_scales_keeps_its_format(dtype: CacheDtype) -> None:
+    group = CacheGroup("full", (0, 3), 2, 24, 16, dtype=dtype)
+    assert group.stored_as("bf16") is group
+    assert group.bytes_per_slot == 2 * (24 + 4 + 16 + 4)
