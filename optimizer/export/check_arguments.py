@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,70 +21,68 @@ from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError, RequestError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST_NAME = 200
 
 
-def check_arguments(
-    source: str | Path | PreTrainedModel,
-    output: str | Path,
-    *,
-    revision: str | None = None,
-    recipe: str | Path | Recipe | None = None,
-    targets: Sequence[str] | None = None,
-    calibration: str | Path | None = None,
-    recovered: str | Path | None = None,
-    max_memory: int | str | None = None,
-    gpus: Sequence[str] | None = None,
-    kv_cache: str | None = None,
-    name: str | None = None,
-    overwrite: bool = False,
-) -> Recipe | None:
-    """Checks all of the arguments of ``export`` that can be judged without the model, and without what reads it.
+@dataclass(frozen=True, kw_only=True)
+class ExportArguments:
+    """What ``export`` is given, as it is given; see there."""
+
+    source: str | Path | PreTrainedModel
+    revision: str | None = None
+    recipe: str | Path | Recipe | None = None
+    targets: Sequence[str] | None = None
+    context_length: int | None = None
+    calibration: str | Path | None = None
+    recovered: str | Path | None = None
+    max_memory: int | str | None = None
+    gpus: Sequence[str] | None = None
+    kv_cache: str | None = None
+    name: str | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def inputs(self, loaded: Recipe | None) -> Inputs:
+        """What is named -> its file or folder: nothing of it may be written to. ``loaded``: the recipe."""
+        buckets = None if loaded is None else loaded.buckets
+        return {
+            "the source": self.source if isinstance(self.source, str | os.PathLike) else None,
+            "the recipe": None if self.recipe is None else recipe_file(self.recipe),
+            "the calibration file": self.calibration,
+            "the recovered folder": self.recovered,
+            **({f"the recipe's file {name}": getattr(buckets, name) for name in FILE_FIELDS} if buckets else {}),
+        }
+
+
+def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool = False) -> Recipe | None:
+    """Checks all that can be judged without the model, and without what reads it.
 
     Returns the recipe, which may come from a pipe and is read once; None if none is given. Raises what ``export``
     raises of them.
     """
+    recipe, name = given.recipe, given.name
     chosen = load_recipe(recipe) if isinstance(recipe, str | os.PathLike) else recipe
-    if targets is not None:
-        check_target_names(targets)
-    if gpus:
-        parse_capabilities(gpus)
-    if kv_cache is not None:
-        with_cache(chosen or load_recipe("f32"), kv_cache)
-    if max_memory is not None:
-        parse_size(max_memory, "max_memory")
+    if given.targets is not None:
+        check_target_names(given.targets)
+    if given.gpus:
+        parse_capabilities(given.gpus)
+    if given.kv_cache is not None:
+        with_cache(chosen or load_recipe("f32"), given.kv_cache)
+    if given.max_memory is not None:
+        parse_size(given.max_memory, "max_memory")
     if chosen is not None and chosen.buckets is not None:
         check_files(chosen.buckets)
-    if calibration is not None and not os.path.exists(calibration):
-        read_text(calibration, "calibration", "")
-    if isinstance(source, str | os.PathLike):
-        check_source(source, revision=revision)
+    if given.calibration is not None and not os.path.exists(given.calibration):
+        read_text(given.calibration, "calibration", "")
+    if isinstance(given.source, str | os.PathLike):
+        check_source(given.source, revision=given.revision)
     if name is not None and (not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME):
         raise RequestError(
             f"name: {name!r:.80} can't be a model's name", hint=f"Pass up to {_LONGEST_NAME} characters in one line."
         )
-    BundleWriter(output, overwrite, inputs_of(source, recipe, chosen, calibration, recovered)).check()
+    BundleWriter(output, overwrite, given.inputs(chosen)).check()
     return chosen
-
-
-def inputs_of(
-    source: str | Path | PreTrainedModel,
-    recipe: str | Path | Recipe | None,
-    loaded: Recipe | None,
-    calibration: str | Path | None,
-    recovered: str | Path | None,
-) -> Inputs:
-    """What is named -> its file or folder: nothing of it may be written to."""
-    buckets = None if loaded is None else loaded.buckets
-    return {
-        "the source": source if isinstance(source, str | os.PathLike) else None,
-        "the recipe": None if recipe is None else recipe_file(recipe),
-        "the calibration file": calibration,
-        "the recovered folder": recovered,
-        **({f"the recipe's file {name}": getattr(buckets, name) for name in FILE_FIELDS} if buckets else {}),
-    }
 
 
 def check_target_names(names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.progress import Progress
 
-from .check_arguments import check_target_names, inputs_of
+from .check_arguments import ExportArguments, check_target_names
 from .memory_limit import MemoryLimit
 
 
@@ -56,23 +56,8 @@ class ExportRequest:
     recipe_from: str | Path | None = None
 
     @staticmethod
-    def of(
-        source: str | Path | PreTrainedModel,
-        *,
-        recipe: str | Path | Recipe | None,
-        targets: Sequence[str] | None,
-        context_length: int | None,
-        calibration: str | Path | None,
-        recovered: str | Path | None,
-        max_memory: int | str | None,
-        gpus: Sequence[str] | None = None,
-        kv_cache: str | None = None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        on_progress: Progress,
-        recipe_from: str | Path | Recipe | None = None,
-        name: str | None = None,
-    ) -> ExportRequest:
-        """Checks the arguments of ``export``; ``recipe_from``: the name or file that ``recipe`` was loaded from.
+    def of(given: ExportArguments, loaded: Recipe | None, on_progress: Progress) -> ExportRequest:
+        """Takes the arguments of ``export``; ``loaded``: the recipe, where it was read already.
 
         Raises:
             RecipeError: the recipe has no such target or pass, or is not what was trained for.
@@ -82,33 +67,32 @@ class ExportRequest:
             MissingDependencyError: a target needs what isn't installed, and can say so now.
             RequestError: a file of lengths is invalid, or ``max_memory`` no size.
         """
-        named = recipe if recipe_from is None else recipe_from
-        trained = None if recovered is None else FinishedRecovery.open(recovered)
-        chosen = _recipe(recipe, trained)
-        wanted = _check_targets(tuple(targets) if targets is not None else chosen.targets)
+        trained = None if given.recovered is None else FinishedRecovery.open(given.recovered)
+        chosen = _recipe(given.recipe if loaded is None else loaded, trained)
+        wanted = _check_targets(tuple(given.targets) if given.targets is not None else chosen.targets)
         _check_passes(chosen, wanted)
-        if gpus:
-            engines = (chosen.engines or EnginesSection()).model_copy(update={"gpus": parse_capabilities(gpus)})
+        if given.gpus:
+            engines = (chosen.engines or EnginesSection()).model_copy(update={"gpus": parse_capabilities(given.gpus)})
             chosen = chosen.model_copy(update={"engines": engines})
-        if kv_cache is not None:
-            chosen = with_cache(chosen, kv_cache)
+        if given.kv_cache is not None:
+            chosen = with_cache(chosen, given.kv_cache)
         check_storages(chosen, wanted)
         check_cache(chosen, wanted)
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(
-            source,
+            given.source,
             chosen,
             wanted,
-            context_length or chosen.context_length,
-            calibration,
+            given.context_length or chosen.context_length,
+            given.calibration,
             trained,
-            MemoryLimit.of(max_memory),
-            tokenizer,
+            MemoryLimit.of(given.max_memory),
+            given.tokenizer,
             on_progress,
-            inputs_of(source, named, chosen, calibration, recovered),
-            name,
-            named if isinstance(named, str | Path) else None,
+            given.inputs(chosen),
+            given.name,
+            given.recipe if isinstance(given.recipe, str | Path) else None,
         )
 
 

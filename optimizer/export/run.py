@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
-from .check_arguments import check_arguments, inputs_of
+from .check_arguments import ExportArguments, check_arguments
 from .kept_exports import keep_export, key_of, take_export
 
 if TYPE_CHECKING:
@@ -76,38 +76,10 @@ def export(
             much, and what a pass changed most.
     """
     start, on_progress = time.perf_counter(), progress or silent
-    chosen = check_arguments(
-        source,
-        output,
+    given = ExportArguments(
+        source=source,
         revision=revision,
         recipe=recipe,
-        targets=targets,
-        calibration=calibration,
-        recovered=recovered,
-        max_memory=max_memory,
-        gpus=gpus,
-        kv_cache=kv_cache,
-        name=name,
-        overwrite=overwrite,
-    )
-    key: str | None = None
-    said: dict[str, object] = {"targets": targets, "context_length": context_length, "gpus": gpus}
-    said |= {"kv_cache": kv_cache, "name": name}
-    if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
-        on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
-        key = _key(source, chosen, calibration, said)
-    if key is not None:
-        inputs = inputs_of(source, recipe, chosen, calibration, recovered)
-        if (report := take_export(key, output, overwrite, inputs, start)) is not None:
-            return report
-    loading(on_progress)
-    from .compile_model import compile_model
-    from .request import ExportRequest
-
-    asked = ExportRequest.of(
-        source,
-        recipe=chosen,
-        recipe_from=recipe,
         targets=targets,
         context_length=context_length,
         calibration=calibration,
@@ -115,24 +87,34 @@ def export(
         max_memory=max_memory,
         gpus=gpus,
         kv_cache=kv_cache,
-        tokenizer=tokenizer,
-        on_progress=on_progress,
         name=name,
+        tokenizer=tokenizer,
     )
-    report = compile_model(asked, output, revision, overwrite)
-    unchanged = key is not None and key == _key(source, chosen, calibration, said)  # while the export worked
+    chosen = check_arguments(given, output, overwrite)
+    key: str | None = None
+    if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
+        on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
+        key = _key(given, chosen)
+    if key is not None and (report := take_export(key, output, overwrite, given.inputs(chosen), start)) is not None:
+        return report
+    loading(on_progress)
+    from .compile_model import compile_model
+    from .request import ExportRequest
+
+    report = compile_model(ExportRequest.of(given, chosen, on_progress), output, revision, overwrite)
+    unchanged = key is not None and key == _key(given, chosen)  # while the export worked
     if key is not None and unchanged and isinstance(source, str | os.PathLike):
         keep_export(key, report, source)
     return report
 
 
-def _key(
-    source: str | Path | PreTrainedModel, recipe: Recipe | None, calibration: str | Path | None, said: dict[str, object]
-) -> str | None:
+def _key(given: ExportArguments, recipe: Recipe | None) -> str | None:
     """What the export is kept under; None for what isn't on this disk, and what can't be read."""
-    if not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+    if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
+    said = {name: getattr(given, name) for name in ("targets", "context_length", "gpus", "kv_cache", "name")}
     try:
-        return key_of(Path(source), recipe or load_recipe("f32"), files={"calibration": calibration}, **said)
+        files = {"calibration": given.calibration}
+        return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, **said)
     except OSError:
         return None  # the export says what can't be read

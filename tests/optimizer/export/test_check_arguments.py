@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.export.check_arguments import check_arguments
+from enginewright.optimizer.export.check_arguments import ExportArguments, check_arguments
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
 
@@ -97,14 +97,17 @@ def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_
 def test_what_is_refused(
     given: dict[str, object], error: type[EnginewrightError], tiny_folder: Path, tmp_path: Path
 ) -> None:
+    given = dict(given)
     with pytest.raises(error) as caught:
-        check_arguments(**{"source": tiny_folder, "output": tmp_path / "a.bundle", **given})  # type: ignore[arg-type]
+        output = given.pop("output", tmp_path / "a.bundle")
+        check_arguments(ExportArguments(**{"source": tiny_folder, **given}), output)  # type: ignore[arg-type]
     assert caught.value.hint
 
 
 def test_a_recipe_is_read_once(tiny_folder: Path, tmp_path: Path) -> None:
     """It may come from a pipe."""
-    given = Recipe(name="mine")
-    assert check_arguments(tiny_folder, tmp_path / "a.bundle", recipe=given) is given
-    assert check_arguments(tiny_folder, tmp_path / "a.bundle", recipe="int8") == load_recipe("int8")
-    assert check_arguments(tiny_folder, tmp_path / "a.bundle") is None
+    mine = Recipe(name="mine")
+    for given, found in ((mine, mine), ("int8", load_recipe("int8")), (None, None)):
+        arguments = ExportArguments(source=tiny_folder, recipe=given)
+        assert check_arguments(arguments, tmp_path / "a.bundle") == found
+    assert check_arguments(ExportArguments(source=tiny_folder, recipe=mine), tmp_path / "a.bundle") is mine

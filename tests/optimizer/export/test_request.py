@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
+from enginewright.optimizer.export.check_arguments import ExportArguments
 from enginewright.optimizer.export.request import ExportRequest
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.runtime.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import silent
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("recipe", "targets", "context_length", "calibration", "recovered", "max_memory", "tokenizer")
-)
-
 
 def asked(**given: Any) -> ExportRequest:
-    return ExportRequest.of("no model is looked at", **{**NOTHING, **given}, on_progress=silent)
+    return ExportRequest.of(ExportArguments(source="no model is looked at", **given), None, silent)
 
 
 def test_what_is_said_beside_a_recipe_counts_more() -> None:
