@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,45 @@ from enginewright.runtime.requests.request import Request
 from ..shared.contracts import CacheGroup
 from .block_pool import BlockPool
 from .disk_tier import DiskTier
+from .kept_slots import KeptSlots
 from .pool_plan import window_tokens
-from .prefix_index import NO_BLOCK, Match, Namespace, Node, Place, PrefixIndex, PrefixUse, is_ahead
+from .prefix_index import NO_BLOCK, Match, Namespace, Node, PrefixIndex
 
 LEAST_COPIED = 4
 """Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
+
+
+@dataclass
+class PrefixUse:
+    """What the prefix cache did so far.
+
+    Attributes:
+        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
+        tokens, reused: that they had, and that they found.
+        copied_blocks: of prefixes that end within a block, over all groups.
+        from_disk: tokens of ``reused`` that were read from a disk.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    tokens: int = 0
+    reused: int = 0
+    copied_blocks: int = 0
+    from_disk: int = 0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where in the index a request is.
+
+    Attributes:
+        node, blocks: of its last full block that can be found, or the root; so many blocks lie up to there.
+        ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
+    """
+
+    node: Node
+    blocks: int
+    ran: bool = False
 
 
 class CacheManager:
@@ -36,8 +70,9 @@ class CacheManager:
         step_tokens: most tokens of a request in one step.
         shared_blocks: whether the executor takes blocks of several holders, and tables with holes. Without it nothing
             is given back before a request's end.
-        prefix_cache: whether requests find what others have computed, if the executor takes shared blocks, and the
-            groups' blocks have one size.
+        kept_slots: whether a block is the slot of a whole request; see ``KeptSlots``.
+        prefix_cache: whether requests find what others have computed, if the executor has slots, or takes shared
+            blocks and the groups' blocks have one size.
     """
 
     def __init__(
@@ -47,14 +82,15 @@ class CacheManager:
         *,
         step_tokens: int,
         shared_blocks: bool,
+        kept_slots: bool = False,
         prefix_cache: bool,
     ) -> None:
         self.groups = {g.name: g for g in groups}
         self.index: PrefixIndex | None = None
         if prefix_cache and shared_blocks and len({g.block_size for g in groups}) == 1:
             self.index = PrefixIndex(groups[0].block_size, [g.window > 0 for g in groups], self._drop)
-        self.keeps = self.index is not None  # whether requests may find something
         self.pools = {g.name: BlockPool(blocks[g.name], partial(self._evicted, i)) for i, g in enumerate(groups)}
+        self._slots = KeptSlots(self.pools) if prefix_cache and kept_slots else None
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
@@ -63,7 +99,7 @@ class CacheManager:
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
-        self._places: dict[Request, Place] = {}
+        self._places: dict[Request, _Place] = {}
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
         """Most tokens that a request of so many tokens ever holds blocks for in a group."""
@@ -89,12 +125,18 @@ class CacheManager:
             False, and it has no blocks, if it has to wait.
         """
         if (index := self.index) is None:
-            return self._has_blocks_for(request, promised, force)
+            fits = self._has_blocks_for(request, promised, force)
+            if fits and self._slots is not None:
+                if not request.wants_prompt and self._slots.take(request):
+                    request.capacity = min(group.block_size for group in self.groups.values())
+                self._count(request)
+            return fits
         size, match = index.block_size, Match((), 0)
         if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.tokens, len(request.tokens) - 1)
         tokens = index.usable(match, self._first_blocks, LEAST_COPIED)
-        if not request.wants_prompt and any(is_ahead(other, request, tokens // size * size + size) for other in others):
+        end = tokens // size * size + size
+        if not request.wants_prompt and any(_is_ahead(other, request, end) for other in others):
             return False
         whole = tokens // size
         for i, (name, group) in enumerate(self.groups.items()):
@@ -111,7 +153,7 @@ class CacheManager:
         request.capacity = whole * size if self.groups else 0
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
-        self._places[request] = place = Place(node, whole)
+        self._places[request] = place = _Place(node, whole)
         if not self._read(index, request, place) and tokens % size:
             if NO_BLOCK in match.nodes[whole].blocks:  # evicted for a record that turned out to be damaged
                 self.release(request)
@@ -141,7 +183,7 @@ class CacheManager:
         request.capacity = min(len(request.tables[name]) * g.block_size for name, g in self.groups.items())
         if (place := self._places.get(source)) is not None:
             place.node.users += 1
-            self._places[request] = Place(place.node, place.blocks)
+            self._places[request] = _Place(place.node, place.blocks)
         return True
 
     def lacking(self, request: Request, tokens: int) -> dict[str, int]:
@@ -208,6 +250,8 @@ class CacheManager:
                 self._add(self.index, request, place.node, whole, part)
             place.node.users -= 1
             self.index.prune(place.node)
+        if self._slots is not None:
+            self._slots.keep(request)
         if request.error is not None and self._shared_blocks:
             self._clear(request)
         self._take_all(request)
@@ -218,7 +262,7 @@ class CacheManager:
 
         ``unused_tokens`` is the waste: places in held blocks that no token of their requests has come to yet.
         """
-        if not self.keeps:
+        if self.index is None and self._slots is None:
             return None
         blocks = {}
         for name, pool in self.pools.items():
@@ -259,7 +303,7 @@ class CacheManager:
             memory.write_block(name, block, payload)
             self._not_cleared(name, block)
 
-    def _read(self, index: PrefixIndex, request: Request, place: Place) -> bool:
+    def _read(self, index: PrefixIndex, request: Request, place: _Place) -> bool:
         """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.
 
         The last token is computed. Where a group has a window, it is all or nothing: a part might lack the window's.
@@ -382,6 +426,8 @@ class CacheManager:
         """Nothing of a namespace, or of any, is found any more; returns how many files that were."""
         if self.index is not None:
             self.index.clear(namespace)
+        if self._slots is not None:
+            self._slots.forget(namespace)
         return 0 if self.disk is None else self.disk.store.delete(namespace)
 
     def save_all(self, disk: DiskTier) -> None:
@@ -390,6 +436,9 @@ class CacheManager:
             disk.leaving(node, wait=True)
 
     def _evicted(self, group: int, block: int) -> None:
+        if self._slots is not None:
+            self._slots.evicted(block)
+            return
         assert self.index is not None
         if self.disk is not None:
             self.disk.leaving(self.index.node(group, block))
@@ -397,3 +446,13 @@ class CacheManager:
 
     def _drop(self, group: int, block: int) -> None:
         list(self.pools.values())[group].drop(block)
+
+
+def _is_ahead(other: Request, request: Request, end: int) -> bool:
+    """Whether ``other`` has yet to compute tokens of a prompt of which the first ``end`` are this one's, too."""
+    return (
+        other.computed < end <= min(len(other.tokens), len(request.tokens))
+        and other.remaining > 1
+        and other.namespace == request.namespace
+        and other.tokens[:end] == request.tokens[:end]
+    )

@@ -12,10 +12,6 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from enginewright.runtime.requests.request import Request
 
 NO_BLOCK = -1
 Tokens = tuple[int, ...]
@@ -227,46 +223,3 @@ def _common(one: Tokens, other: Tokens) -> int:
     if one == other:
         return len(one)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-@dataclass
-class PrefixUse:
-    """What the prefix cache did so far.
-
-    Attributes:
-        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
-        tokens, reused: that they had, and that they found.
-        copied_blocks: of prefixes that end within a block, over all groups.
-        from_disk: tokens of ``reused`` that were read from a disk.
-    """
-
-    requests: int = 0
-    hits: int = 0
-    tokens: int = 0
-    reused: int = 0
-    copied_blocks: int = 0
-    from_disk: int = 0
-
-
-@dataclass(slots=True)
-class Place:
-    """Where in the index a request is.
-
-    Attributes:
-        node, blocks: of its last full block that can be found, or the root; so many blocks lie up to there.
-        ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
-    """
-
-    node: Node
-    blocks: int
-    ran: bool = False
-
-
-def is_ahead(other: Request, request: Request, end: int) -> bool:
-    """Whether ``other`` has yet to compute tokens of a prompt of which the first ``end`` are this one's, too."""
-    return (
-        other.computed < end <= min(len(other.tokens), len(request.tokens))
-        and other.remaining > 1
-        and other.namespace == request.namespace
-        and other.tokens[:end] == request.tokens[:end]
-    )

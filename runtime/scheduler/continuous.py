@@ -18,7 +18,6 @@ from enginewright.runtime.requests.request import BeamSearch, FailedRequestError
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
-from ..kv_cache.slot_manager import SlotManager
 from ..shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
 from ..shared.errors import EnginewrightError, shown
 from .base import Batch, Chunk, step_input
@@ -51,12 +50,12 @@ class ContinuousScheduler:
         self.config = config
         self._clock = clock
         self.caps = caps
-        manager = SlotManager if caps.kept_slots and config.prefix_cache else CacheManager
-        self.cache = manager(
+        self.cache = CacheManager(
             groups,
             blocks,
             step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),
             shared_blocks=caps.shared_blocks,
+            kept_slots=caps.kept_slots,
             prefix_cache=config.prefix_cache,
         )
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)

@@ -1,4 +1,4 @@
-"""The cache of executors with slots: a slot keeps the tokens of the request that sat there last.
+"""What slots keep: the tokens of the request that sat there last, for executors whose blocks are slots.
 
 A request takes the free slot that shares the longest beginning with it, and computes the rest. What it doesn't share is
 overwritten, so a slot is of use to one request at a time, and nothing is copied.
@@ -7,13 +7,12 @@ overwritten, so a slot is of use to one request at a time, and nothing is copied
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from enginewright.runtime.requests.request import Request
 
-from .cache_manager import CacheManager
+from .block_pool import BlockPool
 from .prefix_index import Namespace
 
 LEAST_SHARE = 0.5
@@ -26,46 +25,45 @@ class _Kept:
     tokens: list[int]
 
 
-class SlotManager(CacheManager):
-    """See the module, and ``CacheManager``; a block is a slot here, the same in all groups."""
+class KeptSlots:
+    """See the module. ``pools``: of the cache groups; a slot is the same block in all."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.keeps = True
+    def __init__(self, pools: Mapping[str, BlockPool]) -> None:
+        self._pools = pools
         self._kept: dict[int, _Kept] = {}  # slot -> what lies in it, of slots that nobody holds
 
-    def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
-        """See ``CacheManager.begin``."""
-        if not self._has_blocks_for(request, promised, force):
+    def take(self, request: Request) -> bool:
+        """Has a request begin in the slot that shares most with it: sets its tables and ``computed``. False if none
+        does."""
+        slot, tokens = self._best(request)
+        if slot is None:
             return False
-        slot, tokens = (None, 0) if request.wants_prompt else self._best(request)
-        if slot is not None:
-            del self._kept[slot]
-            for name, pool in self.pools.items():
-                pool.share(slot)
-                request.tables[name] = array("i", [slot])
-            request.capacity = min(group.block_size for group in self.groups.values())
+        del self._kept[slot]
+        for name, pool in self._pools.items():
+            pool.share(slot)
+            request.tables[name] = array("i", [slot])
         request.computed = tokens
-        self._count(request)
         return True
 
-    def release(self, request: Request, *, partly: bool = True) -> None:
-        """See ``CacheManager.release``."""
+    def keep(self, request: Request) -> None:
+        """What a request has computed stays in its slot, which it is about to release."""
         table = next(iter(request.tables.values()), None)
         if table and request.computed and request.error is None:
             self._kept[table[0]] = _Kept(request.namespace, request.tokens[: request.computed])
-            for pool in self.pools.values():
+            for pool in self._pools.values():
                 pool.keep(table[0], request.tenant)
-        super().release(request, partly=partly)
 
-    def forget(self, namespace: Namespace | None) -> int:
-        """See ``CacheManager.forget``."""
+    def forget(self, namespace: Namespace | None) -> None:
+        """Nothing of a namespace, or of any, is found any more."""
         for slot, kept in list(self._kept.items()):
             if namespace in (None, kept.namespace):
                 del self._kept[slot]
-                for pool in self.pools.values():
+                for pool in self._pools.values():
                     pool.drop(slot)
-        return 0
+
+    def evicted(self, slot: int) -> None:
+        """A slot gets other tokens."""
+        self._kept.pop(slot, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:
         """The slot that shares most with a request, and how many tokens; the last token is always computed."""
@@ -76,9 +74,6 @@ class SlotManager(CacheManager):
                 if common > most and common >= LEAST_SHARE * min(len(kept.tokens), len(request.tokens)):
                     best, most = slot, common
         return best, most
-
-    def _evicted(self, group: int, block: int) -> None:
-        self._kept.pop(block, None)
 
 
 def _common(one: list[int], other: list[int]) -> int:

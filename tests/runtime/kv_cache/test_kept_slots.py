@@ -36,16 +36,17 @@ def run(engine: Engine, *requests: Request) -> list[list[int]]:
 
 
 def check(engine: Engine) -> None:
-    cache = engine.scheduler.cache
+    slots_kept = engine.scheduler.cache._slots
+    kept_of = {} if slots_kept is None else slots_kept._kept
     held = [request.tables for request in engine.scheduler.running if request.tables]
     slots = [tables["g0"][0] for tables in held]
     assert all(len(tables[name]) == 1 and tables[name][0] == tables["g0"][0] for tables in held for name in tables)
     assert len(set(slots)) == len(slots)
     for name, pool in engine.pools.items():
         assert sorted(slots) == [slot for slot in range(pool.total_blocks) if pool.holders(slot)]
-        assert pool.kept_blocks == len(cache._kept)  # type: ignore[attr-defined]
+        assert pool.kept_blocks == len(kept_of)
         memory = engine.executor.memory[name].reshape(pool.total_blocks, -1)  # type: ignore[attr-defined]
-        for slot, kept in cache._kept.items():  # type: ignore[attr-defined]
+        for slot, kept in kept_of.items():
             assert memory[slot, : len(kept.tokens)].tolist() == kept.tokens
             assert not pool.holders(slot)
 
