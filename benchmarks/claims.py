@@ -43,7 +43,7 @@ from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -172,7 +172,7 @@ def finished(engine: Engine, work: Sequence[tuple[list[int], int]]) -> float:
     """Seconds until all of these requests have ended."""
     start = time.perf_counter()
     for prompt, answer in work:
-        engine.add_request(Request(prompt, SamplingParams(max_tokens=answer, ignore_eos=True)))
+        engine.add_request(Generation(prompt, SamplingParams(max_tokens=answer, ignore_eos=True)))
     while engine.has_work():
         engine.step()
     return time.perf_counter() - start
@@ -231,7 +231,7 @@ def cache(options: argparse.Namespace) -> dict[str, Any]:
             with_cache.append(median(timed(engine.step) for _ in range(STEPS)))
             request = engine.scheduler.running[0]
             engine.abort_all()
-            engine.add_request(Request(request.tokens[:length], request.params))
+            engine.add_request(Generation(request.tokens[:length], request.params))
         executor.close()
         found[str(length)] = {"with": 1e3 * median(with_cache), "without": 1e3 * median(without)}
     return found
@@ -255,7 +255,7 @@ def prompted(bundle: Bundle, threads: int, requests: int, length: int) -> tuple[
     engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
     rng, params = np.random.default_rng(length), SamplingParams(max_tokens=6 * STEPS, ignore_eos=True)
     for _ in range(requests):
-        engine.add_request(Request(rng.integers(10, bundle.model.vocab_size, length).tolist(), params))
+        engine.add_request(Generation(rng.integers(10, bundle.model.vocab_size, length).tolist(), params))
     return engine, executor
 
 
@@ -285,12 +285,12 @@ def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
     groups = [group.name for group in bundle.program("cpu").cache_groups]
     executor = CpuExecutor(bundle, dict.fromkeys(groups, length // BLOCK + 1), threads=options.threads)
     engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
-    engine.add_request(Request([7] * 64, SamplingParams(max_tokens=1)))
+    engine.add_request(Generation([7] * 64, SamplingParams(max_tokens=1)))
     engine.step()
     before = memory("VmHWM")
     executor.profile = profile = StepProfile()
     prompt = np.random.default_rng(0).integers(10, bundle.model.vocab_size, length).tolist()
-    engine.add_request(Request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+    engine.add_request(Generation(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
     while engine.has_work():
         engine.step()
     return sum(step.seconds for step in profile.by_op() if "attention" in step.key), memory("VmHWM") - before

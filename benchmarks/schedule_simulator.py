@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -144,7 +144,7 @@ def _request(arrival: Arrival, prompts: list[int], scheduling: Scheduling | None
     options: dict[str, Any] = {}
     if scheduling is not None and arrival.of_class in scheduling.classes:
         options["request_class"] = scheduling.class_named(arrival.of_class)
-    made = Request(
+    made = Generation(
         prompts[: arrival.prompt], PARAMS, end_token_ids=(END,), tenant=arrival.tenant, clock=clock, **options
     )
     made.queued = arrival.at  # a step was running

@@ -27,7 +27,7 @@ from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, simul
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
@@ -171,7 +171,7 @@ def _request(arrival: Arrival, scheduling: Scheduling | None, rng: np.random.Gen
     if scheduling is not None and arrival.of_class in scheduling.classes:
         options["request_class"] = scheduling.class_named(arrival.of_class)
     params = SamplingParams(max_tokens=arrival.answer, ignore_eos=True)
-    return Request(rng.integers(10, 49000, arrival.prompt).tolist(), params, **options)
+    return Generation(rng.integers(10, 49000, arrival.prompt).tolist(), params, **options)
 
 
 def _served(arrival: Arrival, request: Request, now: float) -> Served:

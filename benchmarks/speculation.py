@@ -62,7 +62,7 @@ from enginewright.plugins.cpu.compile.row_seconds import CONTEXTS, row_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.scheduler.row_costs import RowCosts
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.step_costs import DRAFT_ROWS
@@ -274,7 +274,7 @@ def measured(
 
 def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) -> Request:
     """Queues a request."""
-    one = Request(prompt, params, max_tokens=params.max_tokens or 1, tenant=tenant)
+    one = Generation(prompt, params, max_tokens=params.max_tokens or 1, tenant=tenant)
     llm.engine.add_request(one)
     return one
 

@@ -36,7 +36,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.requests.logit_rules import sampling_batch
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.request_class import NO_TARGETS
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -197,7 +197,7 @@ def engine_step(
     params = replace(params, max_tokens=steps + 10, ignore_eos=True)
     for first in range(requests):
         text = None if tokenizer is None else OutputText(tokenizer.detokenizer(()), ())
-        engine.add_request(Request(range(first, first + PROMPT), params, text=text, request_class=promised))
+        engine.add_request(Generation(range(first, first + PROMPT), params, text=text, request_class=promised))
     engine.step()  # the prompts
 
     def step() -> None:

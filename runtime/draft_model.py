@@ -28,7 +28,7 @@ from .executors.base import Executor
 from .executors.open import make_executor, target_groups
 from .kv_cache.cache_manager import CacheManager
 from .kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
-from .requests.request import Request
+from .requests.request import Generation, Request
 from .scheduler.base import Chunk
 from .scheduler.limits import SchedulerConfig
 from .scheduler.row_costs import RowCosts
@@ -96,7 +96,7 @@ class DraftModel:
     def seconds(self, rows: int) -> float:
         return self._costs.of(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
 
-    def behind(self, request: Request) -> float:
+    def behind(self, request: Generation) -> float:
         follower = self._followers.get(request)
         if follower is not None:
             computed = min(follower.request.computed, follower.known)
@@ -107,7 +107,7 @@ class DraftModel:
         lacking = len(request.tokens) - computed
         return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
-    def guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+    def guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
         if self.off is None:
             try:
                 return self._guess(wanted)
@@ -132,7 +132,7 @@ class DraftModel:
         """Frees the memory."""
         self._executor.close()
 
-    def _guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+    def _guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
         found: list[list[int]] = [[] for _ in wanted]
         chunks: list[tuple[int, Chunk]] = []  # of which request, and what is computed of it next
         tokens_left = CHUNK
@@ -168,7 +168,7 @@ class DraftModel:
             chunk.request.computed = chunk.start + chunk.count
         return [] if output.tokens is None else output.tokens.tolist()
 
-    def _following(self, request: Request, length: int) -> Request | None:
+    def _following(self, request: Generation, length: int) -> Request | None:
         """A request as this model has it, with all its tokens and blocks for a guess; None if they don't fit."""
         if len(request.tokens) + length > self._context:
             return None
@@ -184,9 +184,9 @@ class DraftModel:
         follower.ran = True
         return own
 
-    def _begun(self, request: Request) -> _Follower | None:
+    def _begun(self, request: Generation) -> _Follower | None:
         params = replace(request.params, logprobs=None, prompt_logprobs=None)
-        own = Request(request.tokens, params, max_tokens=request.max_tokens, tenant=request.tenant)
+        own = Generation(request.tokens, params, max_tokens=request.max_tokens, tenant=request.tenant)
         own.prompt_length, own.seed, own.rules = request.prompt_length, request.seed, request.rules
         others = [follower.request for follower in self._followers.values()]
         if not self.cache.begin(own, others, dict.fromkeys(self.cache.pools, 0), force=False):

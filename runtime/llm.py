@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from enginewright.runtime.executors.target import Placement
 
 from . import arguments
-from .arguments import Encoded, Params, Prompt, check_int
+from .arguments import Params, Prompt, check_int
 from .bundle.reader import Bundle, Load
 from .draft_model import open_draft
 from .engine import Engine
@@ -21,7 +21,7 @@ from .executors.open import choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .info import check_options, describe, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
-from .request_maker import RequestMaker, Terms
+from .request_maker import Options, RequestMaker
 from .requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
 from .requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from .requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
@@ -244,8 +244,8 @@ class LLM:
             CapacityError: a request that the KV cache can't hold, with the memory that would.
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
-        terms = Terms(tenant, priority, request_class)
-        requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
+        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
+        requests, raised = self._requests.of_prompts(prompts, options)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     @takes_vllm_names(OF_CHAT, open_ended=True)
@@ -274,8 +274,8 @@ class LLM:
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        terms = Terms(tenant, priority, request_class)
-        requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
+        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
+        requests, raised = self._requests.of_chats(messages, options, variables)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     def beam_search(
@@ -318,9 +318,8 @@ class LLM:
         request_class: str | None = None,
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
-        terms = Terms(tenant, priority, request_class)
-        requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
-        return await aanswers(self._loop, requests, raised)
+        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
+        return await aanswers(self._loop, *self._requests.of_prompts(prompts, options))
 
     async def achat(
         self,
@@ -337,9 +336,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        terms = Terms(tenant, priority, request_class)
-        requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
-        return await aanswers(self._loop, requests, raised)
+        options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
+        return await aanswers(self._loop, *self._requests.of_chats(messages, options, variables))
 
     def stream(
         self,
@@ -354,7 +352,8 @@ class LLM:
 
         A wrong prompt raises at once, and not at the first piece.
         """
-        return stream(self._loop, self._requests.of_prompt(prompt, params, Terms(tenant, priority, request_class)))
+        options = Options(tenant, priority, request_class, params)
+        return stream(self._loop, self._requests.of_prompt(prompt, options))
 
     def stream_chat(
         self,
@@ -367,8 +366,8 @@ class LLM:
         **variables: Any,
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
-        terms = Terms(tenant, priority, request_class)
-        return stream(self._loop, self._requests.of_chat(messages, params, variables, terms))
+        options = Options(tenant, priority, request_class, params)
+        return stream(self._loop, self._requests.of_chat(messages, options, variables))
 
     def astream(
         self,
@@ -380,7 +379,8 @@ class LLM:
         request_class: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
-        return astream(self._loop, self._requests.of_prompt(prompt, params, Terms(tenant, priority, request_class)))
+        options = Options(tenant, priority, request_class, params)
+        return astream(self._loop, self._requests.of_prompt(prompt, options))
 
     def astream_chat(
         self,
@@ -393,12 +393,12 @@ class LLM:
         **variables: Any,
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
-        terms = Terms(tenant, priority, request_class)
-        return astream(self._loop, self._requests.of_chat(messages, params, variables, terms))
+        options = Options(tenant, priority, request_class, params)
+        return astream(self._loop, self._requests.of_chat(messages, options, variables))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
-        return scored(self._loop, self._requests.of_scored(Encoded(arguments.token_ids(ids, "ids"), name="ids")))
+        return scored(self._loop, self._requests.scoring(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
         """What goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32. Target cpu has it.
@@ -410,7 +410,7 @@ class LLM:
         Raises what ``generate`` raises, and RequestError where the target hasn't one: -1 isn't there in formats where
         the final norm rounds at once, such as int8.
         """
-        return scored(self._loop, self._requests.of_hidden(prompt, layers, self._executor))
+        return scored(self._loop, self._requests.hidden_states(prompt, layers, self._executor))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """``default_params``, under vLLM's name."""
@@ -437,7 +437,7 @@ class LLM:
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
             self.generate([prompt], params, tenant=tenant, progress=False)
-            request = self._requests.of_prompt(prompt, params, Terms(tenant)).requests[0]
+            request = self._requests.of_prompt(prompt, Options(tenant, params=params)).requests[0]
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
 
     def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
@@ -450,7 +450,8 @@ class LLM:
         Raises what ``save_prefix`` raises.
         """
         with opened_tier(self._executor, self._cache, folder) as disk:
-            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), Terms(tenant)).requests[0]
+            options = Options(tenant, params=SamplingParams(max_tokens=1))
+            request = self._requests.of_prompt(prompt, options).requests[0]
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:

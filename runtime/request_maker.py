@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
 from .executors.base import Executor
 from .requests.outputs import RequestOutput
-from .requests.request import BeamSearch, HiddenStates, Request
+from .requests.request import BeamSearch, Generation, HiddenStates, Scoring
 from .requests.request_class import NO_TARGETS, RequestClass
 from .requests.sampling import SamplingParams, seed_of
 from .scheduler.continuous import ContinuousScheduler
@@ -34,12 +34,15 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Whose requests these are, and how they are served; see ``LLM.generate``."""
+class Options:
+    """What a caller says of prompts, whichever method is called; see ``LLM.generate``."""
 
     tenant: str = ""
     priority: int | Sequence[int] | None = None
     request_class: str | None = None
+    params: Params = None
+    sampling_params: Params = None
+    raise_errors: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestError naming the argument."""
@@ -51,7 +54,7 @@ class Terms:
         elif self.priority is not None:
             object.__setattr__(self, "priority", _checked_priority(self.priority))
 
-    def each(self, count: int) -> list[Terms]:
+    def each(self, count: int) -> list[Options]:
         """Of ``count`` requests: vLLM has a priority for each. Raises RequestError where there are not so many."""
         if not isinstance(self.priority, tuple):
             return [self] * count
@@ -76,7 +79,7 @@ class Asked:
         params: what the caller gave; a request's may have logprobs that its result doesn't show.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[Generation, ...]
     params: SamplingParams
 
     def result(self) -> RequestOutput:
@@ -127,23 +130,13 @@ class RequestMaker:
     def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
 
-    def of_prompts(
-        self, prompts: Any, params: Params, sampling_params: Params, terms: Terms, raise_errors: bool | None
-    ) -> tuple[list[Asked], bool]:
+    def of_prompts(self, prompts: Any, options: Options) -> tuple[list[Asked], bool]:
         """The requests, and whether the error of one is raised; see ``arguments.raises``."""
         given, single = arguments.listed(prompts)
-        requests = self._requests(self._encoded(given, single), params, sampling_params, terms)
-        return requests, arguments.raises(raise_errors, single)
+        requests = self._requests(self._encoded(given, single), options)
+        return requests, arguments.raises(options.raise_errors, single)
 
-    def of_chats(
-        self,
-        messages: Any,
-        params: Params,
-        sampling_params: Params,
-        variables: Mapping[str, Any],
-        terms: Terms,
-        raise_errors: bool | None,
-    ) -> tuple[list[Asked], bool]:
+    def of_chats(self, messages: Any, options: Options, variables: Mapping[str, Any]) -> tuple[list[Asked], bool]:
         """The same of conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
         most, found = self._model.context_length - 1, []
@@ -152,19 +145,14 @@ class RequestMaker:
             text = self.tokenizer.checked_chat(chat, of_params=_OF_PARAMS, **variables)
             ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
             found.append(Encoded(ids, text, name))
-        return self._requests(found, params, sampling_params, terms), arguments.raises(raise_errors, single)
+        return self._requests(found, options), arguments.raises(options.raise_errors, single)
 
-    def of_scored(self, prompt: Encoded, **wanted: Any) -> Asked:
-        """A request that wants something of its prompt alone: its logits, if nothing is said. It may be as long as the
-        context."""
-        context = self._model.context_length
-        ids = arguments.checked_ids(prompt, context, context, self._model.vocab_size)
-        if not wanted:
-            wanted = {"logits": np.empty((len(ids), self._model.vocab_size), np.float32)}
-        request = Request(ids, SamplingParams(), max_tokens=0, **wanted)
-        return Asked((request,), request.params)
+    def scoring(self, ids: Sequence[int]) -> Scoring:
+        """A request that wants its prompt's logits."""
+        prompt = self._whole(Encoded(arguments.token_ids(ids, "ids"), name="ids"))
+        return Scoring(prompt, np.empty((len(prompt), self._model.vocab_size), np.float32))
 
-    def of_hidden(self, prompt: Prompt, layers: Sequence[int], executor: Executor) -> Asked:
+    def hidden_states(self, prompt: Prompt, layers: Sequence[int], executor: Executor) -> HiddenStates:
         """One that wants hidden states. Raises RequestError."""
         if not (there := executor.caps.hidden):
             raise RequestError(
@@ -180,17 +168,20 @@ class RequestMaker:
                     f"layers: hidden state {layer} isn't a value of this program: norm and rounding are one step",
                     hint=f"It has {', '.join(map(str, there))}.",
                 )
-        wanted = HiddenStates(tuple(layer % count for layer in layers))
-        return self.of_scored(self._encoded([prompt], True)[0], hidden=wanted)
+        return HiddenStates(self._whole(self._encoded([prompt], True)[0]), [layer % count for layer in layers])
 
-    def of_prompt(self, prompt: Prompt, params: Params, terms: Terms) -> Asked:
-        """The same of one prompt."""
-        return self._requests(self._encoded([prompt], True), params, None, terms)[0]
+    def _whole(self, prompt: Encoded) -> list[int]:
+        """The ids of a prompt without an answer, which may be as long as the context."""
+        context = self._model.context_length
+        return arguments.checked_ids(prompt, context, context, self._model.vocab_size)
 
-    def of_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any], terms: Terms) -> Asked:
-        """The same of one conversation."""
-        variables = arguments.template_variables(None, variables)
-        requests, single = self.of_chats(messages, params, None, variables, terms, None)
+    def of_prompt(self, prompt: Prompt, options: Options) -> Asked:
+        """The request of one prompt."""
+        return self._requests(self._encoded([prompt], True), options)[0]
+
+    def of_chat(self, messages: Iterable[Message], options: Options, variables: Mapping[str, Any]) -> Asked:
+        """The request of one conversation."""
+        requests, single = self.of_chats(messages, options, arguments.template_variables(None, variables))
         if not single:
             raise RequestError(
                 f"messages: {len(requests)} conversations, and a stream is of one", hint="Pass one, or call chat."
@@ -200,19 +191,17 @@ class RequestMaker:
     def _encoded(self, prompts: Sequence[Any], single: bool) -> list[Encoded]:
         return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self._model.context_length - 1)
 
-    def _requests(
-        self, prompts: Sequence[Encoded], params: Params, sampling_params: Params, terms: Terms
-    ) -> list[Asked]:
-        each = arguments.params_for(len(prompts), params, sampling_params)
-        asked = [(one, self._class_of(one)) for one in terms.each(len(prompts))]
+    def _requests(self, prompts: Sequence[Encoded], options: Options) -> list[Asked]:
+        each = arguments.params_for(len(prompts), options.params, options.sampling_params)
+        asked = [(one, self._class_of(one)) for one in options.each(len(prompts))]
         rows = zip(prompts, each, asked, strict=True)
         return [self._request(prompt, one, *whose) for prompt, one, whose in rows]
 
-    def _class_of(self, terms: Terms) -> RequestClass:
+    def _class_of(self, options: Options) -> RequestClass:
         scheduling = self._scheduler.config.scheduling
         if scheduling is not None:
-            return scheduling.class_named(terms.request_class)
-        for name, value in (("request_class", terms.request_class), ("priority", terms.priority)):
+            return scheduling.class_named(options.request_class)
+        for name, value in (("request_class", options.request_class), ("priority", options.priority)):
             if value:
                 raise RequestError(
                     f"{name}: {shown(value)}, and this LLM serves first come, first served",
@@ -220,10 +209,10 @@ class RequestMaker:
                 )
         return NO_TARGETS
 
-    def _request(self, encoded_prompt: Encoded, params: SamplingParams, terms: Terms, of_class: RequestClass) -> Asked:
-        assert not isinstance(terms.priority, Sequence)  # see Terms.each
+    def _request(self, given: Encoded, params: SamplingParams, whose: Options, of_class: RequestClass) -> Asked:
+        assert not isinstance(whose.priority, Sequence)  # see Options.each
         context = self._model.context_length
-        prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self._model.vocab_size)
+        prompt = arguments.checked_ids(given, context - 1, context, self._model.vocab_size)
         if self._tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
             name = "stop" if params.stop else "bad_words"
             hint = "Use stop_token_ids." if params.stop else "Pass lists of token ids."
@@ -242,18 +231,19 @@ class RequestMaker:
             drawn = replace(drawn, seed=seed_of(prompt, self._seed))
         text = partial(self._text, prompt, params)
         each = partial(
-            Request,
+            Generation,
             prompt,
             drawn,
             end_token_ids=[token for token in self._model.eos_token_ids if token < size],
             max_tokens=min(wanted, context - len(prompt)),
-            prompt_text=encoded_prompt.text,
-            tenant=terms.tenant,
-            priority=terms.priority,
+            prompt_text=given.text,
+            tenant=whose.tenant,
+            priority=whose.priority,
             request_class=of_class,
         )
         if params.num_beams > 1:
-            requests = [self._search(each(), each, text)]
+            requests = [each()]
+            BeamSearch.begin(requests[0], size, text)
         else:
             requests = [each(text=text(), bad_words=bad_words, sample=i) for i in range(params.answers)]
         self._scheduler.check(requests[0])
@@ -264,13 +254,6 @@ class RequestMaker:
             return None
         detokenizer = self._tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         return OutputText(detokenizer, params.stop, keep_stop=params.include_stop_str_in_output)
-
-    def _search(self, plain: Request, each: Callable[..., Request], text: Callable[[], OutputText | None]) -> Request:
-        """The request of a beam search; ``plain`` is it without."""
-        search = BeamSearch(plain.params, plain.end_tokens, plain.max_tokens, self._model.vocab_size, text)
-        root = each(search=search)
-        search.members.append(root)
-        return root
 
     def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
         """Their tokens: of a text as it stands at the beginning of a text, and behind a space."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .engine_loop import EngineLoop
 from .request_maker import Asked
 from .requests.outputs import RequestOutput, StreamPiece
+from .requests.request import HiddenStates, Request, Scoring
 from .shared.contracts import FloatArray
 from .shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
 
@@ -27,9 +28,8 @@ MANY_PROMPTS = 8
 """So many on a terminal get a bar unless told otherwise."""
 
 
-def run_all(engine: EngineLoop, asked: Sequence[Asked], progress: bool | None) -> None:
+def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None = False) -> None:
     """Returns when all have ended; whatever ends it before aborts them. ``progress``: see ``progress_bar``."""
-    requests = [request for one in asked for request in one.requests]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
         with progress_bar(len(requests), progress) as advance:
@@ -45,9 +45,8 @@ def run_all(engine: EngineLoop, asked: Sequence[Asked], progress: bool | None) -
             engine.abort(request)
 
 
-async def arun_all(engine: EngineLoop, asked: Sequence[Asked]) -> None:
+async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
     """``run_all`` for coroutines."""
-    requests = [request for one in asked for request in one.requests]
     events, put = _async_queue()
     try:
         for request in requests:
@@ -64,21 +63,22 @@ def answers(
     engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool, progress: bool | None = False
 ) -> list[RequestOutput]:
     """``run_all``, and the ``results``."""
-    run_all(engine, asked, progress)
+    run_all(engine, [request for one in asked for request in one.requests], progress)
     return results(asked, raise_errors)
 
 
 async def aanswers(engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
     """``answers`` for coroutines."""
-    await arun_all(engine, asked)
+    await arun_all(engine, [request for one in asked for request in one.requests])
     return results(asked, raise_errors)
 
 
-def scored(engine: EngineLoop, asked: Asked) -> FloatArray:
-    """What a request without new tokens wanted of its prompt: logits, or hidden states."""
-    answers(engine, [asked], raise_errors=True)
-    [request] = asked.requests
-    found = request.logits if request.hidden is None else request.hidden.values
+def scored(engine: EngineLoop, request: Scoring | HiddenStates) -> FloatArray:
+    """What a request wants of its prompt. Raises the error that it ends with."""
+    run_all(engine, [request])
+    if request.error is not None:
+        raise request.error
+    found = request.logits if isinstance(request, Scoring) else request.values
     assert found is not None and not callable(found)
     return found
 

@@ -18,7 +18,7 @@ from enginewright.runtime.executors.open import open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
@@ -154,7 +154,7 @@ class Server:
 
     def _request(self, tokens: int, most: int) -> Request:
         ids = self._random.integers(0, self._vocabulary, tokens).tolist()
-        return Request(ids, SamplingParams(max_tokens=most, ignore_eos=True))
+        return Generation(ids, SamplingParams(max_tokens=most, ignore_eos=True))
 
     @staticmethod
     def _timed(engine: Engine, steps: int) -> list[float]:

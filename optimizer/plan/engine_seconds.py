@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
@@ -45,7 +45,7 @@ def engine_seconds(groups: Sequence[CacheGroup], requests: int) -> float:
     most = _STEPS + 2
     engine = Engine(_Idle(groups, requests, _PROMPT + most), SchedulerConfig(requests, requests * _PROMPT))
     for i in range(requests):
-        engine.add_request(Request([i] * _PROMPT, SamplingParams(max_tokens=most, ignore_eos=True)))
+        engine.add_request(Generation([i] * _PROMPT, SamplingParams(max_tokens=most, ignore_eos=True)))
     engine.step()
     seconds = []
     for _ in range(_STEPS):

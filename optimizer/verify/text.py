@@ -13,8 +13,7 @@ from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan
 from enginewright.optimizer.shared.export_records import TextComparison
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.requests.request import Scoring
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
@@ -98,7 +97,7 @@ def _compare_window(
                 check_logits(found, reference)
                 divergence.add(found, reference, targets[begin - first : stop - first])
 
-        request = Request(tokens, SamplingParams(), max_tokens=0, logits=compare)
+        request = Scoring(tokens, compare)
         try:
             engine.add_request(request)
             while not request.finished:

@@ -1,4 +1,8 @@
-"""A request: its tokens, where its cache is, and when it ends; and the beam search that it may be a sequence of."""
+"""A request: its tokens, where its cache is, and when it ends.
+
+What a caller wants makes its kind: ``Generation`` wants new tokens, ``Scoring`` the logits of a prompt,
+``HiddenStates`` what goes into layers. A ``BeamSearch`` decides over several generations.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 
 from enginewright.runtime.text.output_text import OutputText
 
-from ..shared.contracts import FloatArray
+from ..shared.contracts import FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
 from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
@@ -26,14 +30,6 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-@dataclass
-class HiddenStates:
-    """What a request wants of its prompt: ``layers`` as in ``ExecutorCaps.hidden``; ``values`` [layers, S, H] come."""
-
-    layers: tuple[int, ...]
-    values: FloatArray | None = None
-
-
 class FailedRequestError(Exception):
     """Raised from an error that came up in the work for one request alone: it ends, and the others go on."""
 
@@ -42,27 +38,188 @@ class FailedRequestError(Exception):
         self.request = request
 
 
+class Common(TypedDict, total=False):
+    """Arguments of every kind; see ``Request``."""
+
+    prompt_text: str | None
+    tenant: str
+    priority: int | None
+    request_class: RequestClass
+    clock: Callable[[], float]
+
+
 class Request:
-    """One prompt and what becomes of it. The scheduler and the engine loop are its only writers.
+    """One prompt and what becomes of it, whatever is wanted. The scheduler and the engine loop are its only writers.
+
+    The scheduler asks all kinds alike: what only a generation has is None or 0 here.
 
     Args:
         prompt: token ids, at least one.
-        params: how to choose new tokens.
-        end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
-        max_tokens: most new tokens, where it isn't ``params.max_tokens``; 0 for a request that only scores its prompt
-            (see ``logits``).
         prompt_text: what the prompt was encoded from, for the result.
-        text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
-        logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
-            chunk: the first token's position, [n, V]. None for an ordinary request.
-        hidden: to be filled in the same way with hidden states of every prompt token.
         tenant: whose request it is: what it computes is found again by requests of the same tenant only.
         priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
         request_class: what it is promised.
         clock: seconds, for its times.
+
+    Attributes:
+        scores: whether it wants something of all tokens of its prompt, and no new tokens.
+    """
+
+    scores = False
+    max_tokens = 0
+    search: BeamSearch | None = None
+    rules: LogitRules | None = None
+    token_times: tuple[float, float] | None = None  # of the first new token and the last
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        prompt_text: str | None = None,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: RequestClass = NO_TARGETS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.request_id = str(next(_numbers))
+        self.prompt_text = prompt_text
+        self.tenant = tenant
+        self.priority = request_class.priority if priority is None else priority
+        self.request_class = request_class
+        self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
+        self._clock = clock
+        self.queued = clock()
+        self.started: float | None = None  # when its first chunk was scheduled
+        self.tokens = list(prompt)  # prompt, then output
+        self.prompt_length = len(self.tokens)
+        self.computed = 0  # tokens whose keys and values are in the cache
+        self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache when it began
+        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens; -1 is none
+        self.capacity = 0  # tokens that its blocks can hold
+        self.finish_reason: FinishReason | None = None
+        self.error: EnginewrightError | None = None  # why, where that is "error"
+
+    @property
+    def namespace(self) -> tuple[str, ...]:
+        """Requests of the same one may find what this one has computed."""
+        return (self.tenant,)
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether it wants something of prompt tokens that it has not got yet, so that all are computed."""
+        return self.scores
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def most_cached(self) -> int:
+        """Most tokens that it can ever have in the cache: the last new token never gets there."""
+        return self.prompt_length + max(self.max_tokens - 1, 0)
+
+    def fail(self, error: EnginewrightError) -> None:
+        """Ends the request with an error of its own; what it has so far stays."""
+        self.error = error
+        self.finish("error")
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request."""
+        self.finish_reason = reason
+
+    def take_piece(self) -> StreamPiece:
+        """What came since the last call."""
+        return StreamPiece((), "", self.finish_reason)
+
+
+class PromptRequest(Request):
+    """Wants something of every token of its prompt, and no new tokens."""
+
+    scores = True
+
+    def accept_rows(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``; hidden states are of ``layers``."""
+        self._take(start, output, rows, layers)
+        if start + rows.stop - rows.start == self.prompt_length:
+            self.finish("length")
+
+    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+class Scoring(PromptRequest):
+    """Wants the logits of its prompt.
+
+    Args:
+        prompt, common: see ``Request``.
+        logits: [S, V], to be filled, or a function that takes them chunk by chunk: the first token's position, [n, V].
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        logits: FloatArray | Callable[[int, FloatArray], None],
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(prompt, **common)
+        self.logits = logits
+
+    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+        assert output.logits is not None
+        if callable(self.logits):
+            self.logits(start, output.logits[rows])
+        else:
+            self.logits[start : start + rows.stop - rows.start] = output.logits[rows]
+
+
+class HiddenStates(PromptRequest):
+    """Wants hidden states of its prompt.
+
+    Args:
+        prompt, common: see ``Request``.
+        layers: as in ``ExecutorCaps.hidden``.
+
+    Attributes:
+        values: [layers, S, H], once the first have come.
+    """
+
+    def __init__(self, prompt: Sequence[int], layers: Sequence[int], **common: Unpack[Common]) -> None:
+        super().__init__(prompt, **common)
+        self.layers = tuple(layers)
+        self.values: FloatArray | None = None
+
+    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+        assert output.hidden is not None
+        found = output.hidden[rows]  # [n, layers of the step, H]
+        if self.values is None:
+            self.values = np.empty((len(self.layers), self.prompt_length, found.shape[2]), np.float32)
+        own = [layers.index(layer) for layer in self.layers]
+        self.values[:, start : start + len(found)] = found[:, own].swapaxes(0, 1)
+
+
+class Generation(Request):
+    """Wants new tokens.
+
+    Args:
+        prompt, common: see ``Request``.
+        params: how to choose new tokens.
+        end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
+        max_tokens: most new tokens, where it isn't ``params.max_tokens``.
+        text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         bad_words: tokens of each of ``params.bad_words``.
         sample: which of the request's answers this is; see ``sample_seed``.
-        search: the beam search that it is a sequence of.
+
+    Attributes:
+        search: the beam search that it is a sequence of, set once it is made.
     """
 
     def __init__(
@@ -72,48 +229,21 @@ class Request:
         *,
         end_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
-        prompt_text: str | None = None,
         text: OutputText | None = None,
-        logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
-        hidden: HiddenStates | None = None,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: RequestClass = NO_TARGETS,
-        clock: Callable[[], float] = time.monotonic,
         bad_words: Sequence[Sequence[int]] = (),
         sample: int = 0,
-        search: BeamSearch | None = None,
+        **common: Unpack[Common],
     ) -> None:
+        super().__init__(prompt, **common)
         self.params = params
-        self.request_id = str(next(_numbers))
         self.sample = sample
-        self.search = search
-        self.prompt_text = prompt_text
-        self._clock = clock
-        self.queued = clock()
-        self.started: float | None = None  # when its first chunk was scheduled
-        self.token_times: tuple[float, float] | None = None  # of the first new token and the last
         self._longest_interval = 0.0
-        self.priority = request_class.priority if priority is None else priority
-        self.request_class = request_class
-        self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
         self.stop_reason: int | str | None = None
         self.seed = sample_seed(seed_of(prompt) if params.seed is None else params.seed, sample)
         most = params.max_tokens if max_tokens is None else max_tokens
         if most is None:
             raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
         self.max_tokens = most
-        self.logits = logits
-        self.hidden = hidden
-        self.tenant = tenant
-        self.tokens = list(prompt)  # prompt, then output
-        self.prompt_length = len(self.tokens)
-        self.computed = 0  # tokens whose keys and values are in the cache
-        self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache when it began
-        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens; -1 is none
-        self.capacity = 0  # tokens that its blocks can hold
-        self.finish_reason: FinishReason | None = None
-        self.error: EnginewrightError | None = None  # why, where that is "error"
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
@@ -133,42 +263,14 @@ class Request:
         self._taken = 0  # new tokens that were given out
 
     @property
-    def namespace(self) -> tuple[str, ...]:
-        """Requests of the same one may find what this one has computed."""
-        return (self.tenant,)
-
-    @property
-    def scores(self) -> bool:
-        """Whether it wants the logits of its prompt, or hidden states, and no new tokens."""
-        return self.logits is not None or self.hidden is not None
-
-    @property
     def wants_prompt(self) -> bool:
-        """Whether it wants the logits of prompt tokens that it has not got yet, so that all are computed."""
-        return self.scores or (self._prompt_logprobs is not None and self._scored < self.prompt_length)
+        """Whether it wants log-probabilities of prompt tokens that it has not got yet."""
+        return self._prompt_logprobs is not None and self._scored < self.prompt_length
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """Those that end its text."""
         return self._end_token_ids
-
-    @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that are not in the cache yet."""
-        return len(self.tokens) - self.computed
-
-    @property
-    def output_length(self) -> int:
-        return len(self.tokens) - self.prompt_length
-
-    @property
-    def most_cached(self) -> int:
-        """Most tokens that it can ever have in the cache: the last new token never gets there."""
-        return self.prompt_length if self.scores else self.prompt_length + self.max_tokens - 1
 
     @property
     def token_logprobs(self) -> Sequence[TokenLogprobs]:
@@ -192,9 +294,9 @@ class Request:
         elif self.output_length >= self.max_tokens:
             self.finish("length")
 
-    def branch(self) -> Request:
+    def branch(self) -> Generation:
         """Another sequence of its beam search, with the same tokens."""
-        other = Request(
+        other = Generation(
             self.tokens[: self.prompt_length],
             self.params,
             max_tokens=self.max_tokens,
@@ -202,13 +304,12 @@ class Request:
             priority=self.priority,
             request_class=self.request_class,
             clock=self._clock,
-            search=self.search,
         )
-        other.rank = self.rank
+        other.search, other.rank = self.search, self.rank
         other.become(self)
         return other
 
-    def become(self, other: Request) -> None:
+    def become(self, other: Generation) -> None:
         """Takes the tokens of another sequence of its beam search."""
         self.tokens = other.tokens.copy()
         self._logprobs = other._logprobs.copy()
@@ -254,45 +355,22 @@ class Request:
         self._prompt_logprobs[start + 1 : start + 1 + len(found)] = found
         self._scored = max(self._scored, start + count)
 
-    def accept_logits(self, start: int, logits: FloatArray) -> None:
-        """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
-        assert self.logits is not None
-        if callable(self.logits):
-            self.logits(start, logits)
-        else:
-            self.logits[start : start + len(logits)] = logits
-        if start + len(logits) == self.prompt_length:
-            self.finish("length")
-
-    def accept_hidden(self, start: int, found: FloatArray, layers: Sequence[int]) -> None:
-        """Takes hidden states [n, layers, H] of n prompt tokens from ``start`` on."""
-        assert self.hidden is not None
-        own = [layers.index(layer) for layer in self.hidden.layers]
-        if self.hidden.values is None:
-            self.hidden.values = np.empty((len(own), self.prompt_length, found.shape[2]), np.float32)
-        self.hidden.values[:, start : start + len(found)] = found[:, own].swapaxes(0, 1)
-        if start + len(found) == self.prompt_length:
-            self.finish("length")
-
     def fail(self, error: EnginewrightError) -> None:
-        """Ends the request with an error of its own; what it has so far stays."""
-        self.error = error
         try:
-            self.finish("error")
+            super().fail(error)
         except Exception:  # noqa: BLE001  its text may be what failed
             self._text = None
             self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""
+        """Text that was held back comes out, and may turn out to complete a stop string."""
         if self._text is not None and self._text.finish() and reason == "length":
             reason = "stop"
         if self._text is not None and self._text.stopped_by is not None:
             self.stop_reason = self._text.stopped_by
-        self.finish_reason = reason
+        super().finish(reason)
 
     def take_piece(self) -> StreamPiece:
-        """What came since the last call."""
         text = "" if self._text is None else self._text.take()
         self._whole_text.append(text)
         first, self._taken = self._taken, self.output_length
@@ -369,7 +447,7 @@ class Answer:
 class Branch:
     """A sequence that goes on: ``parent`` with one token more, of which the sum of log-probabilities is ``total``."""
 
-    parent: Request
+    parent: Generation
     token: TokenLogprobs
     total: float
 
@@ -379,8 +457,8 @@ class BeamSearch:
     """Which sequences of a request go on, and which of the finished ones are its answers.
 
     As in transformers 5 (``generate`` with ``num_beams``, ``length_penalty``, ``early_stopping``), whose order of
-    decisions this follows. A search has no more sequences than beams, each a ``Request`` of its own for the scheduler.
-    All are one token further before it chooses anew.
+    decisions this follows. A search has no more sequences than beams, each a ``Generation`` of its own for the
+    scheduler. All are one token further before it chooses anew.
 
     Attributes:
         root: the request that the caller waits for, one of ``members``.
@@ -394,16 +472,21 @@ class BeamSearch:
     max_tokens: int
     vocab_size: int
     new_text: Callable[[], OutputText | None] = lambda: None
-    members: list[Request] = field(default_factory=list)
+    members: list[Generation] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     finished: bool = False
 
+    @classmethod
+    def begin(cls, root: Generation, vocab_size: int, new_text: Callable[[], OutputText | None] = lambda: None) -> None:
+        """Makes a request the first sequence of a search."""
+        root.search = cls(root.params, root.end_tokens, root.max_tokens, vocab_size, new_text, [root])
+
     def __post_init__(self) -> None:
-        self._totals: dict[Request, float] = {}
-        self._found: dict[Request, Sequence[tuple[int, float]]] = {}  # of members that are one token further
+        self._totals: dict[Generation, float] = {}
+        self._found: dict[Generation, Sequence[tuple[int, float]]] = {}  # of members that are one token further
 
     @property
-    def root(self) -> Request:
+    def root(self) -> Generation:
         return self.members[0]
 
     @property
@@ -422,7 +505,7 @@ class BeamSearch:
         """Whether all sequences are one token further."""
         return not self.finished and all(member in self._found for member in self.members)
 
-    def take(self, member: Request, top: Sequence[tuple[int, float]]) -> None:
+    def take(self, member: Generation, top: Sequence[tuple[int, float]]) -> None:
         """The most probable next tokens of a sequence, best first."""
         self._found[member] = top
 
@@ -459,7 +542,7 @@ class BeamSearch:
         """What was taken is lost: the sequences are computed anew."""
         self._found.clear()
 
-    def advanced(self, member: Request, branch: Branch) -> None:
+    def advanced(self, member: Generation, branch: Branch) -> None:
         """``member``, which has the tokens of the branch's parent, goes on as that branch."""
         self._totals[member] = branch.total
         member.extend(branch.token)
@@ -473,5 +556,5 @@ class BeamSearch:
         best = float(total / (self.max_tokens if longest else length) ** params.length_penalty)
         return best > self.answers[-1].score
 
-    def _entry(self, member: Request, token: int, logprob: float) -> TokenLogprobs:
+    def _entry(self, member: Generation, token: int, logprob: float) -> TokenLogprobs:
         return TokenLogprobs(token, logprob, tuple(self._found[member][: self.params.logprobs or 0]))

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, HiddenStates, Request, Scoring
 
 from ..shared.contracts import CacheGroup, Int32Array, StepInput
 
@@ -63,14 +63,13 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     rules: list[LogitRules | None] = []
     scored: dict[int, Sequence[int]] = {}  # row -> the tokens that follow in its prompt, and in those behind it
     for c in chunks:
-        plain = c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
-        if plain and not c.request.scores:
-            scored[len(sampled)] = c.request.tokens[c.start + 1 : c.start + 1 + plain]
-            most.append(c.request.params.prompt_logprobs or 0)
+        request, plain = c.request, c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
+        if plain and isinstance(request, Generation):
+            scored[len(sampled)] = request.tokens[c.start + 1 : c.start + 1 + plain]
+            most.append(request.params.prompt_logprobs or 0)
         sampled += [PLAIN] * plain
         rules += [None] * plain
-        if c.samples:
-            request = c.request
+        if c.samples and isinstance(request, Generation):
             for ahead in range(1 + len(c.draft)):
                 sampled.append((request.params, request.seed, request.output_length + ahead))
             rules += [None] * (1 + len(c.draft)) if request.rules is None else request.rules.ahead(c.draft)
@@ -86,8 +85,8 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
         sampling=sampling_batch(sampled, rules, max(most, default=None), scored) if sampled else None,
-        return_logits=any(c.request.logits is not None for c in chunks),
-        hidden=tuple(sorted({i for c in chunks if c.request.hidden is not None for i in c.request.hidden.layers})),
+        return_logits=any(isinstance(c.request, Scoring) for c in chunks),
+        hidden=tuple(sorted({i for c in chunks if isinstance(c.request, HiddenStates) for i in c.request.layers})),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
-from enginewright.runtime.requests.request import BeamSearch, Request
+from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 
 
-def together(request: Request) -> list[Request]:
+def together(request: Request) -> Sequence[Request]:
     """The request, or all sequences of its beam search."""
     return [request] if request.search is None else request.search.members
 
@@ -38,7 +38,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
             cache.release(member)
         root.accept_answers()
         return True
-    going: dict[Request, list[int]] = {}
+    going: dict[Generation, list[int]] = {}
     for i, one in enumerate(branches):
         going.setdefault(one.parent, []).append(i)
     spare = [member for member in search.members if member not in going]

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Request
+from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Generation, PromptRequest, Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
@@ -205,21 +205,17 @@ class ContinuousScheduler:
         request.computed = chunk.start + chunk.count
         self.cache.stepped(request)
         sound = drawn.index(NO_TOKEN) if NO_TOKEN in drawn else chunk.rows
-        if chunk.scores and not request.scores:
+        if chunk.scores and isinstance(request, Generation):
             request.accept_scored(chunk.start, sound, scored(request, output, chunk.start, first, sound))
         if sound < chunk.rows:
             new_token = chunk.samples and sound >= chunk.rows - 1 - len(chunk.draft)
             return self.fail(request, not_finite(request, None if new_token else chunk.start + sound))
-        if request.hidden is not None:
-            assert output.hidden is not None
-            request.accept_hidden(chunk.start, output.hidden[first:end], step.hidden)
-        elif request.scores:
-            assert output.logits is not None
-            request.accept_logits(chunk.start, output.logits[first:end])
-        if chunk.samples and request.search is not None:
-            request.search.take(request, top(output, end - 1, request.search.looked_at))
-            return None
-        if chunk.samples:
+        if isinstance(request, PromptRequest):
+            request.accept_rows(chunk.start, output, slice(first, end), step.hidden)
+        elif chunk.samples and isinstance(request, Generation):
+            if request.search is not None:
+                request.search.take(request, top(output, end - 1, request.search.looked_at))
+                return None
             request.accept(drawn[-1], logprobs_of(request, output, end - 1))
         self._retire(request)
         return request if chunk.samples or request.scores else None
@@ -320,7 +316,7 @@ class ContinuousScheduler:
     def _drafted(self, request: Request) -> Chunk:
         """Its last token, and what may follow, if there are blocks for that."""
         assert self.drafts is not None
-        draft = self.drafts.of(request)
+        draft = self.drafts.of(request) if isinstance(request, Generation) else ()
         if not self.cache.grow(request, request.computed + 1 + len(draft)):
             draft = ()
         return Chunk(request, request.computed, 1 + len(draft), draft)

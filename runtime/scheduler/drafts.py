@@ -26,7 +26,7 @@ from enginewright.runtime.requests.lookup import (
     RightTokens,
     next_look,
 )
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
@@ -52,10 +52,10 @@ class Guesser(Protocol):
     def seconds(self, rows: int) -> float:
         """Of one more token for so many requests."""
 
-    def behind(self, request: Request) -> float:
+    def behind(self, request: Generation) -> float:
         """Seconds that it takes to compute tokens of a request before it can guess; 0 if they are few."""
 
-    def guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+    def guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
         """For each request up to so many tokens that may follow its own; none while it is behind, or without room."""
 
     def release(self, request: Request) -> None:
@@ -143,9 +143,10 @@ class Drafts:
             self.costs.at(sum(request.computed for request in running) / len(running))
         self._step_seconds = self.costs.of(self._decoding)
         if self.guesser is not None and self.guesser.off is None:
-            self._guess(self.guesser, [one for one in running if one.remaining == 1 and one not in paused])
+            decoding = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
+            self._guess(self.guesser, [one for one in decoding if one not in paused])
 
-    def of(self, request: Request) -> Sequence[int]:
+    def of(self, request: Generation) -> Sequence[int]:
         """A draft for a request that decodes; empty where there is none that would pay."""
         if (guessed := self._guessed.get(request)) is not None:
             return guessed
@@ -183,18 +184,18 @@ class Drafts:
         """Drafts of this kind cost so much, or have saved it if it's less than 0."""
         self._credit.pay(kind, seconds / self._step_seconds)
 
-    def _most(self, request: Request) -> int:
+    def _most(self, request: Generation) -> int:
         """Tokens that may be drafted for a request."""
         if not request.params.speculate or request.search is not None:
             return 0
         return request.max_tokens - request.output_length - 1
 
-    def _guesses_of(self, request: Request) -> Guesses:
+    def _guesses_of(self, request: Generation) -> Guesses:
         if request.guesses is None:
             request.guesses = Guesses(request.tokens, self._right, self._credit.steps)
         return request.guesses
 
-    def _looked_up(self, request: Request, own: Guesses, most: int) -> Guess | None:
+    def _looked_up(self, request: Generation, own: Guesses, most: int) -> Guess | None:
         if request.rules is not None and (forced := request.rules.forced(most)):
             return Guess(forced, FORCED)
         guess = own.lookup.next(most)
@@ -225,7 +226,7 @@ class Drafts:
                 best, found, with_found = rate, length, expected
         return best, found, with_found
 
-    def _guess(self, guesser: Guesser, requests: Sequence[Request]) -> None:
+    def _guess(self, guesser: Guesser, requests: Sequence[Generation]) -> None:
         """Has guesses made for the requests for which that pays, and pays more than what is looked up."""
         # A guesser draws by rules that stay as they are.
         requests = [one for one in requests if one.rules is None or not one.rules.changing]
@@ -294,6 +295,7 @@ class Drafts:
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
         request, count = chunk.request, 0
+        assert isinstance(request, Generation), "only these have drafts"
         for at, token in enumerate(tokens):
             if token == NO_TOKEN:
                 break

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from enginewright.runtime.requests.logit_rules import PLAIN
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 
 from ..kv_cache.pool_plan import bytes_for
 from ..shared.contracts import CacheGroup, ExecutorCaps
@@ -47,8 +47,9 @@ def check_request(
 
     ``most_cached``: so many tokens of each of so many sequences, or what the KV cache can hold if that is fewer.
     """
+    params = request.params if isinstance(request, Generation) else PLAIN[0]
     for name in caps.lacks:
-        if getattr(request.params, name) != getattr(PLAIN[0], name):
+        if getattr(params, name) != getattr(PLAIN[0], name):
             raise RequestError(
                 f"{name}: this target draws tokens on its own device, and the bundle has no kernel for it",
                 hint="Export the bundle again, leave it out, or open the bundle with another target.",

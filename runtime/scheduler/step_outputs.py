@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewright.runtime.requests.outputs import TokenLogprobs
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import StepOutput
 from ..shared.errors import EnginewrightError
@@ -32,7 +32,7 @@ def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
     return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
 
 
-def scored(request: Request, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
+def scored(request: Generation, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
     """Of the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
     assert output.token_logprobs is not None
     most = request.params.prompt_logprobs or 0
@@ -41,7 +41,7 @@ def scored(request: Request, output: StepOutput, start: int, first: int, count: 
     return [TokenLogprobs(token, own[i], tuple(top(output, first + i, most))) for i, token in enumerate(following)]
 
 
-def logprobs_of(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
+def logprobs_of(request: Generation, output: StepOutput, row: int) -> TokenLogprobs | None:
     """Of the new token of a row, if the request wants them."""
     n = request.params.logprobs
     if n is None:

@@ -24,7 +24,7 @@ from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.outputs import RequestOutput
-from enginewright.runtime.requests.request import BeamSearch, Request
+from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.row_costs import RowCosts
@@ -91,12 +91,11 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
 def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, sample: int = 0) -> Request:
     """One that is to be run; a few tokens end a beam search's sequences."""
     if params.num_beams > 1:
-        search = BeamSearch(params, frozenset((20, 30)), params.max_tokens or 1, 256)
-        request = Request(prompt, params, end_token_ids=(20, 30), tenant=tenant, search=search)
-        search.members.append(request)
+        request = Generation(prompt, params, end_token_ids=(20, 30), tenant=tenant)
+        request.search = BeamSearch(params, frozenset((20, 30)), params.max_tokens or 1, 256, members=[request])
         return request
     words = [word for word in params.bad_words if not isinstance(word, str)]
-    return Request(prompt, params, tenant=tenant, sample=sample, bad_words=words)
+    return Generation(prompt, params, tenant=tenant, sample=sample, bad_words=words)
 
 
 def again(request: Request) -> Request:

@@ -17,7 +17,7 @@ from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.row_costs import RowCosts
 
@@ -99,7 +99,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
     model = DraftModel(small, 1000)
     engine = Engine(executor, SchedulerConfig(4, prefix_cache=True, speculate=True), model)
     params = replace(PARAMS, max_tokens=50)
-    made = [Request(prompt, params) for prompt in PROMPTS]
+    made = [Generation(prompt, params) for prompt in PROMPTS]
     for request in made:
         engine.add_request(request)
     steps = 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -20,7 +20,7 @@ Toy = Callable[..., Any]
 def requests(count: int, longest: int = 30) -> list[Request]:
     rng = np.random.default_rng(1)
     return [
-        Request(
+        Generation(
             rng.integers(0, 256, rng.integers(1, longest)).tolist(),
             SamplingParams(max_tokens=int(rng.integers(1, 20)), temperature=float(i % 2), seed=i),
         )
@@ -80,13 +80,13 @@ def test_the_toy_notices_a_wrong_table(toy: Toy) -> None:
 
 def test_steps_return_who_advanced(toy: Toy) -> None:
     engine = Engine(toy(), SchedulerConfig(prefill_tokens=4))
-    short, long = Request([1], SamplingParams(max_tokens=2)), Request(range(9), SamplingParams(max_tokens=1))
+    short, long = Generation([1], SamplingParams(max_tokens=2)), Generation(range(9), SamplingParams(max_tokens=1))
     engine.add_request(short)
     engine.add_request(long)
     assert [engine.step() for _ in range(3)] == [[short], [short], [long]]
-    engine.add_request(short := Request([1], SamplingParams()))
+    engine.add_request(short := Generation([1], SamplingParams()))
     engine.abort(short)
-    engine.add_request(Request([1], SamplingParams()))
+    engine.add_request(Generation([1], SamplingParams()))
     engine.abort_all()
     assert not engine.has_work()
 
@@ -99,8 +99,8 @@ def test_a_request_whose_logits_cannot_be_sampled_ends_alone(toy: Toy, config: d
     engine = Engine(executor, SchedulerConfig(**config))
     made = requests(20)
     at = {3: 0, 8: 1, 15: 5}
-    made += [Request([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
-    scored = Request([1, 2, poison], SamplingParams(), max_tokens=0, logits=np.empty((3, 260), np.float32))
+    made += [Generation([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
+    scored = Scoring([1, 2, poison], np.empty((3, 260), np.float32))
     assert run(engine, [*made, scored])[:20] == alone(toy, requests(20))
     for request in made[20:]:
         assert (request.finish_reason, request.output_length) == ("error", 0)
@@ -118,7 +118,7 @@ def test_a_prompt_that_fails_has_the_log_probabilities_before(toy: Toy, tokens_a
     executor.poison = 300
     engine = Engine(executor, SchedulerConfig(prefill_tokens=tokens_a_step))
     prompt = [*range(1, 31), 300, *range(31, 41)]
-    request = Request(prompt, SamplingParams(max_tokens=5, prompt_logprobs=2))
+    request = Generation(prompt, SamplingParams(max_tokens=5, prompt_logprobs=2))
     run(engine, [*requests(20)[:company], request])
     output = request.to_output()
     assert output.finish_reason == "error" and "at token 30 of its prompt" in str(output.error)

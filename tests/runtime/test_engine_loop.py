@@ -15,7 +15,7 @@ import pytest
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.engine_loop import EngineLoop
 from enginewright.runtime.requests.outputs import StreamPiece
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
@@ -67,13 +67,13 @@ def loop(executor: Any) -> Iterator[EngineLoop]:
 def test_a_request_is_heard_to_its_end(loop: EngineLoop) -> None:
     for _ in range(3):  # the thread is idle between
         events = Events()
-        loop.submit(Request([1, 2], SamplingParams(max_tokens=3)), events)
+        loop.submit(Generation([1, 2], SamplingParams(max_tokens=3)), events)
         events.end.result(HANG)
         assert [p.finish_reason for p in events.heard if isinstance(p, StreamPiece)] == [None, None, "length"]
 
 
 def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) -> None:
-    gate, events, request = Gate(executor), Events(), Request([1], SamplingParams(max_tokens=50))
+    gate, events, request = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
     loop.submit(request, events)
     gate.passes.release(2)
     wait_until(lambda: len(events.heard) == 2)
@@ -85,9 +85,9 @@ def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) 
 
 
 def test_others_go_on_when_one_is_aborted(loop: EngineLoop, executor: Any) -> None:
-    gate, kept, dropped = Gate(executor), Events(), Request([1], SamplingParams(max_tokens=50))
+    gate, kept, dropped = Gate(executor), Events(), Generation([1], SamplingParams(max_tokens=50))
     loop.submit(dropped, Events())
-    loop.submit(Request([2], SamplingParams(max_tokens=5)), kept)
+    loop.submit(Generation([2], SamplingParams(max_tokens=5)), kept)
     gate.arrived.acquire()
     loop.abort(dropped)  # while a step with it runs
     gate.passes.release(100)
@@ -99,7 +99,7 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     executor.fail = ValueError("bad step")
     listeners = [Events(), Events()]
     for events in listeners:
-        loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
+        loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
     for events in listeners:
         events.end.result(HANG)
         (error,) = events.heard
@@ -108,7 +108,7 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     executor.fail = None
     wait_until(lambda: not loop.engine.has_work())
     events = Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
     events.end.result(HANG)
     assert len(events.heard) == 2
     wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
@@ -117,15 +117,15 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
 def test_too_little_memory_for_a_step_is_a_capacity_error(loop: EngineLoop, executor: Any) -> None:
     executor.fail = CapacityError("no memory for a step of this size")
     events = Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
     events.end.result(HANG)
     (error,) = events.heard
     assert isinstance(error, CapacityError) and "the engine failed" in str(error)
 
 
 def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, executor: Any) -> None:
-    gate, kept, lost = Gate(executor), Events(), Request([1], SamplingParams())
-    loop.submit(Request([2], SamplingParams(max_tokens=5)), kept)
+    gate, kept, lost = Gate(executor), Events(), Generation([1], SamplingParams())
+    loop.submit(Generation([2], SamplingParams(max_tokens=5)), kept)
     gate.arrived.acquire()
     loop._listeners[lost] = Events()  # as a Ctrl-C in the middle of submit leaves it
     loop.abort(lost)
@@ -147,12 +147,12 @@ def test_a_ctrl_c_at_the_start_of_a_run_does_not_block_the_next(
 
     with monkeypatch.context() as patched:
         patched.setattr(_thread, "start_new_thread", interrupted)
-        lost = Request([1], SamplingParams(max_tokens=2))
+        lost = Generation([1], SamplingParams(max_tokens=2))
         with pytest.raises(KeyboardInterrupt):
             loop.submit(lost, Events())
     loop.abort(lost)
     events = Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
     events.end.result(HANG)
     assert len(events.heard) == 2
     wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
@@ -170,13 +170,13 @@ def test_a_signal_handler_may_wait_for_a_request(loop: EngineLoop) -> None:
                 signal.raise_signal(signal.SIGUSR1)
 
     def handle(*_: object) -> None:
-        loop.submit(Request([3], SamplingParams(max_tokens=2)), inner)
+        loop.submit(Generation([3], SamplingParams(max_tokens=2)), inner)
         inner.end.result(HANG)
 
     loop._inbox = Inbox()
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        loop.submit(Request([1], SamplingParams(max_tokens=2)), outer)
+        loop.submit(Generation([1], SamplingParams(max_tokens=2)), outer)
     finally:
         signal.signal(signal.SIGUSR1, before)
     outer.end.result(HANG)
@@ -185,7 +185,7 @@ def test_a_signal_handler_may_wait_for_a_request(loop: EngineLoop) -> None:
 
 def test_a_call_between_steps_is_made_though_a_step_failed(loop: EngineLoop, executor: Any) -> None:
     gate, events = Gate(executor), Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
     gate.arrived.acquire()
     called = threading.Thread(target=lambda: found.set_result(loop.call(lambda: 7)))
     found: Future[int] = Future()
@@ -204,11 +204,11 @@ def test_what_fails_for_one_request_ends_it_alone(
     others = [[7, 8, 9], [4, 5]]
     alone = []
     for prompt in others:
-        events, one = Events(), Request(prompt, SamplingParams(max_tokens=9))
+        events, one = Events(), Generation(prompt, SamplingParams(max_tokens=9))
         loop.submit(one, events)
         events.end.result(HANG)
         alone.append(one.tokens)
-    bad = Request([1, 2, 3], SamplingParams(max_tokens=9, temperature=1))
+    bad = Generation([1, 2, 3], SamplingParams(max_tokens=9, temperature=1))
     cache = loop.engine.scheduler.cache
 
     def fails_for(method: Any) -> Any:
@@ -236,7 +236,8 @@ def test_what_fails_for_one_request_ends_it_alone(
             finish = push
 
         bad._text = Text()  # type: ignore[assignment]
-    listeners, made = [Events() for _ in others], [Request(prompt, SamplingParams(max_tokens=9)) for prompt in others]
+    listeners = [Events() for _ in others]
+    made = [Generation(prompt, SamplingParams(max_tokens=9)) for prompt in others]
     gate, told = Gate(executor), Events()
 
     def refuses(event: StreamPiece | EnginewrightError) -> None:
@@ -263,21 +264,21 @@ def test_a_thread_that_the_system_refuses(loop: EngineLoop, monkeypatch: pytest.
     def refused(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    refusal, request = Events(), Request([1], SamplingParams(max_tokens=2))
+    refusal, request = Events(), Generation([1], SamplingParams(max_tokens=2))
     with monkeypatch.context() as patched:
         patched.setattr(_thread, "start_new_thread", refused)
         with pytest.raises(CapacityError, match="the engine's thread can't be started: can't start new thread"):
             loop.submit(request, refusal)
         loop.abort(request)  # which needs no thread
     events = Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
     events.end.result(HANG)
     assert len(events.heard) == 2 and refusal.heard == []
 
 
 def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
     events = Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=2)), events)
     events.end.result(HANG)
     wait_until(lambda: not loop._running)
     assert loop._stepping.acquire(timeout=HANG), "the thread has left"
@@ -286,7 +287,7 @@ def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
 
 def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> None:
     """Also by a thread that is in the middle of telling the others: the garbage collector runs wherever it likes."""
-    dropped, events = Request([1], SamplingParams(max_tokens=50)), Events()
+    dropped, events = Generation([1], SamplingParams(max_tokens=50)), Events()
     gate = Gate(executor)
 
     def collects(event: StreamPiece | EnginewrightError) -> None:
@@ -294,7 +295,7 @@ def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> 
         events(event)
 
     loop.submit(dropped, Events())
-    loop.submit(Request([2], SamplingParams(max_tokens=2)), collects)
+    loop.submit(Generation([2], SamplingParams(max_tokens=2)), collects)
     gate.passes.release(100)
     events.end.result(HANG)
     assert len(events.heard) == 2 and dropped.finish_reason == "abort"
@@ -307,7 +308,7 @@ def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
         if not isinstance(event, EnginewrightError):
             closed.set_result(loop.close())
 
-    loop.submit(Request([1], SamplingParams(max_tokens=50)), closes)
+    loop.submit(Generation([1], SamplingParams(max_tokens=50)), closes)
     assert closed.result(HANG) is False
     wait_until(lambda: not loop.engine.has_work())
     assert loop.close() is True
@@ -316,13 +317,13 @@ def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
 def test_what_never_fits_is_refused_at_once(loop: EngineLoop) -> None:
     events = Events()
     with pytest.raises(CapacityError, match="memory: "):
-        loop.submit(Request([1], SamplingParams(max_tokens=1000)), events)
+        loop.submit(Generation([1], SamplingParams(max_tokens=1000)), events)
     assert events.heard == []
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes(loop: EngineLoop, executor: Any) -> None:
     gate, events = Gate(executor), Events()
-    loop.submit(Request([1], SamplingParams(max_tokens=100)), events)
+    loop.submit(Generation([1], SamplingParams(max_tokens=100)), events)
     gate.passes.release(1)
     wait_until(lambda: len(events.heard) == 1)
     closing = threading.Thread(target=loop.close)
@@ -334,5 +335,5 @@ def test_closing_ends_what_runs_and_refuses_what_comes(loop: EngineLoop, executo
     assert isinstance(events.heard[1], EnginewrightError)
     assert loop.engine.pools["g0"].free_blocks == 64
     with pytest.raises(EnginewrightError, match="closed"):
-        loop.submit(Request([1], SamplingParams()), Events())
+        loop.submit(Generation([1], SamplingParams()), Events())
     loop.close()

@@ -14,7 +14,7 @@ from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.serve.hidden import hidden_places
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.requests.request import HiddenStates, Request
+from enginewright.runtime.requests.request import Generation, HiddenStates, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError
 
@@ -46,16 +46,16 @@ def test_they_are_those_of_transformers(
         # In company: others decode, are found in the cache, and want logits or other layers.
         llm.generate([PROMPT], SamplingParams(max_tokens=1))
         requests = [
-            Request(PROMPT, SamplingParams(), max_tokens=0, hidden=HiddenStates((1,))),
-            Request(PROMPT[:40], SamplingParams(), max_tokens=0, hidden=HiddenStates((2, 0))),
-            Request(PROMPT, SamplingParams(), max_tokens=0, logits=(logits := np.zeros((75, 256), np.float32))),
-            Request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1)),
+            HiddenStates(PROMPT, (1,)),
+            HiddenStates(PROMPT[:40], (2, 0)),
+            Scoring(PROMPT, (logits := np.zeros((75, 256), np.float32))),
+            Generation(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1)),
         ]
         for request in requests:
             llm.engine.add_request(request)
         while llm.engine.has_work():
             llm.engine.step()
-        values = [request.hidden.values for request in requests[:2] if request.hidden is not None]
+        values = [request.values for request in requests[:2] if isinstance(request, HiddenStates)]
         np.testing.assert_array_equal(values[0], found[1:2])
         np.testing.assert_array_equal(values[1], found[[2, 0], :40])
         np.testing.assert_array_equal(logits, llm.logits(PROMPT))

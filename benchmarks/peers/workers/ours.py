@@ -17,7 +17,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import make_executor, target_groups
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import CacheGroup
 from peers.agent import Conversation
@@ -43,7 +43,7 @@ class Served:
     def prefill(self, prompts: list[list[int]], steps: int) -> tuple[list[Request], float]:
         """The requests, and seconds until each has its first token; ``steps`` more can be decoded."""
         params = SamplingParams(max_tokens=steps + SPARE, ignore_eos=True)
-        requests = [Request(prompt, params) for prompt in prompts]
+        requests = [Generation(prompt, params) for prompt in prompts]
         for request in requests:
             self.engine.add_request(request)
         start = time.perf_counter()

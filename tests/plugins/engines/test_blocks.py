@@ -17,7 +17,7 @@ from enginewright.plugins.engines.slots import FREE_SHARE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache import cache_manager
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from tests.plugins.engines import fake_tensorrt as fakes
@@ -170,7 +170,7 @@ def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expec
     """In the middle of its tokens, while others decode; who gets its blocks next is well."""
     cuda = install(form)
     with LLM(bundles[form], max_requests=3, trust="code") as llm:
-        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
+        requests = [Generation(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
         for request in requests:
             llm.engine.add_request(request)
         while requests[1].output_length < 4:

@@ -12,7 +12,7 @@ import pytest
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
 from enginewright.runtime.prefixes import open_tier
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 
@@ -31,7 +31,7 @@ def engine_of(toy: Any, *, blocks: int = 64, windows: tuple[int, ...] = (0,), **
 
 
 def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
-    return Request(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
+    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
 
 
 def run(engine: Engine, *requests: Request) -> list[list[int]]:
@@ -47,7 +47,7 @@ def alone(toy: Any, windows: tuple[int, ...], request: Request) -> list[int]:
     """The tokens that a request of the same prompt gets where nothing is shared."""
     plain = engine_of(toy, windows=windows, prefix_cache=False)
     prompt = request.tokens[: request.prompt_length]
-    plain.add_request(again := Request(prompt, request.params, max_tokens=request.max_tokens))
+    plain.add_request(again := Generation(prompt, request.params, max_tokens=request.max_tokens))
     while plain.has_work():
         plain.step()
     plain.executor.close()
@@ -139,7 +139,7 @@ def test_a_prompt_that_is_scored_takes_nothing_and_leaves_all(toy: Any) -> None:
     run(engine, ask(list(range(16))))
     rows: list[int] = []
     prompt = list(range(16))
-    scored = Request(prompt, SamplingParams(), max_tokens=0, logits=lambda start, logits: rows.append(len(logits)))
+    scored = Scoring(prompt, lambda start, logits: rows.append(len(logits)))
     run(engine, scored)
     assert (scored.cached_tokens, sum(rows)) == (0, 16)
 
@@ -268,7 +268,7 @@ def course(toy: Any, seed: int, steps: int, folder: Path) -> Counter[str]:
             beginning = known[int(rng.integers(len(known)))]
             prompt = beginning[: int(rng.integers(1, 34))] + [int(t) for t in rng.integers(0, 5, rng.integers(0, 6))]
             prompt += [777] * bool(rng.random() < 0.03)
-            request = Request(
+            request = Generation(
                 prompt,
                 SamplingParams(
                     max_tokens=int(rng.integers(1, 14)), ignore_eos=True, temperature=float(rng.integers(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -23,7 +23,7 @@ def engine_of(toy: Any, slots: int = 2, **config: Any) -> Engine:
 
 
 def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
-    return Request(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
+    return Generation(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
 
 
 def run(engine: Engine, *requests: Request) -> list[list[int]]:
@@ -53,7 +53,7 @@ def check(engine: Engine) -> None:
 
 def alone(toy: Any, request: Request) -> list[int]:
     engine = engine_of(toy, prefix_cache=False)
-    again = Request(request.tokens[: request.prompt_length], request.params)
+    again = Generation(request.tokens[: request.prompt_length], request.params)
     engine.add_request(again)
     while engine.has_work():
         engine.step()
@@ -93,7 +93,7 @@ def test_a_tenant_a_failure_and_a_prompt_that_is_scored(toy: Any) -> None:
     engine.executor.poison = 77  # type: ignore[attr-defined]
     run(engine, ask([1, 2, 3, 4], tenant="a"), ask([5, 6, 77, 8]))
     made = [ask([1, 2, 3, 4], tenant="b"), ask([5, 6, 7, 8]), ask([1, 2, 3, 4], tenant="a")]
-    made.append(Request([1, 2, 3, 4], SamplingParams(), max_tokens=0, logits=lambda start, logits: None, tenant="a"))
+    made.append(Scoring([1, 2, 3, 4], lambda start, logits: None, tenant="a"))
     for request in made:
         run(engine, request)
     assert [request.cached_tokens for request in made] == [0, 0, 3, 0]

@@ -14,7 +14,7 @@ from enginewright.optimizer.export import export
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.requests.request import BeamSearch, Request
+from enginewright.runtime.requests.request import BeamSearch, Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.branching import places_taken
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -82,10 +82,9 @@ def test_nobody_waits_for_a_pool_that_is_enough_for_windows(toy: Any, seed: int)
         executor = toy(blocks=blocks, block_size=8, windows=windows)
         engine = Engine(executor, SchedulerConfig(requests, prompts, prefix_cache=keep))
         for prompt, params, tenant in load:
-            search = BeamSearch(params, frozenset(), params.max_tokens or 1, 256) if params.num_beams > 1 else None
-            request = Request(prompt, params, tenant=tenant, search=search)
-            if search is not None:
-                search.members.append(request)
+            request = Generation(prompt, params, tenant=tenant)
+            if params.num_beams > 1:
+                BeamSearch.begin(request, 256)
             engine.add_request(request)
         while engine.has_work():
             engine.step()

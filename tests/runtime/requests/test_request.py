@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.requests.outputs import TokenLogprobs
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams, seed_of
+from enginewright.runtime.shared.contracts import StepOutput
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 EOS = 257
 
 
-def feed(request: Request, data: bytes | list[int]) -> Request:
+def feed(request: Generation, data: bytes | list[int]) -> Generation:
     for token in data:
         if not request.finished:
             request.accept(token)
@@ -36,7 +37,7 @@ def feed(request: Request, data: bytes | list[int]) -> Request:
 )
 def test_the_end(tokenizer: Tokenizer, params: SamplingParams, tokens: int, reason: str, text: str) -> None:
     output = OutputText(tokenizer.detokenizer(), params.stop)
-    request = feed(Request([1, 2], params, end_token_ids=[EOS], text=output), [*b"abcd", EOS, ord("e")])
+    request = feed(Generation([1, 2], params, end_token_ids=[EOS], text=output), [*b"abcd", EOS, ord("e")])
     piece = request.take_piece()
     result = request.to_output()
     assert (len(result.token_ids), result.finish_reason, result.text) == (tokens, reason, text)
@@ -45,7 +46,7 @@ def test_the_end(tokenizer: Tokenizer, params: SamplingParams, tokens: int, reas
 
 
 def test_pieces_add_up(tokenizer: Tokenizer) -> None:
-    request = Request([1], SamplingParams(logprobs=1, max_tokens=4), text=OutputText(tokenizer.detokenizer(), ()))
+    request = Generation([1], SamplingParams(logprobs=1, max_tokens=4), text=OutputText(tokenizer.detokenizer(), ()))
     pieces = []
     for token in "é!x".encode():
         request.accept(token, TokenLogprobs(token, -1.0, ((token, -1.0),)))
@@ -58,29 +59,30 @@ def test_pieces_add_up(tokenizer: Tokenizer) -> None:
 
 
 def test_a_request_without_text() -> None:
-    request = feed(Request([1], SamplingParams(max_tokens=2)), b"ab")
+    request = feed(Generation([1], SamplingParams(max_tokens=2)), b"ab")
     assert request.take_piece().text == request.to_output().text == ""
 
 
 def test_a_stop_string_that_the_end_completes(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=("\ufffd",), max_tokens=2)
-    request = feed(Request([1], params, text=OutputText(tokenizer.detokenizer(), params.stop)), b"a\xc3")
+    request = feed(Generation([1], params, text=OutputText(tokenizer.detokenizer(), params.stop)), b"a\xc3")
     assert (request.finish_reason, request.take_piece().text) == ("stop", "a")
 
 
 def test_seeds() -> None:
-    assert Request([4, 5], SamplingParams()).seed == seed_of([4, 5])
-    assert Request([4, 5], SamplingParams(seed=0)).seed == 0
+    assert Generation([4, 5], SamplingParams()).seed == seed_of([4, 5])
+    assert Generation([4, 5], SamplingParams(seed=0)).seed == 0
 
 
 @pytest.mark.parametrize("chunks", [(5,), (2, 3), (1, 1, 1, 1, 1)])
 def test_scoring(chunks: tuple[int, ...]) -> None:
     logits = np.arange(10, dtype=np.float32).reshape(5, 2)
-    request = Request(range(5), SamplingParams(), max_tokens=0, logits=np.empty((5, 2), np.float32))
+    output = StepOutput(None, logits)
+    request = Scoring(range(5), np.empty((5, 2), np.float32))
     assert request.most_cached == 5
     for count in chunks:
         assert not request.finished
-        request.accept_logits(request.computed, logits[request.computed : request.computed + count])
+        request.accept_rows(request.computed, output, slice(request.computed, request.computed + count), ())
         request.computed += count
     assert request.finished
     np.testing.assert_array_equal(request.logits, logits)

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk, step_input
 from enginewright.runtime.shared.contracts import CacheGroup
@@ -16,8 +16,10 @@ GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4)}
 
 
 def request(length: int, table: list[int], scores: bool = False, **params: float) -> Request:
-    logits = np.zeros((length, 3), np.float32) if scores else None
-    made = Request(range(10, 10 + length), SamplingParams(**params), logits=logits)
+    prompt = range(10, 10 + length)
+    made: Request = Generation(prompt, SamplingParams(**params))
+    if scores:
+        made = Scoring(prompt, np.zeros((length, 3), np.float32))
     made.tables = {"g": array("i", table)}
     return made
 

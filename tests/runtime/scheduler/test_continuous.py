@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
@@ -20,7 +20,7 @@ from enginewright.runtime.shared.errors import CapacityError
 
 
 def request(prompt: int, new: int = 4, **fields: Any) -> Request:
-    return Request(range(prompt), SamplingParams(max_tokens=new, **fields))
+    return Generation(range(prompt), SamplingParams(max_tokens=new, **fields))
 
 
 def shape(batch: Batch) -> list[tuple[int, int]]:
@@ -191,7 +191,7 @@ def test_logits_of_a_preempted_prompt_are_complete(make: Any) -> None:
 
 
 def _scored(length: int) -> Request:
-    return Request(range(length), SamplingParams(), max_tokens=0, logits=np.full((length, 260), np.nan, np.float32))
+    return Scoring(range(length), np.full((length, 260), np.nan, np.float32))
 
 
 def test_logprobs_are_cut_to_what_each_request_asked_for(make: Any) -> None:
@@ -267,7 +267,7 @@ def any_course_of_events(data: st.DataObject, make: Any) -> Checked:
         if len(made) < 120 and (rng.random() < 0.3 or not checked.scheduler.has_work()):
             prompt = int(rng.integers(1, most))
             new = int(rng.integers(1, most - prompt + 2))
-            made.append(Request(range(prompt), SamplingParams(max_tokens=new, seed=len(made))))
+            made.append(Generation(range(prompt), SamplingParams(max_tokens=new, seed=len(made))))
             checked.scheduler.add(made[-1])
         elif rng.random() < 0.01:
             running = [r for r in made if not r.finished]

@@ -12,7 +12,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Lookup
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.base import Batch, Chunk
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts
 from enginewright.runtime.scheduler.row_costs import RowCosts
@@ -155,7 +155,7 @@ def some_costs(each: float) -> RowCosts:
 def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) -> None:
     drafts = Drafts(ExecutorCaps(verifies=True))
     drafts.costs = some_costs(each)
-    drafts.begin_step([Request([1, 2], PARAMS) for _ in range(decoding)])
+    drafts.begin_step([Generation([1, 2], PARAMS) for _ in range(decoding)])
     _, found, drafts._tokens = drafts._best(share, DRAFT_ROWS - decoding, math.inf)
     rates = [
         (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
@@ -216,7 +216,7 @@ def test_costs_begin_with_what_was_measured() -> None:
 
 def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     """Prompts of which all but one token are in the prefix cache join a step that drafts have filled."""
-    drafts, requests = Drafts(ExecutorCaps(verifies=True)), [Request([1, 2], PARAMS) for _ in range(4)]
+    drafts, requests = Drafts(ExecutorCaps(verifies=True)), [Generation([1, 2], PARAMS) for _ in range(4)]
     drafts.costs.took(1, 1.0)
     before = [drafts.costs.of(rows) for rows in range(1, DRAFT_ROWS + 1)]
     chunks = (Chunk(requests[0], 1, DRAFT_ROWS, [5] * (DRAFT_ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
@@ -232,7 +232,7 @@ def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, deco
     monkeypatch.setattr(Lookup, "next", lambda self, most: Guess([5] * most, 8))
     drafts, requests = (
         Drafts(ExecutorCaps(verifies=True)),
-        [Request([1, 2], replace(PARAMS, logprobs=None)) for _ in range(decoding)],
+        [Generation([1, 2], replace(PARAMS, logprobs=None)) for _ in range(decoding)],
     )
     for request in requests:
         request.max_tokens = 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk
 from enginewright.runtime.scheduler.step_costs import StepCosts, StepSize, planned_steps
@@ -41,7 +41,7 @@ def errors(costs: StepCosts, factor: float = 1.0) -> list[float]:
 
 def test_the_size_of_a_step() -> None:
     def chunk(start: int, count: int) -> Chunk:
-        return Chunk(Request(range(start + count), SamplingParams()), start, count)
+        return Chunk(Generation(range(start + count), SamplingParams()), start, count)
 
     assert StepSize.of([chunk(9, 1), chunk(4, 1), chunk(10, 5)]) == StepSize(2, 5, 15, 62)
 

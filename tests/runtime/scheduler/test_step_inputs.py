@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
 from enginewright.runtime.scheduler.base import Chunk, step_input
@@ -57,7 +57,7 @@ def test_steps_of_a_scheduler(toy: Callable[..., Any], monkeypatch: pytest.Monke
     monkeypatch.setitem(GROUPS, "g0", executor.cache_groups[0])
     random = np.random.default_rng(blocks)
     waiting = [
-        Request(
+        Generation(
             range(int(random.integers(1, 20))),
             SamplingParams(
                 max_tokens=int(random.integers(2, 40)),
@@ -86,7 +86,7 @@ def decodes(*lengths: int) -> list[Request]:
     """Requests that lack one token, with blocks enough."""
     made = []
     for first, length in enumerate(lengths):
-        one = Request(range(10, 10 + length), SamplingParams(max_tokens=50))
+        one = Generation(range(10, 10 + length), SamplingParams(max_tokens=50))
         one.tables = {name: array("i", range(40 * first, 40 * first + 40)) for name in GROUPS}
         one.computed = length - 1
         made.append(one)

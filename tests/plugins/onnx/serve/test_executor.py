@@ -15,7 +15,7 @@ from enginewright.plugins.onnx.serve.executor import OnnxExecutor, linear_io, sl
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.shared.errors import (
@@ -99,7 +99,7 @@ def test_logits(bundle: Path, prompts: list[list[int]]) -> None:
 def test_a_request_that_is_preempted(bundle: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     """Slots hold whole requests, so that none has to give its own up; one that does all the same starts over."""
     with LLM(bundle, threads=1, memory=2 * SLOT_BYTES) as llm:
-        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:6]]
+        requests = [Generation(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:6]]
         for request in requests:
             llm.engine.add_request(request)
         for steps in range(1000):
@@ -197,7 +197,7 @@ def test_one_request_of_nan_ends_alone(
     """In the middle of its tokens, while others decode in the same run; who gets its slot next is well."""
     executor = make(3)
     with LLM.from_executor(executor, Bundle.open(bundle).model) as llm:
-        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
+        requests = [Generation(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
         for request in requests:
             llm.engine.add_request(request)
         while requests[1].output_length < 4:
