@@ -135,7 +135,7 @@ class _Run:
         expected = search.values(len(stages) - 1, shared)
         compared = compare(made, emitted, expected, values, tolerance, self.options.layers)
         self.used = emitted.used
-        divergence = describe_divergence(EMISSION, None, made, emitted, expected, values, compared, tolerance, shared)
+        divergence = describe_divergence(EMISSION, None, emitted, compared, shared)
         if divergence is not None:
             calls = [call for call in emitted.calls if emitted.describe(call) in divergence.calls]
             more = program_reasons(lowering.program, emitted.program, calls)
@@ -200,7 +200,7 @@ class _Run:
         values_a, values_b = self._each(runs, sequences)
         compared = compare(runs[0], runs[1], values_a, values_b, tolerance, layers)
         self.used = runs[1].used
-        divergence = describe_divergence("", None, runs[0], runs[1], values_a, values_b, compared, tolerance, values_a)
+        divergence = describe_divergence("", None, runs[1], compared, values_a)
         names = [f"{run.name} ({run.isa})" for run in runs]
         return self._report(names[0], names[1], sequences, None, compared, divergence)
 
@@ -218,7 +218,7 @@ class _Run:
         made = ProgramRun(captured[1].program, b.name, leaves=runs[1].leaves)
         made.values(sequences, values_a)
         self.used = made.used
-        divergence = describe_divergence("", None, runs[0], made, values_a, values_b, compared, tolerance, values_a)
+        divergence = describe_divergence("", None, made, compared, values_a)
         return self._report(a.name, b.name, sequences, None, compared, divergence)
 
     # ---- how
@@ -269,17 +269,8 @@ class _Run:
         found = search.first()
         if found is None:
             return None
-        divergence = describe_divergence(
-            found.stage.label,
-            None if found.stage.name == CAPTURE else found.stage.name,
-            found.before,
-            found.after,
-            found.values_before,
-            found.values_after,
-            found.comparison,
-            found.tolerance,
-            found.given,
-        )
+        name = None if found.stage.name == CAPTURE else found.stage.name
+        divergence = describe_divergence(found.stage.label, name, found.after, found.comparison, found.given)
         self.used = found.after.used
         return self._report(a, b, sequences, search, found.comparison, divergence)
 

@@ -28,26 +28,21 @@ _SHOWN = 5
 def describe_divergence(
     stage: str,
     pass_name: str | None,
-    a: Run,
     b: TracedRun,
-    values_a: Values,
-    values_b: Values,
     comparison: Comparison,
-    tolerance: Tolerance,
     given: Values,
 ) -> FirstDivergence | None:
     """Describes the first value that differs; None if none does.
 
     Args:
         stage, pass_name: what made b of a.
-        a, b: the runs; b's calls are examined.
-        values_a, values_b: their values.
-        comparison, tolerance: of these.
+        b: the run whose calls are examined.
+        comparison: with a.
         given: the values that b continued with.
     """
     if not comparison.differing:
         return None
-    name, found = comparison.differing[0]
+    a, (name, found) = comparison.a, comparison.differing[0]
     calls = area(b.calls, b.probes, name, given.keys())
     of_calls = [b.tensors_of(call) for call in calls]
     all_tensors = [tensor for of_call in of_calls for tensor in of_call]
@@ -67,10 +62,10 @@ def describe_divergence(
             *(str(tensor) for tensor in tensors),
         ],
         error=found.error,
-        tolerance=tolerance.error,
+        tolerance=comparison.tolerance.error,
         gain=found.gain,
         largest=Place(found.token, found.column, found.a, found.b),
-        reasons=explain(name, a, values_a, values_b, tensors, all_tensors, chance=tolerance.chance),
+        reasons=explain(name, a, *comparison.values, tensors, all_tensors, chance=comparison.tolerance.chance),
         others=others[:_SHOWN],
         others_count=len(others),
     )
@@ -125,6 +120,9 @@ class Comparison:
     """The values that two runs have in common.
 
     Attributes:
+        a: the first run.
+        values: of both.
+        tolerance: how far apart they may be.
         values_compared: how many there are.
         differing: those that differ, in the order of execution, and how.
         largest_error: the largest error among the others, and where it is.
@@ -132,6 +130,9 @@ class Comparison:
             the smallest factor that would be found there.
     """
 
+    a: Run
+    values: tuple[Values, Values]
+    tolerance: Tolerance
     values_compared: int
     differing: tuple[tuple[ValueName, Difference], ...]
     largest_error: tuple[float, ValueName] | None
@@ -168,7 +169,7 @@ def compare(
             if weighed or name.what == "logits":
                 factor = tolerance.smallest_factor(values_a[name], apart)
                 least_sensitive = max(least_sensitive or (factor, name), (factor, name))
-    return Comparison(len(names), tuple(differing), largest_error, least_sensitive)
+    return Comparison(a, (values_a, values_b), tolerance, len(names), tuple(differing), largest_error, least_sensitive)
 
 
 def _bias(run: Run, name: ValueName) -> FloatArray | None:
@@ -177,15 +178,11 @@ def _bias(run: Run, name: ValueName) -> FloatArray | None:
 
 @dataclass(frozen=True)
 class Found:
-    """The stage at which the program differs from the one before (or from the source), and both with their values."""
+    """The stage at which the program differs from the one before (or from the source)."""
 
     stage: Stage
-    before: Run
     after: ProgramRun
-    values_before: Values
-    values_after: Values
     comparison: Comparison
-    tolerance: Tolerance
     given: Values
 
 
@@ -314,13 +311,4 @@ class PassSearch:
         if not comparison.differing:  # each of several passes was just within the tolerance
             before, comparison = base, self._compare(base, index)
         given = self.common(before, self.program(index))
-        return Found(
-            self._stages[index],
-            self.run(before),
-            self.program(index),
-            self.values(before, given),
-            self.values(index, given),
-            comparison,
-            self._tolerance(index),
-            given,
-        )
+        return Found(self._stages[index], self.program(index), comparison, given)

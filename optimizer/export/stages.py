@@ -306,7 +306,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
             placement, first = Placement(variant=variant), not verification
             verification.append(
                 verify(
-                    folder,
+                    Bundle.open(folder, CODE),
                     asked.source,
                     model.recipe,
                     name,
@@ -314,7 +314,6 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
                     limit.keep_bytes(),
                     placement,
                     time_source=first,
-                    trust=CODE,
                 )
             )
     clock.end("verify")

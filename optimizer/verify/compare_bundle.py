@@ -39,7 +39,7 @@ def compare_bundle(
     """
     check_source(bundle, source)
     try:
-        return verify(bundle.path, source, recipe_of(bundle), target, progress, placement=placement, trust=bundle.trust)
+        return verify(bundle, source, recipe_of(bundle), target, progress, placement=placement)
     except VerificationError as e:
         name = bundle.manifest.source.name
         hint = _ANOTHER_CHECKPOINT.format(source=source, name=name, bundle=bundle.path)

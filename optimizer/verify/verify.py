@@ -59,7 +59,7 @@ def lossy_hint(recipe: Recipe) -> str:
 
 
 def verify(
-    folder: Path,
+    bundle: Bundle,
     source: str | Path | PreTrainedModel,
     recipe: Recipe,
     target: str,
@@ -68,9 +68,8 @@ def verify(
     placement: Placement = Placement(),
     *,
     time_source: bool = False,
-    trust: str | None = None,
 ) -> VerificationReport:
-    """Compares a target of the bundle in ``folder``, run as a user's would be, with the source as transformers runs it.
+    """Compares a target of a bundle, run as a user's would be, with the source as transformers runs it.
 
     First on random tokens: two sequences, packed, with some decode steps. An exact recipe must be within rounding on
     them. A recipe that loses precision is judged by the package's text, if the model has a tokenizer and room for it:
@@ -78,7 +77,7 @@ def verify(
     on these.
 
     ``placement``: what the target runs on, where it isn't a user's default. ``time_source``: say how fast the source
-    ran. ``trust``: as for ``LLM``.
+    ran.
 
     Raises:
         VerificationError: they differ by more; says by how much.
@@ -86,7 +85,6 @@ def verify(
     """
     start = time.perf_counter()
     progress(ProgressEvent("verify", 0, 1, "reading the source"))
-    bundle = Bundle.open(folder, trust)
     # Of requests that the target's slots are made for, which may be shorter than the model's.
     info = replace(bundle.model, context_length=context_of(bundle, None, target))
     given = source if isinstance(source, PreTrainedModel) else Path(source)

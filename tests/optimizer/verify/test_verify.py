@@ -97,11 +97,11 @@ def test_a_recipe_is_judged_by_a_text_where_there_is_one(
     if text is None:
         monkeypatch.setattr(module, "why_no_text", lambda *given: "the model has no tokenizer")
     if wrong is None:
-        found = verify(tiny_bundle, tiny_folder, load_recipe("int8"), "cpu", silent)
+        found = verify(Bundle.open(tiny_bundle), tiny_folder, load_recipe("int8"), "cpu", silent)
         assert found.random_tokens.kl_mean == random
         return
     with pytest.raises(VerificationError, match=wrong) as error:
-        verify(tiny_bundle, tiny_folder, load_recipe("int8"), "cpu", silent)
+        verify(Bundle.open(tiny_bundle), tiny_folder, load_recipe("int8"), "cpu", silent)
     assert "--recipe bf16" in str(error.value.hint)
 
 
