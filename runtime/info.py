@@ -55,7 +55,7 @@ def check_options(**given: object) -> None:
 def scheduler_config(
     max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: object = None
 ) -> SchedulerConfig:
-    """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
+    """Makes the scheduler's limits of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
     if speculate is not None and (not isinstance(speculate, (str, os.PathLike)) or speculate == ""):
         hint = 'Pass "auto", "lookup", the path of a draft model\'s bundle, or None.'
         raise RequestError(f"speculate: {shown(speculate)} isn't a way to guess tokens", hint=hint)

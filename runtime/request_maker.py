@@ -55,7 +55,7 @@ class Options:
             object.__setattr__(self, "priority", _checked_priority(self.priority))
 
     def each(self, count: int) -> list[Options]:
-        """Of ``count`` requests: vLLM has a priority for each. Raises RequestError where there are not so many."""
+        """Gives each of ``count`` requests its own. Raises RequestError where there are more or fewer priorities."""
         if not isinstance(self.priority, tuple):
             return [self] * count
         if len(self.priority) != count:
@@ -83,7 +83,7 @@ class Asked:
     params: SamplingParams
 
     def result(self) -> RequestOutput:
-        """Of requests that have ended."""
+        """Joins the results of its requests, which have ended."""
         outputs = [request.to_output() for request in self.requests]
         if self.params.best_of is not None:
             outputs.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1))
@@ -137,7 +137,7 @@ class RequestMaker:
         return requests, arguments.raises(options.raise_errors, single)
 
     def of_chats(self, messages: Any, options: Options, variables: Mapping[str, Any]) -> tuple[list[Asked], bool]:
-        """The same of conversations; ``variables`` are the chat template's."""
+        """Does the same for conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
         most, found = self._model.context_length - 1, []
         for i, chat in enumerate(chats):
@@ -148,12 +148,12 @@ class RequestMaker:
         return self._requests(found, options), arguments.raises(options.raise_errors, single)
 
     def scoring(self, ids: Sequence[int]) -> Scoring:
-        """A request that wants its prompt's logits."""
+        """Makes a request that wants its prompt's logits."""
         prompt = self._whole(Encoded(arguments.token_ids(ids, "ids"), name="ids"))
         return Scoring(prompt, np.empty((len(prompt), self._model.vocab_size), np.float32))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int], executor: Executor) -> HiddenStates:
-        """One that wants hidden states. Raises RequestError."""
+        """Makes one that wants hidden states. Raises RequestError."""
         if not (there := executor.caps.hidden):
             raise RequestError(
                 f"hidden_states: target {executor.describe()['target']!r} gives none",
@@ -176,11 +176,11 @@ class RequestMaker:
         return arguments.checked_ids(prompt, context, context, self._model.vocab_size)
 
     def of_prompt(self, prompt: Prompt, options: Options) -> Asked:
-        """The request of one prompt."""
+        """Makes the requests of one prompt."""
         return self._requests(self._encoded([prompt], True), options)[0]
 
     def of_chat(self, messages: Iterable[Message], options: Options, variables: Mapping[str, Any]) -> Asked:
-        """The request of one conversation."""
+        """Makes the requests of one conversation."""
         requests, single = self.of_chats(messages, options, arguments.template_variables(None, variables))
         if not single:
             raise RequestError(
@@ -256,7 +256,7 @@ class RequestMaker:
         return OutputText(detokenizer, params.stop, keep_stop=params.include_stop_str_in_output)
 
     def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
-        """Their tokens: of a text as it stands at the beginning of a text, and behind a space."""
+        """Finds their tokens: a text's as it stands at the beginning of a text, and behind a space."""
         if all(isinstance(word, tuple) for word in words):
             return [word for word in words if isinstance(word, tuple)]
         if (known := self._words.get(words)) is not None:

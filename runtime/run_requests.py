@@ -128,7 +128,7 @@ async def _astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPie
 
 
 def results(asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
-    """Of requests that have ended, in their order."""
+    """Gives the results of requests that have ended, in their order."""
     found = [one.result() for one in asked]
     failed = next((output.error for output in found if output.error is not None), None)
     if failed is not None and raise_errors:

@@ -19,7 +19,7 @@ class BlockMemory(Protocol):
 
     @property
     def cache_identity(self) -> bytes:
-        """Of all that keys and values depend on but tokens: program, weights, instruction set, order of sums."""
+        """What keys and values depend on but tokens: program, weights, instruction set, order of sums."""
 
     def read_block(self, group: str, block: int) -> Payload:
         """A copy of a block's memory in all layers."""

@@ -49,7 +49,7 @@ class Common(TypedDict, total=False):
 
 
 class Request:
-    """One prompt and what becomes of it, whatever is wanted. The scheduler and the engine loop are its only writers.
+    """Holds one prompt and what becomes of it. The scheduler and the engine loop are its only writers.
 
     The scheduler asks all kinds alike: what only a generation has is None or 0 here.
 
@@ -269,12 +269,12 @@ class Generation(Request):
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Those that end its text."""
+        """The tokens that end its text."""
         return self._end_token_ids
 
     @property
     def token_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Of its new tokens, where they were asked for or it is a beam search's."""
+        """Those of its new tokens, where they were asked for or it is a beam search's."""
         return self._logprobs
 
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
@@ -315,7 +315,7 @@ class Generation(Request):
         self._logprobs = other._logprobs.copy()
 
     def extend(self, entry: TokenLogprobs) -> None:
-        """One token more of a beam search's sequence."""
+        """Takes one token more, as a sequence of a beam search."""
         self.tokens.append(entry.token_id)
         self._logprobs.append(entry)
         self._timed()
@@ -414,7 +414,7 @@ class Generation(Request):
         )
 
     def _other(self, answer: Answer) -> RequestOutput:
-        """One of a beam search's answers behind the best."""
+        """Makes the result of one of a beam search's answers behind the best."""
         text = self._text_of(answer.tokens)
         if text is not None:
             text.finish()
