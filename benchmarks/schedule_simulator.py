@@ -18,7 +18,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
-from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.scheduler.step_times import StepSize
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
 from enginewright.runtime.shared.errors import EnginewrightError, OverloadError
 

@@ -31,7 +31,7 @@ from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
-from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.scheduler.step_times import StepSize
 from enginewright.runtime.shared.errors import EnginewrightError, OverloadError
 
 TARGETS = {"chat": (1.0, 0.04)}
@@ -155,9 +155,9 @@ def serve(
 
 def _step(engine: Engine, errors: list[float]) -> list[Request]:
     """``Engine.step``; how far its time is from the predicted one goes to ``errors``."""
-    policy, begin = engine.scheduler.policy, time.perf_counter()
+    times, begin = engine.scheduler.times, time.perf_counter()
     batch = engine.scheduler.schedule()
-    expected = policy.costs.seconds(StepSize.of(batch.chunks)) if policy is not None and policy.costs.known else None
+    expected = times.seconds(StepSize.of(batch.chunks)) if times.known else None
     pending = engine.executor.submit(batch.step)
     engine.scheduler.prepare_next(batch)
     advanced = engine.scheduler.commit(batch, pending.result())

@@ -61,9 +61,10 @@ from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.plugins.cpu.compile.row_seconds import CONTEXTS, row_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
+from enginewright.runtime.requests.lookup import OWN_GRAMS, NgramLookup, Proposal
 from enginewright.runtime.requests.request import Generation, Request
-from enginewright.runtime.scheduler.row_costs import RowCosts
+from enginewright.runtime.scheduler.drafts import Drafts
+from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
@@ -129,7 +130,7 @@ def row_costs(options: argparse.Namespace) -> dict[str, dict[int, tuple[float, .
     return found
 
 
-class Replayed(RowCosts):
+class Replayed(DecodeTimes):
     """Costs that stay as they were measured."""
 
     def took(self, rows: int, seconds: float) -> None:
@@ -146,8 +147,8 @@ def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         for task, temperature in itertools.product(TASKS, (0.0, 0.8)):
             with LLM(options.bundle, speculate="lookup", memory="512MiB", threads=options.threads) as llm:
                 drafts = llm.engine.scheduler.drafts
-                assert drafts is not None
-                drafts.costs = costs = Replayed(measured)
+                assert isinstance(drafts, Drafts)
+                drafts.times = costs = Replayed(measured)
                 submit, taken = llm.engine.executor.submit, []
 
                 def counted(step: StepInput) -> Pending:
@@ -282,17 +283,17 @@ def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) ->
 @contextmanager
 def always_wrong(vocabulary: int) -> Iterator[None]:
     """Guesses are of tokens that a model hardly ever gives; they are found as fast as others."""
-    own = Lookup.next
+    own = NgramLookup.next
 
-    def wrong(lookup: Lookup, most: int) -> Guess:
+    def wrong(lookup: NgramLookup, most: int) -> Proposal:
         own(lookup, most)
-        return Guess([vocabulary - 1] * most, OWN_GRAMS[0])
+        return Proposal([vocabulary - 1] * most, OWN_GRAMS[0])
 
-    Lookup.next = wrong  # type: ignore[method-assign,assignment]
+    NgramLookup.next = wrong  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        Lookup.next = own  # type: ignore[method-assign]
+        NgramLookup.next = own  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A second, faster model whose guesses the first one checks: ``LLM(speculate=BUNDLE)``.
+"""A second, faster model that proposes tokens which the first one verifies: ``LLM(speculate=BUNDLE)``.
 
 Speculative decoding (Leviathan et al. 2023; Chen et al. 2023) without rejection sampling: at each place both models
 draw with the request's own random number, so they often draw the same token (a coupling: Daliri et al. 2024), and what
 the first one draws is what it draws alone.
 
-The second model has a KV cache of its own, which follows the requests: before it guesses it computes the tokens that it
-hasn't seen, and behind a wrong guess it goes back to the last right one.
+The second model has a KV cache of its own, which follows the requests: before it proposes it computes the tokens that
+it hasn't seen, and behind a rejected one it goes back to the last accepted one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from .executors.base import Executor
 from .executors.open import make_executor, target_groups
 from .kv_cache.cache_manager import CacheManager
 from .kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
+from .requests.lookup import MODEL, NOTHING, Proposal
 from .requests.request import Generation, Request
 from .scheduler.base import Chunk
 from .scheduler.limits import SchedulerConfig
-from .scheduler.row_costs import RowCosts
 from .scheduler.step_inputs import StepInputs
+from .scheduler.step_times import DecodeTimes
 from .shared.contracts import NO_TOKEN
 from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from .shared.memory import default_budget, format_bytes
@@ -51,7 +52,7 @@ class _Follower:
     """A request as the second model has it.
 
     Attributes:
-        request: its tokens and blocks; the tokens end with guesses.
+        request: its tokens and blocks; the tokens end with proposed ones.
         known: how many of the tokens are the first model's.
         ran: whether a step has written to its blocks.
     """
@@ -62,7 +63,7 @@ class _Follower:
 
 
 class DraftModel:
-    """See the module, and ``scheduler.drafts.Guesser``.
+    """See the module, and ``scheduler.drafts.TimedProposer``.
 
     Args:
         executor: of the second model, with its KV cache; closed with this.
@@ -91,10 +92,10 @@ class DraftModel:
         self.off: str | None = None
         self._inputs = StepInputs(self.cache.groups, self.cache.windows)
         self._followers: dict[Request, _Follower] = {}
-        self._costs, self._steps = RowCosts(), 0
+        self._times, self._steps = DecodeTimes(), 0
 
     def seconds(self, rows: int) -> float:
-        return self._costs.of(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
+        return self._times.of(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
 
     def behind(self, request: Generation) -> float:
         follower = self._followers.get(request)
@@ -107,13 +108,13 @@ class DraftModel:
         lacking = len(request.tokens) - computed
         return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
-    def guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
+    def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
         if self.off is None:
             try:
-                return self._guess(wanted)
-            except Exception as e:  # noqa: BLE001  whatever it is, no request needs a guess
+                return [Proposal(tokens, MODEL) for tokens in self._draw(wanted)]
+            except Exception as e:  # noqa: BLE001  whatever it is, no request needs a draft
                 self._switch_off(e)
-        return [()] * len(wanted)
+        return [NOTHING] * len(wanted)
 
     def release(self, request: Request) -> None:
         if (follower := self._followers.pop(request, None)) is not None:
@@ -126,13 +127,13 @@ class DraftModel:
         plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
         about: dict[str, Any] = {"model": self._name, "kv_cache_bytes": plan.bytes}
         about["kv_blocks_free"] = {name: pool.free_blocks for name, pool in self.cache.pools.items()}
-        return about | self._costs.describe()
+        return about | self._times.describe()
 
     def close(self) -> None:
         """Frees the memory."""
         self._executor.close()
 
-    def _guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
+    def _draw(self, wanted: Sequence[tuple[Generation, int]]) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in wanted]
         chunks: list[tuple[int, Chunk]] = []  # of which request, and what is computed of it next
         tokens_left = CHUNK
@@ -152,7 +153,7 @@ class DraftModel:
                 found[i].append(token)
                 if len(found[i]) < wanted[i][1] and token not in wanted[i][0].end_tokens:
                     chunks.append((i, Chunk(own, own.computed, 1)))
-        return list(found)
+        return found
 
     def _run(self, chunks: Sequence[Chunk]) -> list[int]:
         """A step; what it draws for those that have their last token in it."""
@@ -161,7 +162,7 @@ class DraftModel:
         began = self._clock()
         output = self._executor.submit(step).result()
         if len(step.ids) <= DRAFT_ROWS:
-            self._costs.took(len(step.ids), self._clock() - began)
+            self._times.took(len(step.ids), self._clock() - began)
             self._steps += 1
         self.cache.copies = {}
         for chunk in chunks:
@@ -169,7 +170,7 @@ class DraftModel:
         return [] if output.tokens is None else output.tokens.tolist()
 
     def _following(self, request: Generation, length: int) -> Request | None:
-        """A request as this model has it, with all its tokens and blocks for a guess; None if they don't fit."""
+        """A request as this model has it, with all its tokens and blocks for a draft; None if they don't fit."""
         if len(request.tokens) + length > self._context:
             return None
         follower = self._followers.get(request)
@@ -214,7 +215,7 @@ class DraftModel:
         for request in list(self._followers):
             self.release(request)
         with suppress(RuntimeWarning):  # made an error, it would end the step, and with it all requests
-            warnings.warn(f"speculate: {self._name}: {self.off}; no more guesses of it", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"speculate: {self._name}: {self.off}; it proposes no more", RuntimeWarning, stacklevel=2)
 
 
 def open_draft(
@@ -232,14 +233,14 @@ def open_draft(
 
     Raises:
         BundleError: it is missing or damaged, or has no cpu target.
-        RequestError: it has another vocabulary than ``bundle``, or ``target`` can't check guesses.
+        RequestError: it has another vocabulary than ``bundle``, or ``target`` can't verify drafts.
         CapacityError: the memory doesn't hold its weights and a block of both caches.
     """
     if speculate in (None, "auto", "lookup"):
         return None, memory
     if target != MEASURED:
         hint = "Use the cpu target."
-        raise RequestError(f"speculate: target {target!r} can't check guesses of another model", hint=hint)
+        raise RequestError(f"speculate: target {target!r} can't verify drafts of another model", hint=hint)
     try:
         draft = Bundle.open(speculate)
         groups = target_groups(draft, MEASURED, context) if draft.target(MEASURED) else ()

@@ -6,17 +6,17 @@ from .executors.base import Executor
 from .kv_cache.block_pool import BlockPool
 from .requests.request import Request
 from .scheduler.continuous import ContinuousScheduler
-from .scheduler.drafts import Guesser
+from .scheduler.drafts import TimedProposer
 from .scheduler.limits import SchedulerConfig
 
 
 class Engine:
-    """Requests in, tokens out. ``guesser``: of tokens that are computed ahead, where ``config`` says so."""
+    """Requests in, tokens out. ``draft_model`` proposes tokens that are computed ahead, where ``config`` says so."""
 
-    def __init__(self, executor: Executor, config: SchedulerConfig, guesser: Guesser | None = None) -> None:
-        self.executor, self._guesser = executor, guesser
+    def __init__(self, executor: Executor, config: SchedulerConfig, draft_model: TimedProposer | None = None) -> None:
+        self.executor, self._draft_model = executor, draft_model
         groups, blocks = executor.cache_groups, executor.blocks
-        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, guesser=guesser)
+        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, draft_model=draft_model)
 
     @property
     def pools(self) -> dict[str, BlockPool]:
@@ -59,7 +59,7 @@ class Engine:
         return self.scheduler.has_work()
 
     def close(self) -> None:
-        """Frees the memory of what runs the steps, and of what guesses."""
+        """Frees the memory of what runs the steps, and of the draft model."""
         self.executor.close()
-        if self._guesser is not None:
-            self._guesser.close()
+        if self._draft_model is not None:
+            self._draft_model.close()

@@ -189,7 +189,7 @@ def allowed(offence: str) -> bool:
 SPELLED = {
     "runtime/shared/targets.py",  # the table of their names
     "optimizer/recipes/recipe.py",  # what a recipe exports to that doesn't say
-    *("optimizer/plan/devices.py", "optimizer/cli/plan.py", "runtime/scheduler/step_costs.py"),  # this machine's name
+    *("optimizer/plan/devices.py", "optimizer/cli/plan.py", "runtime/scheduler/step_times.py"),  # this machine's name
 }
 
 

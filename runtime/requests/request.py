@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .request_class import NO_TARGETS, RequestClass
 from .sampling import SamplingParams, sample_seed, seed_of
-
-if TYPE_CHECKING:
-    from .lookup import Guesses
 
 _numbers = itertools.count()
 
@@ -255,7 +252,6 @@ class Generation(Request):
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * self.prompt_length
         self._scored = 0
-        self.guesses: Guesses | None = None  # at its next tokens, where they are computed ahead
         self.drafted = self.accepted = 0  # tokens that were computed ahead, and of these those that were right
         self._text = text
         self._whole_text: list[str] = []

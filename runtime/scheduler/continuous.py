@@ -1,6 +1,6 @@
 """Continuous batching: every step takes all decodes, then chunks of prefill up to a token budget.
 
-First come, first served, or in the order of a ``policy``. Blocks are taken as tokens come
+``policy`` decides who is served in which order, ``drafts`` what is computed ahead. Blocks are taken as tokens come
 (``kv_cache.cache_manager``); when they run out, the newest running request gives its blocks up and starts over later
 from its prompt and the tokens it has, or from those that can still be found (Orca, OSDI 2022; vLLM, SOSP 2023).
 """
@@ -8,7 +8,6 @@ from its prompt and the tokens it has, or from those that can still be found (Or
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -22,12 +21,12 @@ from ..shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, St
 from ..shared.errors import EnginewrightError, shown
 from .base import Batch, Chunk, step_input
 from .branching import branch, places, places_taken, together
-from .drafts import Drafts, Guesser
+from .drafts import TimedProposer, drafts_for
 from .limits import SchedulerConfig, check_request
-from .policy import Policy
+from .policy import Policy, RankedPolicy
 from .step_inputs import StepInputs
 from .step_outputs import logprobs_of, not_finite, scored, top
-from .waiting import WaitingQueue
+from .step_times import StepTimes
 
 
 class ContinuousScheduler:
@@ -35,7 +34,7 @@ class ContinuousScheduler:
 
     Every waiting request is newer than every running one: the queue is served from its front only, and who is
     preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.
-    With a policy "older" is of a lower rank.
+    With ranks "older" is of a lower rank.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ContinuousScheduler:
         groups: Sequence[CacheGroup],
         blocks: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
-        guesser: Guesser | None = None,
+        draft_model: TimedProposer | None = None,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -59,15 +58,14 @@ class ContinuousScheduler:
             prefix_cache=config.prefix_cache,
         )
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
-        self.policy: Policy | None = None
-        self.waiting: deque[Request] | WaitingQueue = deque()
-        if config.scheduling is not None:
-            most_prompt = min(config.prefill_tokens, caps.max_tokens)
-            self.policy = Policy(config.scheduling, self._most_running, most_prompt, clock, self._found)
-            self.waiting = self.policy.waiting
+        self.times = StepTimes(caps.row_seconds)
+        self.policy = Policy(self._most_running)
+        if config.scheduling:
+            most = min(config.prefill_tokens, caps.max_tokens)
+            self.policy = RankedPolicy(config.scheduling, self.times, self._most_running, most, clock, self._found)
+        self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        speculates = caps.verifies if config.speculate is None else config.speculate
-        self.drafts = Drafts(caps, guesser) if speculates else None
+        self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model)
         self.preemptions = 0
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
@@ -95,8 +93,7 @@ class ContinuousScheduler:
 
     def add(self, request: Request) -> None:
         self.check(request)
-        if self.policy is not None:
-            self.policy.arrives(request, self.running)
+        self.policy.arrives(request, self.running)
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -114,24 +111,26 @@ class ContinuousScheduler:
         return bool(self.running or self.waiting)
 
     def schedule(self) -> Batch:
+        """Makes the next step: all decodes with their drafts, then prompts up to a budget of tokens.
+
+        Whoever finds no block on the way has the newest running request give way, and so nobody begins in that step.
+        """
         self._scheduled = self._clock()
-        if self.policy is not None:
-            self._make_way(self.policy)
+        self._make_way()
         preemptions = self.preemptions
-        decodes = self._decodes()
-        rows = len(decodes) if self.drafts is None else sum(chunk.count for chunk in decodes)
-        tokens_left = min(self.config.prefill_tokens, self.caps.max_tokens - rows)
-        prefills: list[Chunk] = []
-        if self.policy is not None and (self.waiting or len(decodes) < len(self.running)):
-            tokens_left = self.policy.prompt_tokens(decodes, tokens_left)
-            if self.policy.comes_first(self.running) and self.caps.ragged and preemptions == self.preemptions:
+        # What decodes: every request that lacks one token. What is proposed comes behind that.
+        decodes = self._decodes(ahead=self.drafts.begin(self.running, self.policy.paused))
+        # What of prompts: of a request that goes before those that run, of those that run, then of who waits.
+        prefills, tokens_left = list[Chunk](), 0
+        if self.waiting or len(decodes) < len(self.running):  # unlike in most steps
+            most = min(self.config.prefill_tokens, self.caps.max_tokens - _tokens(decodes))
+            tokens_left = self.policy.prompt_tokens(decodes, most)
+            if self.caps.ragged and self.policy.comes_first(self.running) and preemptions == self.preemptions:
                 prefills = self._admitted(tokens_left)
-                tokens_left -= sum(c.count for c in prefills)
-        if self.caps.ragged or not decodes or self._decoded_last:
-            more = self._prefills([*decodes, *prefills], tokens_left)
-            prefills += more
-            if preemptions == self.preemptions:
-                prefills += self._admitted(tokens_left - sum(c.count for c in more))
+            if self.caps.ragged or not decodes or self._decoded_last:
+                prefills += self._prefills([*decodes, *prefills], tokens_left - _tokens(prefills))
+                if preemptions == self.preemptions:
+                    prefills += self._admitted(tokens_left - _tokens(prefills))
         if not self.caps.ragged and prefills:  # one phase a step: they alternate
             decodes = []
         if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
@@ -139,10 +138,7 @@ class ContinuousScheduler:
             prefills = self._admitted(tokens_left)
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
-        chunks = decodes + prefills
-        step = self._step_of(chunks)
-        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
-        step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
+        step = self._step_of(chunks := decodes + prefills)
         self._began = self._clock()
         return Batch(tuple(chunks), step)
 
@@ -156,7 +152,7 @@ class ContinuousScheduler:
 
     def _step_of(self, chunks: Sequence[Chunk]) -> StepInput:
         try:
-            return self._inputs.of(chunks)
+            step = self._inputs.of(chunks)
         except Exception:
             self._inputs.forget()
             for chunk in chunks:
@@ -165,15 +161,17 @@ class ContinuousScheduler:
                 except Exception as e:
                     raise FailedRequestError(chunk.request) from e
             raise
+        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
+        return step
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         self.cache.copies, self.cache.clears = {}, {}
+        count, now = len(batch.step.ids), self._clock()
         if self.cache.disk is not None:
-            self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
-        if self.drafts is not None and self.drafts.looks:
-            self.drafts.stepped(batch, self._clock() - self._scheduled)
-        if self.policy is not None:
-            self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
+            self.cache.disk.computed(count, now - self._began)
+        self.drafts.stepped(batch, now - self._scheduled)
+        self.policy.stepped(batch.chunks, count, now - self._began)
         advanced, row, searches = list[Request](), 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -197,7 +195,7 @@ class ContinuousScheduler:
         """Gives a request what came of its chunk: tokens ``drawn``, in rows from ``first`` on. Returns it where its
         caller gets something."""
         request, end = chunk.request, first + chunk.rows
-        if chunk.draft and self.drafts is not None and drawn[0] != NO_TOKEN:
+        if chunk.draft and drawn[0] != NO_TOKEN:
             self.drafts.verify(chunk, drawn, output, first)
             self.cache.stepped(request)
             self._retire(request)
@@ -231,9 +229,8 @@ class ContinuousScheduler:
             return self.fail(search.root, e)
         if not search.finished:
             return None
-        if self.policy is not None:
-            for member in search.members:
-                self.policy.ended(member)
+        for member in search.members:
+            self.policy.ended(member)
         return search.root
 
     def fail(self, request: Request, cause: BaseException) -> Request:
@@ -253,33 +250,26 @@ class ContinuousScheduler:
             if request in queue:
                 queue.remove(request)
         self._release(request)
-        if self.policy is not None:
-            self.policy.ended(request)
+        self.policy.ended(request)
 
     def _release(self, request: Request) -> None:
         self.cache.release(request)
-        if self.drafts is not None:
-            self.drafts.release(request)
+        self.drafts.release(request)
 
     def forget(self, namespace: tuple[str, ...] | None) -> int:
         """As ``CacheManager.forget``, and of what drafts are made by."""
-        if self.drafts is not None:
-            self.drafts.forget(namespace)
+        self.drafts.forget(namespace)
         return self.cache.forget(namespace)
 
     def _retire(self, request: Request) -> None:
         if request.finished:
             self.running.remove(request)
             self._release(request)
-            if self.policy is not None:
-                self.policy.ended(request)
-            if self.drafts is not None:
-                self.drafts.ended(request)
+            self.policy.ended(request)
 
-    def _make_way(self, policy: Policy) -> None:
-        """One request gives its place up if it is held by one of less priority than the first that waits."""
-        policy.begin_step(self.running)
-        if self.waiting and policy.preempts(self.running):
+    def _make_way(self) -> None:
+        """Has one request give its place up, if it has less priority than the first that waits, which needs that."""
+        if self.policy.begin_step(self.running):
             needed = self.cache.lacking(self.waiting[0], len(self.waiting[0].tokens))
             tenant = self.waiting[0].tenant
             full = any(pool.available(tenant) < needed[name] for name, pool in self.pools.items())
@@ -292,31 +282,23 @@ class ContinuousScheduler:
             return 0
         return index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
 
-    def _decodes(self) -> list[Chunk]:
-        """One token of every running request that lacks just one; preempts the newest where blocks run out."""
-        chunks, preemptions = [], self.preemptions
-        paused = None if self.policy is None else self.policy.paused
-        drafts = self.drafts
-        if drafts is not None:
-            drafts.next_step(self.running)
-            if drafts.looks:
-                drafts.begin_step(self.running, paused or ())
-            else:
-                drafts = None
+    def _decodes(self, *, ahead: bool) -> list[Chunk]:
+        """Takes the last token of every running request that lacks just one, with drafts if the step looks ``ahead``;
+        preempts the newest where blocks run out."""
+        chunks, preemptions, paused = [], self.preemptions, self.policy.paused
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
             try:
                 if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                    chunks.append(Chunk(request, request.computed, 1) if drafts is None else self._drafted(request))
+                    chunks.append(self._drafted(request) if ahead else Chunk(request, request.computed, 1))
             except Exception as e:
                 raise FailedRequestError(request) from e
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _drafted(self, request: Request) -> Chunk:
-        """Its last token, and what may follow, if there are blocks for that."""
-        assert self.drafts is not None
-        draft = self.drafts.of(request) if isinstance(request, Generation) else ()
+        """Takes its last token, and a draft behind it if there are blocks for that."""
+        draft = self.drafts.draft(request)
         if not self.cache.grow(request, request.computed + 1 + len(draft)):
             draft = ()
         return Chunk(request, request.computed, 1 + len(draft), draft)
@@ -342,11 +324,10 @@ class ContinuousScheduler:
 
     def _prefills(self, decodes: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
         """Chunks of running requests that lack more than one token, ``tokens_left`` tokens together at most."""
-        if len(decodes) == len(self.running):  # as in most steps
+        if len(decodes) == len(self.running):
             return []
         decoding = {id(c.request) for c in decodes}
-        chunks, preemptions = [], self.preemptions
-        paused = () if self.policy is None else self.policy.paused
+        chunks, preemptions, paused = [], self.preemptions, self.policy.paused
         for request in self._oldest_first():
             if id(request) in decoding or tokens_left < 1 or (request in paused and request.remaining == 1):
                 continue
@@ -380,9 +361,7 @@ class ContinuousScheduler:
             self._promise(request, promised)
         while tokens_left > 0 and self.waiting:
             request, taken = self.waiting[0], places_taken(self.running)
-            if taken + places(request) > self._most_running:
-                break
-            if self.policy is not None and taken >= self.policy.most_running(self.running):
+            if taken + places(request) > self._most_running or taken >= self.policy.most_running(self.running):
                 break
             try:
                 chunk = self._begun(request, tokens_left, promised)
@@ -401,8 +380,7 @@ class ContinuousScheduler:
         first = not self.running or self._is_first(request)
         if not self.cache.begin(request, self.running, promised, force=first):
             return None
-        place = len(self.running) if self.policy is None else self.policy.place(request, self.running)
-        self.running.insert(place, self.waiting.popleft())
+        self.running.insert(self.policy.place(request, self.running), self.waiting.popleft())
         request.started = request.started or self._clock()
         count = self._chunk_size(request, tokens_left)
         chunk = Chunk(request, request.computed, count)
@@ -438,3 +416,7 @@ class ContinuousScheduler:
             if request.search is not None:
                 request.search.forget()
         self.preemptions += 1
+
+
+def _tokens(chunks: Sequence[Chunk]) -> int:
+    return sum(chunk.count for chunk in chunks)

@@ -2,300 +2,343 @@
 
 Logits are bit for bit the same however rows are batched, and each position has its own random number, so what is drawn
 behind a draft is what plain decoding would have drawn there: a draft is accepted as far as it is equal to that. Nothing
-but time depends on it. Keys and values of what wasn't accepted lie behind the request's last token, where nobody looks,
+but time depends on it. Keys and values of what was rejected lie behind the request's last token, where nobody looks,
 until they are overwritten.
 
-How long a draft is follows from what is measured meanwhile: how often guesses of its kind were right, what steps of
-more rows take, and what a guess takes where another model makes it. Where it wouldn't pay there is none. Guesses of a
-kind that were wrong more often than was expected have cost time, and what they may cost is bounded.
+A draft is as long as makes the step's tokens a second the most (``_Step.best``), by what is measured meanwhile: the
+acceptance rate of proposals of its kind, what steps of more rows take, and what a proposal takes where a draft model
+makes it. Where it wouldn't pay there is none. What drafts of a kind may lose is bounded (``acceptance.Credit``).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
-from enginewright.runtime.requests.lookup import (
-    FORCED,
-    MODEL,
-    Credit,
-    Guess,
-    Guesses,
-    PastAnswers,
-    RightTokens,
-    next_look,
-)
+from enginewright.runtime.requests.lookup import MODEL, NOTHING, SOURCES, Proposal, Proposer, lookups, source
 from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
 from ..shared.step_costs import DRAFT_ROWS
+from .acceptance import AcceptanceRates, Credit
 from .base import Batch, Chunk
-from .row_costs import RowCosts
 from .step_outputs import logprobs_of
+from .step_times import DecodeTimes
 
 LEAST_GAIN = 1.05
 """A draft is expected to give so many times as many tokens a second: what it costs besides rows isn't measured."""
 LEAST_LEFT = 32
 """An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
-_SOURCES = {MODEL: "model", FORCED: "forced"}
 
 
-class Guesser(Protocol):
-    """What guesses at a price, such as another model (``runtime.draft_model``). It fails without raising."""
+class TimedProposer(Proposer, Protocol):
+    """A proposer that takes time: a draft model (``runtime.draft_model``). It fails without raising."""
 
     @property
     def off(self) -> str | None:
-        """Why it makes no guesses any more."""
+        """Says why it proposes nothing any more."""
 
     def seconds(self, rows: int) -> float:
-        """Of one more token for so many requests."""
+        """Gives the time of one more token for so many requests."""
 
     def behind(self, request: Generation) -> float:
-        """Seconds that it takes to compute tokens of a request before it can guess; 0 if they are few."""
-
-    def guess(self, wanted: Sequence[tuple[Generation, int]]) -> list[Sequence[int]]:
-        """For each request up to so many tokens that may follow its own; none while it is behind, or without room."""
-
-    def release(self, request: Request) -> None:
-        """Frees what it holds for a request, which may come back."""
-
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
-        """Finds nothing again that it has computed for a namespace, or for any."""
+        """Gives the seconds that it needs for a request before it can propose; 0 if it lacks few tokens."""
 
     def describe(self) -> dict[str, Any]:
-        """For ``LLM.info``."""
+        """Says what it is, for ``LLM.info``."""
 
     def close(self) -> None:
         """Frees its memory."""
 
 
-class Drafts:
-    """Of all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
+class NoDrafts:
+    """Every request that decodes has one row. What speculates overrides what it does otherwise."""
+
+    def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
+        """Begins a step of these requests, without those ``paused``. Says whether it may have drafts at all."""
+        return False
+
+    def draft(self, request: Request) -> Sequence[int]:
+        """Gives tokens to compute behind the last one of a request that decodes."""
+        return ()
+
+    def stepped(self, batch: Batch, seconds: float) -> None:
+        """Learns from a step, which took so long with making it. Its drafts are verified after this."""
+
+    def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
+        """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
+        raise NotImplementedError
+
+    def release(self, request: Request) -> None:
+        """Frees what is held for a request that has ended, or was preempted and will come back."""
+
+    def forget(self, namespace: tuple[str, ...] | None) -> None:
+        """Forgets what requests of a namespace, or of any, have said."""
+
+    def describe(self) -> dict[str, object] | None:
+        """Counts tokens, for ``LLM.info``; None where nothing is drafted."""
+        return None
+
+
+class _Choice(NamedTuple):
+    """Drafts of ``length`` tokens each; ``tokens`` are expected of the step then, and ``speed`` of them a second."""
+
+    speed: float
+    length: int
+    tokens: float
+
+
+@dataclass(slots=True)
+class _Step:
+    """Keeps what belongs to one step that may have drafts, from ``begin`` to the last ``verify``.
 
     Attributes:
-        drafted, accepted: tokens so far; by_source: both, of each source.
-        costs: of steps.
-        looks: whether the next step may have drafts; ``begin_step``, ``of`` and ``stepped`` aren't called for others.
-        guesser: makes guesses where none is looked up that is expected to give more.
+        times: what steps take.
+        decoding: requests that run when it begins.
+        plain_seconds: what it takes without drafts.
+        rows, tokens: its rows so far, and the new tokens that are expected of them.
+        proposed: drafts of the draft model.
+        proposal_seconds, proposal_took: what these are expected to take, and what they took.
+        late: seconds of each drafted row beyond those that were expected.
     """
 
-    def __init__(self, caps: ExecutorCaps, guesser: Guesser | None = None) -> None:
+    times: DecodeTimes
+    decoding: int
+    plain_seconds: float
+    rows: int
+    tokens: float
+    proposed: dict[Request, Sequence[int]] = field(default_factory=dict)
+    proposal_seconds: float = 0.0
+    proposal_took: float = 0.0
+    late: float = 0.0
+
+    def best(self, rates: Sequence[float], most: int, credit: float, each: float = 0.0) -> _Choice:
+        """Decides how long further drafts are, where these pay at all.
+
+        Args:
+            rates: acceptance rates of the requests that get one.
+            most: tokens that each may have.
+            credit: seconds that they may cost.
+            each: seconds that it takes to propose one token more for all of them.
+        """
+        before, expected = self.times.of(self.rows) + self.proposal_seconds, self.tokens
+        best = _Choice(LEAST_GAIN * expected / before, 0, expected)
+        accepted = [1.0] * len(rates)
+        for length in range(1, most + 1):
+            accepted = [share * rate for share, rate in zip(accepted, rates, strict=True)]
+            expected += sum(accepted)
+            seconds = self.times.of(self.rows + len(rates) * length) + self.proposal_seconds + length * each
+            if seconds - before > credit:
+                break
+            if expected / seconds > best.speed:
+                best = _Choice(expected / seconds, length, expected)
+        return best
+
+
+@dataclass(slots=True)
+class _History:
+    """Keeps what is known of one request's drafts.
+
+    Attributes:
+        rates: its own acceptance rates; before there were many, those of all requests.
+        found: the step in which it had its last draft, or began.
+        next_look: the step in which to look for one again.
+        kind: how its last one was found.
+    """
+
+    rates: AcceptanceRates
+    found: int
+    next_look: int
+    kind: int = 0
+
+
+class Drafts(NoDrafts):
+    """Drafts for all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
+
+    Attributes:
+        times: what steps take.
+        by_source: drafted and accepted tokens so far, of each source.
+    """
+
+    def __init__(self, caps: ExecutorCaps, times: DecodeTimes, draft_model: TimedProposer | None = None) -> None:
         if not caps.verifies:
             raise RequestError(
                 "speculate: this target doesn't promise a token's bits with others behind it",
                 hint="Use the cpu target.",
             )
-        self.drafted = self.accepted = 0
-        self.by_source = {name: [0, 0] for name in ("own_text", "past_answers", "model", "forced")}
-        self.costs = RowCosts(caps.row_seconds)
-        self.guesser = guesser
-        self._answers = PastAnswers()
-        self._right = RightTokens()
-        self._rows = 0  # of the step that is being made
-        self._tokens = 0.0  # that are expected of it
-        self._decoding, self._step_seconds = 1, 0.0  # requests in it, and what it takes without drafts
-        self.looks, self._next_look = False, 0
+        self.times = times
+        self.by_source = {name: [0, 0] for name in SOURCES}
+        self._draft_model = draft_model
+        self._lookups = lookups()
+        self._proposers: Sequence[Proposer] = self._lookups if draft_model is None else [*self._lookups, draft_model]
+        self._rates, self._credit = AcceptanceRates(), Credit()
+        self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
+        self._steps = self._next_look = 0  # steps so far, and the next that may have drafts
         self._newest: Request | None = None
-        self._off = 0.0  # seconds of a drafted row of the last step beyond those that were expected
-        self._credit = Credit()
-        self._guessing = 0.0  # seconds that guesses for it are expected to take
-        self._guessed_in = 0.0  # seconds that they took
-        self._guessed: dict[Request, Sequence[int]] = {}  # for it
+        self._step: _Step | None = None  # None where it has no drafts
 
     def describe(self) -> dict[str, object]:
-        """For ``LLM.info``."""
-        found: dict[str, object] = {"drafted": self.drafted, "accepted": self.accepted}
-        sources = {name: dict(zip(("drafted", "accepted"), of, strict=True)) for name, of in self.by_source.items()}
-        found |= {"sources": sources, **self.costs.describe()}
-        if self.guesser is not None:
-            found["draft_model"] = self.guesser.describe() | {"off": self.guesser.off or self._too_slow()}
+        drafted, accepted = (sum(counts) for counts in zip(*self.by_source.values(), strict=True))
+        sources = {name: {"drafted": of[0], "accepted": of[1]} for name, of in self.by_source.items()}
+        found = {"drafted": drafted, "accepted": accepted, "sources": sources, **self.times.describe()}
+        if (model := self._draft_model) is not None:
+            own, least = model.seconds(1), self.times.of(1)
+            slow = f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms"
+            found["draft_model"] = model.describe() | {"off": model.off or (slow if own > least else None)}
         return found
 
-    def _too_slow(self) -> str | None:
-        assert self.guesser is not None
-        own, least = self.guesser.seconds(1), self.costs.of(1)
-        return (
-            f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms" if own > least else None
-        )
+    # Before a step
 
-    def next_step(self, running: Sequence[Request]) -> None:
-        """Sets ``looks`` for a step in which at most these decode. Called before each, so it has to be quick."""
-        self._credit.steps += 1
+    def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
+        """Begins a step, and has the draft model propose. This is called for each step, so it has to be quick."""
+        self._steps += 1
+        self._step = None
         if running and running[-1] is not self._newest:
             self._newest, self._next_look = running[-1], 0
-        self.looks = len(running) < DRAFT_ROWS and self._credit.steps >= self._next_look
-
-    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
-        """Prepares a step that may have drafts (``looks``), and has the guesser make its guesses.
-
-        Args:
-            running: the requests that run.
-            paused: those of them that get no token in this step.
-        """
+        if len(running) >= DRAFT_ROWS or self._steps < self._next_look:
+            return False
         prompts = any(request.remaining > 1 for request in running)  # who may decode in the next step
-        self._next_look = self._credit.steps + (1 if prompts else 16)
-        self._rows, self._tokens = len(running), float(len(running))
-        self._decoding = max(len(running), 1)
-        self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
-        if self.costs.measured and running:
-            self.costs.at(sum(request.computed for request in running) / len(running))
-        self._step_seconds = self.costs.of(self._decoding)
-        if self.guesser is not None and self.guesser.off is None:
-            decoding = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
-            self._guess(self.guesser, [one for one in decoding if one not in paused])
+        self._next_look = self._steps + (1 if prompts else 16)
+        if self.times.measured and running:
+            self.times.at(sum(request.computed for request in running) / len(running))
+        decoding = len(running)
+        self._step = _Step(self.times, decoding, self.times.of(decoding), rows=decoding, tokens=decoding)
+        if self._draft_model is not None and self._draft_model.off is None:
+            decodes = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
+            self._propose(self._draft_model, self._step, [one for one in decodes if one not in paused])
+        return True
 
-    def of(self, request: Generation) -> Sequence[int]:
-        """A draft for a request that decodes; empty where there is none that would pay."""
-        if (guessed := self._guessed.get(request)) is not None:
-            return guessed
-        most = min(DRAFT_ROWS - self._rows, self._most(request))
+    def draft(self, request: Request) -> Sequence[int]:
+        """Gives the draft model's tokens, or such as are looked up, if that pays."""
+        step = self._step
+        assert step is not None, "this step may have drafts"
+        if not isinstance(request, Generation):
+            return ()
+        if (proposed := step.proposed.get(request)) is not None:
+            return proposed
+        most = min(DRAFT_ROWS - step.rows, self._most(request))
         if most < 1:
             return ()
-        own = self._guesses_of(request)
-        step = self._credit.steps
-        if step >= own.next_look:
-            own.next_look = next_look(step, own.found)
-            guess = self._looked_up(request, own, most)
-        else:
-            guess = None
+        own, proposal = self._history(request), NOTHING
+        if self._steps >= own.next_look:
+            own.next_look = _next_look(self._steps, own.found)
+            (proposal,) = self._looked_up([(request, most)])
         self._next_look = min(self._next_look, own.next_look)
-        if guess is None:
+        if not proposal.tokens:
             return ()
-        _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens), self._credit_of(guess.by))
-        if not length:
-            own.right.forget(guess.by)
-            self._right.forget(guess.by)
+        kind = proposal.kind
+        best = step.best([own.rates.of(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+        if not best.length:
+            own.rates.fade(kind)
+            self._rates.fade(kind)
             return ()
-        more = self.costs.of(self._rows + length) - self.costs.of(self._rows)
-        self._pay(guess.by, more + (LEAST_GAIN - 1) * self._step_seconds)
-        self._rows, self._tokens = self._rows + length, expected
-        own.last = Guess(guess.tokens[:length], guess.by)
-        own.found, own.next_look = step, step + 1
-        self._next_look = step + 1
-        return own.last.tokens
-
-    def _credit_of(self, kind: int) -> float:
-        """Seconds that drafts of this kind may cost now."""
-        return self._credit.of(kind) * self._step_seconds
-
-    def _pay(self, kind: int, seconds: float) -> None:
-        """Drafts of this kind cost so much, or have saved it if it's less than 0."""
-        self._credit.pay(kind, seconds / self._step_seconds)
+        more = self.times.of(step.rows + best.length) - self.times.of(step.rows)
+        self._spend(step, kind, more + (LEAST_GAIN - 1) * step.plain_seconds)
+        step.rows, step.tokens = step.rows + best.length, best.tokens
+        self._found(own, kind)
+        return proposal.tokens[: best.length]
 
     def _most(self, request: Generation) -> int:
-        """Tokens that may be drafted for a request."""
+        """Says how many tokens may be drafted for a request."""
         if not request.params.speculate or request.search is not None:
             return 0
         return request.max_tokens - request.output_length - 1
 
-    def _guesses_of(self, request: Generation) -> Guesses:
-        if request.guesses is None:
-            request.guesses = Guesses(request.tokens, self._right, self._credit.steps)
-        return request.guesses
+    def _history(self, request: Request) -> _History:
+        if (found := self._histories.get(request)) is None:
+            found = _History(AcceptanceRates(self._rates), self._steps, self._steps)
+            self._histories[request] = found
+        return found
 
-    def _looked_up(self, request: Generation, own: Guesses, most: int) -> Guess | None:
-        if request.rules is not None and (forced := request.rules.forced(most)):
-            return Guess(forced, FORCED)
-        guess = own.lookup.next(most)
-        found = 0 if guess is None else guess.by
-        return self._answers.next(request.tenant, request.tokens, most, found) or guess
+    def _looked_up(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
+        """Gives the best proposals that cost no time: those behind the longest n-grams."""
+        of_each = zip(*(proposer.propose(wanted) for proposer in self._lookups), strict=True)
+        return [max(proposals, key=lambda proposal: abs(proposal.kind)) for proposals in of_each]
 
-    def _best(self, share: float, most: int, credit: float, each: float = 0.0) -> tuple[float, int, float]:
-        """Of a guess whose tokens are right with this probability, each behind right ones, and cost ``each`` seconds.
+    def _found(self, own: _History, kind: int) -> None:
+        """Notes that a request has a draft in this step, so that the next one looks for one, too."""
+        own.kind, own.found, own.next_look = kind, self._steps, self._steps + 1
+        self._next_look = self._steps + 1
 
-        Args:
-            share, most: the probability, and how many tokens the guess has at most.
-            credit: seconds that the guess and its rows may cost.
-            each: seconds of a guessed token.
+    def _credit_seconds(self, step: _Step, kind: int) -> float:
+        """Says how many seconds drafts of this kind may cost now."""
+        return self._credit.of(kind, self._steps) * step.plain_seconds
 
-        Returns:
-            The step's tokens a second, how many tokens of the guess make these the most, and the step's tokens then.
-        """
-        rows, tokens, seconds = self._rows, self._tokens, self.costs.of(self._rows) + self._guessing
-        best, found, with_found = LEAST_GAIN * tokens / seconds, 0, tokens
-        expected, right = tokens, 1.0
-        for length in range(1, most + 1):
-            right *= share
-            expected += right
-            more = self.costs.of(rows + length) + self._guessing + length * each
-            if more - seconds > credit:
-                break
-            if (rate := expected / more) > best:
-                best, found, with_found = rate, length, expected
-        return best, found, with_found
+    def _spend(self, step: _Step, kind: int, seconds: float) -> None:
+        """Notes what drafts of this kind cost; less than 0 is what they saved."""
+        self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
-    def _guess(self, guesser: Guesser, requests: Sequence[Generation]) -> None:
-        """Has guesses made for the requests for which that pays, and pays more than what is looked up."""
-        # A guesser draws by rules that stay as they are.
-        requests = [one for one in requests if one.rules is None or not one.rules.changing]
-        able = [(most, request) for request in requests if (most := self._most(request)) > 0]
-        if not able or (room := DRAFT_ROWS - self._rows) < 1:
+    def _propose(self, model: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
+        """Has the draft model propose for those requests for which that pays, and pays more than what is looked up."""
+        # Who may have a draft of it: it draws by rules that stay as they are.
+        plain = [one for one in requests if one.rules is None or not one.rules.changing]
+        able = [(request, most) for request in plain if (most := self._most(request)) > 0]
+        if not able or (room := DRAFT_ROWS - step.rows) < 1:
             return
-        each, credit = guesser.seconds(len(able)) / len(able), self._credit_of(MODEL)
-        candidates = []  # share, most tokens, request
-        for most, request in able:
-            own = self._guesses_of(request)
-            share = own.right.share(MODEL)
-            if (looked_up := self._looked_up(request, own, room)) is not None:
-                by, length = looked_up.by, len(looked_up.tokens)
-                rate, length, _ = self._best(own.right.share(by), length, self._credit_of(by))
-                if length and rate >= self._best(share, min(most, room), credit, each)[0]:
-                    continue
-            candidates.append((share, most, request))
+        # Who gains more by it than by a look-up.
+        each, credit = model.seconds(len(able)) / len(able), self._credit_seconds(step, MODEL)
+        candidates = []  # acceptance rate, most tokens, request
+        for (request, most), proposal in zip(able, self._looked_up([(one, room) for one, _ in able]), strict=True):
+            rates, kind = self._history(request).rates, proposal.kind
+            rate = rates.of(MODEL)
+            by_lookup = step.best([rates.of(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+            if not by_lookup.length or by_lookup.speed < step.best([rate], min(most, room), credit, each).speed:
+                candidates.append((rate, most, request))
+        # How many of them get drafts, those with the largest rates first, and how long these are.
         candidates.sort(key=lambda candidate: -candidate[0])
-        count, length, gain = self._plan(guesser, [share for share, _, _ in candidates])
-        if not count:
+        choices = [
+            step.best([rate for rate, _, _ in candidates[:count]], room // count, credit, model.seconds(count))
+            for count in range(1, min(len(candidates), room) + 1)
+        ]
+        best = max(choices, key=lambda choice: choice.speed, default=_Choice(0.0, 0, 0.0))
+        if not best.length:
             for _, _, request in candidates:
-                self._guesses_of(request).right.forget(MODEL)
-            self._right.forget(MODEL)
+                self._history(request).rates.fade(MODEL)
+            self._rates.fade(MODEL)
             return
-        wanted, shares = [], []
-        for share, most, request in candidates[:count]:
-            left = min(most, max(request.output_length, LEAST_LEFT))
-            if guesser.behind(request) <= gain * left:
-                wanted.append((request, min(length, most)))
-                shares.append(share)
+        saved = 1 / (step.tokens / step.plain_seconds) - 1 / best.speed  # seconds, for each token
+        wanted = [
+            (request, min(best.length, most))
+            for _, most, request in candidates[: choices.index(best) + 1]
+            if model.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
+        ]
+        # What it proposes.
         began = time.perf_counter()
-        found = guesser.guess(wanted) if wanted else []
-        self._guessed_in = time.perf_counter() - began
-        for (request, _), share, tokens in zip(wanted, shares, found, strict=True):
-            if tokens:
-                own = self._guesses_of(request)
-                own.last = Guess(tokens, MODEL)
-                own.found, own.next_look = self._credit.steps, self._credit.steps + 1
-                self._next_look = own.next_look
-                self._guessed[request] = tokens
-                self._rows += len(tokens)
-                self._tokens += sum(share**at for at in range(1, len(tokens) + 1))
-        if self._guessed:
-            self._guessing = length * guesser.seconds(len(self._guessed))
-            self._pay(MODEL, self.costs.of(self._rows) - self._step_seconds + self._guessing)
+        proposals = model.propose(wanted)
+        step.proposal_took = time.perf_counter() - began
+        for (request, _), proposal in zip(wanted, proposals, strict=True):
+            if proposal.tokens:
+                own = self._history(request)
+                self._found(own, MODEL)
+                rate, length = own.rates.of(MODEL), len(proposal.tokens)
+                step.proposed[request] = proposal.tokens
+                step.rows, step.tokens = step.rows + length, step.tokens + sum(rate**at for at in range(1, length + 1))
+        if step.proposed:
+            step.proposal_seconds = best.length * model.seconds(len(step.proposed))
+            self._spend(step, MODEL, self.times.of(step.rows) - step.plain_seconds + step.proposal_seconds)
 
-    def _plan(self, guesser: Guesser, shares: Sequence[float]) -> tuple[int, int, float]:
-        """How many of the requests, those of the largest shares first, get guesses of how many tokens; and the seconds
-        that are saved then for each token."""
-        rows, tokens, credit = self._rows, self._tokens, self._credit_of(MODEL)
-        plain = tokens / self.costs.of(rows)
-        best, found = LEAST_GAIN * plain, (0, 0)
-        for count in range(1, min(len(shares), DRAFT_ROWS - rows) + 1):
-            each, expected = guesser.seconds(count), tokens
-            rights = [1.0] * count
-            for length in range(1, (DRAFT_ROWS - rows) // count + 1):
-                rights = [right * share for right, share in zip(rights, shares, strict=False)]
-                expected += sum(rights)
-                seconds = self.costs.of(rows + count * length) + length * each
-                if seconds - self._step_seconds > credit:
-                    break
-                if (rate := expected / seconds) > best:
-                    best, found = rate, (count, length)
-        return *found, 1 / plain - 1 / best
+    # After it
+
+    def stepped(self, batch: Batch, seconds: float) -> None:
+        step, rows = self._step, len(batch.step.ids)
+        if step is None or rows > DRAFT_ROWS:
+            return
+        drafted = sum(len(chunk.draft) for chunk in batch.chunks)
+        if rows != len(batch.chunks) + drafted:  # it has prompts
+            return
+        if drafted and self.times.known:
+            expected = self.times.of(rows) + step.proposal_seconds
+            step.late = (min(seconds, 2 * expected) - expected) / drafted
+        if drafted or self._steps < 64 or not self._steps % 16:  # plain ones are known by then
+            self.times.took(rows, seconds - step.proposal_took)
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
-        """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
-        request, count = chunk.request, 0
-        assert isinstance(request, Generation), "only these have drafts"
+        request, step, count = chunk.request, self._step, 0
+        assert isinstance(request, Generation) and step is not None, "only these have drafts"
         for at, token in enumerate(tokens):
             if token == NO_TOKEN:
                 break
@@ -305,42 +348,38 @@ class Drafts:
                 break
         request.computed = chunk.start + count
         drafted, accepted = len(chunk.draft), count - 1
-        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         request.drafted, request.accepted = request.drafted + drafted, request.accepted + accepted
-        assert request.guesses is not None
-        guesses, by = request.guesses, request.guesses.last.by
-        source = self.by_source[_SOURCES.get(by, "own_text" if by > 0 else "past_answers")]
-        source[0], source[1] = source[0] + drafted, source[1] + accepted
+        own = self._history(request)
+        counts = self.by_source[source(own.kind)]
+        counts[0], counts[1] = counts[0] + drafted, counts[1] + accepted
         tried = accepted if request.finished else min(accepted + 1, drafted)
-        guesses.right.saw(by, accepted, tried)
-        self._right.saw(by, accepted, tried)
-        self._pay(by, drafted * self._off - accepted * self._step_seconds / self._decoding)
-
-    def stepped(self, batch: Batch, seconds: float) -> None:
-        """A step that looked took so long, with making it; what it teaches, if there were no prompts in it."""
-        rows, drafted = len(batch.step.ids), 0
-        for chunk in batch.chunks:
-            drafted += len(chunk.draft)
-        self._off = 0.0
-        if rows > DRAFT_ROWS or rows != len(batch.chunks) + drafted:  # requests that begin with one token come on top
-            return
-        if drafted and self.costs.known:
-            expected = self.costs.of(rows) + self._guessing
-            self._off = (min(seconds, 2 * expected) - expected) / drafted
-        if drafted or self._credit.steps < 64 or not self._credit.steps % 16:  # plain ones are known by then
-            self.costs.took(rows, seconds - self._guessed_in)
-
-    def ended(self, request: Request) -> None:
-        """Its answer may come again."""
-        self._answers.add(request.tenant, request.tokens, request.prompt_length)
+        for rates in (own.rates, self._rates):
+            rates.saw(own.kind, accepted, tried)
+        self._spend(step, own.kind, drafted * step.late - accepted * step.plain_seconds / step.decoding)
 
     def release(self, request: Request) -> None:
-        """Frees what the guesser holds for a request that ended, or was preempted and will come back."""
-        if self.guesser is not None:
-            self.guesser.release(request)
+        for proposer in self._proposers:
+            proposer.release(request)
 
     def forget(self, namespace: tuple[str, ...] | None) -> None:
-        """Nothing is known any more of what requests of a namespace, or of any, have said."""
-        self._answers.forget(None if namespace is None else namespace[0])
-        if self.guesser is not None:
-            self.guesser.forget(namespace)
+        for proposer in self._proposers:
+            proposer.forget(namespace)
+
+
+def _next_look(step: int, found: int) -> int:
+    """Says in which step to look for drafts again, after one without; the last was found in ``found``.
+
+    Looking takes time, so where none was found for long not each step looks. What repeats itself is found later, too.
+    Requests look in the same steps.
+    """
+    misses = step - found
+    every = 1 if misses < 4 else min(1 << misses.bit_length() - 2, 16)
+    return (step // every + 1) * every
+
+
+def drafts_for(
+    speculate: bool | None, caps: ExecutorCaps, times: DecodeTimes, draft_model: TimedProposer | None
+) -> NoDrafts:
+    """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
+    wanted = caps.verifies if speculate is None else speculate
+    return Drafts(caps, times, draft_model) if wanted else NoDrafts()

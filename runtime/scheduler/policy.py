@@ -1,11 +1,12 @@
-"""Decisions where not everybody is served as they come: who is next, how much of a step is for prompts, who is refused.
+"""Policies: who is next, how much of a step is for prompts, who gives way, who is refused.
 
-A request's rank is (priority, deadline of its first token, arrival): the lowest goes first, and of those that run the
-highest is preempted. It never changes while a request runs, so that no two preempt each other again and again.
+``Policy`` is first come, first served. ``RankedPolicy`` serves by rank: (priority, deadline of a request's first token,
+arrival). The lowest goes first, and of those that run the highest is preempted. A rank never changes while a request
+runs, so that no two preempt each other again and again.
 
 1. A deadline that was missed is replaced by the next: twice the time from the request on, and so on. So nobody waits
    behind those that can still be served in time for ever, and nobody who is late makes the others late.
-2. Prompts get what the decoding requests' time per token leaves of a step, by what steps cost (``step_costs``).
+2. Prompts get what the decoding requests' time per token leaves of a step, by what steps take (``step_times``).
 3. Requests without a time per token pause where a step with them would be too long for those that have one.
 4. Admission: what can't be met is said when a request comes, with the time after which it could.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -23,13 +25,13 @@ from enginewright.runtime.requests.request import Request
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
 from .base import Chunk
 from .options import Scheduling, parse_seconds
-from .step_costs import StepCosts, StepSize
+from .step_times import StepSize, StepTimes
 from .waiting import Shares, WaitingQueue
 
 DECODE_SHARE = 0.8
-"""Of a class's time per token, what steps of decodes alone may take: the rest is left to prompts."""
+"""Steps of decodes alone may take this share of a class's time per token: the rest is left to prompts."""
 MARGIN = 0.95
-"""Of a class's time per token, what a step with prompts may leave of it: steps vary."""
+"""A step with prompts is to end within this share of a class's time per token: steps vary."""
 LEAST_PROMPT = 16
 """Tokens of prompts that every step has room for: who waits for a first token advances."""
 _MEASURED_PROMPTS = 8
@@ -43,34 +45,85 @@ _RANK = attrgetter("rank")
 
 
 class Policy:
-    """See the module.
+    """Serves first come, first served. Others override what they decide otherwise.
+
+    Attributes:
+        waiting: requests that don't run yet; the first is the next.
+        paused: requests that run, and get no token in this step.
+    """
+
+    paused: frozenset[Request] = frozenset()
+
+    def __init__(self, most_running: int) -> None:
+        self.waiting: deque[Request] | WaitingQueue = deque()
+        self._most_running = most_running
+
+    def arrives(self, request: Request, running: Sequence[Request]) -> None:
+        """Gives a request its rank. Raises OverloadError or RequestError if it is refused."""
+
+    def place(self, request: Request, running: Sequence[Request]) -> int:
+        """Says where a request that begins comes among the running ones."""
+        return len(running)
+
+    def ended(self, request: Request) -> None:
+        """Notes that a request has ended, or is about to."""
+
+    def stepped(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
+        """Learns from a step."""
+
+    def describe(self) -> dict[str, float] | None:
+        """Says for ``LLM.info`` who waits, who was refused, and what steps are taken to cost, in microseconds."""
+        return None
+
+    def begin_step(self, running: Sequence[Request]) -> bool:
+        """Chooses who is first of those that wait, and who pauses. Says whether the last that runs gives way to it."""
+        return False
+
+    def comes_first(self, running: Sequence[Request]) -> bool:
+        """Says whether the first that waits goes before a running request that still reads its prompt."""
+        return False
+
+    def most_running(self, running: Sequence[Request]) -> int:
+        """Says how many may run with the first that waits."""
+        return self._most_running
+
+    def prompt_tokens(self, decodes: Sequence[Chunk], most: int) -> int:
+        """Says how many tokens of prompts a step may have besides; ``most`` at most."""
+        return most
+
+
+class RankedPolicy(Policy):
+    """Serves by rank, see the module.
 
     Args:
         scheduling: what was asked for.
+        times: what steps take; it learns from those of this scheduler.
         most_running, most_prompt: requests at a time, and tokens of prompts in a step.
         clock: seconds, as requests have them.
         found: how many tokens of a request the prefix cache has.
     """
 
+    waiting: WaitingQueue
+
     def __init__(
         self,
         scheduling: Scheduling,
+        times: StepTimes,
         most_running: int,
         most_prompt: int,
         clock: Callable[[], float],
         found: Callable[[Request], int],
     ) -> None:
+        super().__init__(most_running)
         self.scheduling = scheduling
-        self.costs = StepCosts()
+        self.times = times
         if scheduling.plan is not None:
-            self.costs.begin_with(Path(scheduling.plan))
+            times.begin_with(Path(scheduling.plan))
         self.shares = Shares(scheduling.shares) if scheduling.fair or scheduling.shares else None
         self.waiting = WaitingQueue(self.shares)
-        self.paused: frozenset[Request] = frozenset()  # run, and get no token in this step
         self.refused = 0
         self._patience = parse_seconds(scheduling.patience, "scheduling: patience")
-        self._most_running, self._most_prompt = most_running, most_prompt
-        self._clock, self._found = clock, found
+        self._most_prompt, self._clock, self._found = most_prompt, clock, found
         self._arrived = self._ended = self._decodes = self._prompts = self._denied = 0
         self._mean_output = 0.0  # new tokens of those that have ended
         self._seen_running = 0, -1  # when ``paused`` was chosen: that many, and the last number
@@ -78,14 +131,13 @@ class Policy:
     # Who comes, begins and ends
 
     def arrives(self, request: Request, running: Sequence[Request]) -> None:
-        """Gives a request its rank. Raises OverloadError or RequestError if it is refused."""
         self._arrived += 1
         ttft = request.request_class.ttft
         deadline = request.queued + (self._patience if ttft is None else ttft)
         request.rank = (request.priority, deadline, self._arrived)
         try:
             self._check_room(request, running)
-            if self.scheduling.refuse and self.costs.known:
+            if self.scheduling.refuse and self.times.known:
                 self._check_alone(request)
                 if ttft is not None:
                     self._check_first_token(request, ttft, running)
@@ -94,76 +146,66 @@ class Policy:
             raise
 
     def place(self, request: Request, running: Sequence[Request]) -> int:
-        """Where a request that begins comes among the running ones."""
         self._seen_running = 0, -1
         if self.shares is not None:
             self.shares.begins(request)
         return bisect_right(running, request.rank, key=_RANK)
 
     def ended(self, request: Request) -> None:
-        """A request has ended, or is about to."""
         if request.finish_reason in ("stop", "length"):
             self._ended += 1
             self._mean_output += (request.output_length - self._mean_output) / min(self._ended, 32)
         if self.shares is not None:
-            self.shares.ends(request, self.costs.row_tokens)
+            self.shares.ends(request, self.times.row_tokens)
 
     def stepped(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
-        """A step is over."""
         if tokens == len(chunks):
             self._decodes += 1
-            if self._decodes % _DECODES_A_SAMPLE and self.costs.known:
+            if self._decodes % _DECODES_A_SAMPLE and self.times.known:
                 return
         else:
             self._prompts += 1
-        self.costs.observe(StepSize.of(chunks), seconds)
+        self.times.observe(StepSize.of(chunks), seconds)
 
     def describe(self) -> dict[str, float]:
-        """For ``LLM.info``: who waits, who was refused, and what is taken for the cost of steps, in microseconds."""
-        return {"waiting": len(self.waiting), "refused": self.refused} | self.costs.describe()
+        return {"waiting": len(self.waiting), "refused": self.refused} | self.times.describe()
 
     # What a step holds
 
-    def begin_step(self, running: Sequence[Request]) -> None:
-        """Chooses who is first of those that wait, and who pauses."""
+    def begin_step(self, running: Sequence[Request]) -> bool:
         if self.waiting:
             if self.shares is not None:
                 for request in running:
-                    self.shares.count(request, self.costs.row_tokens)
+                    self.shares.count(request, self.times.row_tokens)
                 self.waiting.look_again()
             self._renew_deadlines()
         if self._seen_running != (seen := (len(running), self._decodes >> 5)):
             self._seen_running = seen
             self.paused = self._pausing(running)
-
-    def preempts(self, running: Sequence[Request]) -> bool:
-        """Whether the first that waits has a right to the place of the last that runs."""
-        return bool(running) and self.waiting[0].rank[0] < running[-1].rank[0]
+        return bool(self.waiting and running) and self.waiting[0].rank[0] < running[-1].rank[0]
 
     def comes_first(self, running: Sequence[Request]) -> bool:
-        """Whether the first that waits goes before a running request that still reads its prompt."""
         rank = self.waiting[0].rank if self.waiting else ()
         return bool(rank) and any(r.rank > rank and r.remaining > 1 for r in running)
 
     def most_running(self, running: Sequence[Request]) -> int:
-        """How many may run with the first that waits, so that all with a time per token get it."""
+        """Says how many may run with the first that waits, so that all with a time per token get it."""
         first = self.waiting[0]
         tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
         own = first.request_class.tpot
-        if not self.costs.known or (own is None and not tpots):
+        if not self.times.known or (own is None and not tpots):
             return self._most_running
         context = _mean([*(r.computed for r in running), len(first.tokens)])
-        most = self.costs.rows_within(DECODE_SHARE * min([*tpots, own or math.inf]), context)
+        most = self.times.rows_within(DECODE_SHARE * min([*tpots, own or math.inf]), context)
         if own is not None:  # the others pause
             most += len(running) - len(tpots)
         return min(most, self._most_running)
 
     def prompt_tokens(self, decodes: Sequence[Chunk], most: int) -> int:
-        """How many tokens of prompts this step may have besides."""
-        if not self.costs.known:
+        if not self.times.known:
             return most
         now, rows, context = self._clock(), len(decodes), sum(c.start for c in decodes)
-        alone = self.costs.seconds(StepSize(rows, 0, context))
+        alone = self.times.seconds(StepSize(rows, 0, context))
         left = math.inf
         for chunk in decodes:
             request = chunk.request
@@ -177,13 +219,13 @@ class Policy:
             left = min(left, until)
         if left == math.inf:
             return most
-        return min(most, max(int(min(self.costs.prompt_within(left, rows, context), most)), LEAST_PROMPT))
+        return min(most, max(int(min(self.times.prompt_within(left, rows, context), most)), LEAST_PROMPT))
 
     def _pausing(self, running: Sequence[Request]) -> frozenset[Request]:
         tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
-        if not tpots or len(tpots) == len(running) or not self.costs.known:
+        if not tpots or len(tpots) == len(running) or not self.times.known:
             return frozenset()
-        most = self.costs.rows_within(DECODE_SHARE * min(tpots), _mean([r.computed for r in running]))
+        most = self.times.rows_within(DECODE_SHARE * min(tpots), _mean([r.computed for r in running]))
         # Not the first, which always advances; and the sequences of a beam search wait for each other.
         others = [r for r in running[1:] if r.request_class.tpot is None and r.search is None]
         return frozenset(others[max(0, len(others) - max(0, len(running) - most)) :])
@@ -219,7 +261,7 @@ class Policy:
         of = request.request_class
         if self._prompts < _MEASURED_PROMPTS or (of.tpot is None and of.ttft is None):
             return
-        token = self.costs.seconds(StepSize(1, 0, len(request.tokens) + request.max_tokens / 2))
+        token = self.times.seconds(StepSize(1, 0, len(request.tokens) + request.max_tokens / 2))
         option, target, needed = "tpot", of.tpot, token
         if of.tpot is None or token <= of.tpot:
             option, target = "ttft", of.ttft
@@ -270,16 +312,16 @@ class Policy:
         most: float = self._most_prompt
         slots = self._most_running
         if tpots:
-            most = max(LEAST_PROMPT, min(most, self.costs.prompt_within(min(tpots), rows, context)))
-            slots = min(slots, self.costs.rows_within(DECODE_SHARE * min(tpots), context / rows))
-        each = self.costs.seconds(StepSize(rows, most, context, most * len(request.tokens) / 2)) / most
-        step = self.costs.seconds(StepSize(rows, 0, context))
+            most = max(LEAST_PROMPT, min(most, self.times.prompt_within(min(tpots), rows, context)))
+            slots = min(slots, self.times.rows_within(DECODE_SHARE * min(tpots), context / rows))
+        each = self.times.seconds(StepSize(rows, most, context, most * len(request.tokens) / 2)) / most
+        step = self.times.seconds(StepSize(rows, 0, context))
         slot, free = self._slot_seconds(slots, running), slots - len(running)
         return lambda tokens, ahead: step + max(tokens * each, max(0, ahead + 1 - free) * slot)
 
     def _slot_seconds(self, slots: int, running: Sequence[Request]) -> float:
         """Between two ends of requests, when all slots are taken."""
-        step = self.costs.seconds(StepSize(slots, 0, slots * _mean([r.computed for r in running])))
+        step = self.times.seconds(StepSize(slots, 0, slots * _mean([r.computed for r in running])))
         return self._mean_output * step / slots
 
     def _lacking(self, request: Request) -> int:
@@ -288,7 +330,7 @@ class Policy:
     def _alone(self, request: Request, tokens: int) -> float:
         """Seconds in which the last ``tokens`` of a prompt are read if nothing else runs."""
         seen = len(request.tokens) - tokens / 2
-        return self.costs.seconds(StepSize(0, tokens, 0, tokens * seen, -(-tokens // self._most_prompt)))
+        return self.times.seconds(StepSize(0, tokens, 0, tokens * seen, -(-tokens // self._most_prompt)))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -26,8 +26,9 @@ from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.scheduler.row_costs import RowCosts
+from enginewright.runtime.scheduler.step_times import DecodeTimes
 
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family
@@ -137,11 +138,11 @@ def obeys_the_law(
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
         together = CpuExecutor(opened, blocks, threads=2)
-        guesser = None
+        model = None
         if draft:
             own = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
-            guesser = DraftModel(own, 512)
-        engine = Engine(together, config, guesser)
+            model = DraftModel(own, 512)
+        engine = Engine(together, config, model)
         cache = engine.scheduler.cache
         if disk:
             cache.disk = open_tier(together, cache, folder / "kept")
@@ -151,13 +152,12 @@ def obeys_the_law(
         seen["copies"] += cache.use.copied_blocks
         seen["from_disk"] += cache.use.from_disk
         seen["preemptions"] += engine.preemptions
-        seen["accepted"] += engine.scheduler.drafts.accepted if engine.scheduler.drafts is not None else 0
-        if guesser is not None and engine.scheduler.drafts is not None:
-            assert guesser.off is None and all(p.free_blocks == p.total_blocks for p in guesser.cache.pools.values())
-            seen["drafted"] += engine.scheduler.drafts.by_source["model"][0]
-            seen["wrong"] += (
-                engine.scheduler.drafts.by_source["model"][0] - engine.scheduler.drafts.by_source["model"][1]
-            )
+        if isinstance(drafts := engine.scheduler.drafts, Drafts):
+            seen["accepted"] += sum(accepted for _, accepted in drafts.by_source.values())
+            if model is not None:
+                assert model.off is None and all(p.free_blocks == p.total_blocks for p in model.cache.pools.values())
+                drafted, accepted = drafts.by_source["model"]
+                seen["drafted"], seen["wrong"] = seen["drafted"] + drafted, seen["wrong"] + drafted - accepted
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
         if cache.disk is not None:
             cache.save_all(cache.disk)
@@ -257,7 +257,7 @@ def test_a_draft_model_changes_nothing(
 ) -> None:
     """It is the same model, so every guess is right: its cache follows prefixes, preemption and windows."""
     monkeypatch.setattr(DraftModel, "seconds", lambda self, rows: 0.0)
-    monkeypatch.setattr(RowCosts, "took", lambda *given: None)  # so that drafts don't hang on this machine's times
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)  # so that drafts don't hang on this machine's times
     seen = obeys_the_law(
         exported(family, "int8", "f32"), np.random.default_rng(5), 40, tmp_path, speculate=True, draft=True
     )

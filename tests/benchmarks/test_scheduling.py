@@ -11,7 +11,7 @@ from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, secon
 from scheduling import BEGIN, END, FAIR_RATE, TARGETS, deadlines, shares, table
 
 from enginewright.runtime.scheduler.options import Scheduling
-from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.scheduler.step_times import StepSize
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 (RESULT,) = (REPOSITORY / "benchmarks" / "results").glob("scheduling-*.json")

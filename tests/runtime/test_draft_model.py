@@ -1,4 +1,4 @@
-"""A second model that guesses: the tokens of the first one alone, whatever the second says or does."""
+"""A draft model: the tokens of the first model alone, whatever the second one says or does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
+from enginewright.runtime.requests.lookup import NOTHING, PastAnswers
 from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.scheduler.row_costs import RowCosts
+from enginewright.runtime.scheduler.step_times import DecodeTimes
 
 PARAMS = ew.SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
 PROMPTS = [[9, 40, 22, 7, 80 + i] for i in range(4)]
@@ -28,7 +30,7 @@ PROMPTS = [[9, 40, 22, 7, 80 + i] for i in range(4)]
 @pytest.fixture
 def costs_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of the draft model takes a tenth of the model's; whether that pays doesn't hang on this machine."""
-    monkeypatch.setattr(RowCosts, "took", lambda *given: None)
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)
     monkeypatch.setattr(DraftModel, "seconds", lambda self, rows: 0.1)
 
 
@@ -61,9 +63,9 @@ def draft(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_int8: Path, an
 
 def all_blocks_are_free(llm: ew.LLM) -> None:
     found = llm.info()
-    guesser = llm.engine._guesser
-    assert isinstance(guesser, DraftModel)
-    pools = guesser.cache.pools
+    model = llm.engine._draft_model
+    assert isinstance(model, DraftModel)
+    pools = model.cache.pools
     assert found["speculation"]["draft_model"]["kv_blocks_free"] == {n: p.total_blocks for n, p in pools.items()}
     assert found["kv_blocks_free"] == {name: pool.total_blocks for name, pool in llm.engine.pools.items()}
 
@@ -113,7 +115,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
         if request is not made[1]:
             found = request.to_output()
             assert (found.token_ids, found.logprobs) == (result.token_ids, result.logprobs)
-    assert engine.preemptions and engine.scheduler.drafts is not None
+    assert engine.preemptions and isinstance(engine.scheduler.drafts, Drafts)
     drafted, accepted = engine.scheduler.drafts.by_source["model"]
     assert drafted == accepted > 0
     for pool in (*engine.pools.values(), *model.cache.pools.values()):
@@ -126,7 +128,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
 def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: Path) -> None:
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=tiny_int8) as ahead:
         wanted = plain.generate(PROMPTS, PARAMS)
-        executor, calls = ahead.engine._guesser._executor, 0  # type: ignore[union-attr]
+        executor, calls = ahead.engine._draft_model._executor, 0  # type: ignore[union-attr]
         submit = executor.submit
 
         def failing(step: object) -> object:
@@ -146,7 +148,7 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: 
 def test_a_draft_model_that_is_slower_is_left_alone(
     tiny_bundle: Path, tiny_int8: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RowCosts, "took", lambda *given: None)  # a step of each takes a second
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)  # a step of each takes a second
     with ew.LLM(tiny_bundle, speculate=tiny_int8) as llm:
         assert llm.info()["speculation"]["draft_model"]["off"] is None
         llm.generate(PROMPTS[:1], PARAMS)
@@ -162,12 +164,13 @@ def test_a_draft_model_that_is_slower_is_left_alone(
 def test_what_a_tenant_said_is_forgotten(tiny_bundle: Path, tiny_int8: Path) -> None:
     with ew.LLM(tiny_bundle, speculate=tiny_int8) as llm:
         llm.generate([PROMPTS[0] * 20], PARAMS, tenant="a")
-        index = llm.engine._guesser.cache.index  # type: ignore[union-attr]
+        index = llm.engine._draft_model.cache.index  # type: ignore[union-attr]
         assert index.find(("a",), PROMPTS[0] * 20, 99).tokens > 0
         llm.delete_prefixes(tenant="a")
         assert index.find(("a",), PROMPTS[0] * 20, 99).tokens == 0
-        assert llm.engine.scheduler.drafts is not None
-        assert llm.engine.scheduler.drafts._answers.next("a", PROMPTS[0] * 20, 9, 0) is None
+        assert isinstance(llm.engine.scheduler.drafts, Drafts)
+        (answers,) = (one for one in llm.engine.scheduler.drafts._lookups if isinstance(one, PastAnswers))
+        assert answers.next("a", PROMPTS[0] * 20, 9) == NOTHING
 
 
 def test_bad_bundles_are_named(tiny_bundle: Path, tiny_int8: Path, tiny_model: Models, tmp_path: Path) -> None:

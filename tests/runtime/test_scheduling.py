@@ -10,6 +10,7 @@ import pytest
 
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.policy import RankedPolicy
 from enginewright.runtime.shared.contracts import ExecutorCaps
 from enginewright.runtime.shared.errors import OverloadError, RequestError
 
@@ -45,7 +46,8 @@ def test_beams_and_samples_are_the_same(make_llm: MakeLLM, toy: Callable[..., An
         assert llm.generate(prompts, params) == expected
         assert llm.info()["preemptions"] > 0
         policy = llm.engine.scheduler.policy
-        assert policy is not None and (policy.shares is None or not vars(policy.shares)["_counted"]), "none is kept"
+        assert isinstance(policy, RankedPolicy)
+        assert policy.shares is None or not vars(policy.shares)["_counted"], "none is kept"
 
 
 def test_every_call_takes_a_class_and_a_priority(make_llm: MakeLLM, toy: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from enginewright.optimizer.plan.result import DevicePlan, Omitted, PlanResult
 from enginewright.optimizer.plan.text import notes
 from enginewright.plugins.cuda.compile.plan import GpuModel
 from enginewright.plugins.steps.planning import CountedSteps
-from enginewright.runtime.scheduler.step_costs import planned_steps
+from enginewright.runtime.scheduler.step_times import planned_steps
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import enginewright as ew
-from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Lookup
+from enginewright.runtime.requests.lookup import FORCED, NgramLookup, Proposal
 from enginewright.runtime.requests.request import Generation
+from enginewright.runtime.scheduler.acceptance import CREDIT, MORE_CREDIT
 from enginewright.runtime.scheduler.base import Batch, Chunk
-from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts
-from enginewright.runtime.scheduler.row_costs import RowCosts
+from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts, NoDrafts, _Step, drafts_for
+from enginewright.runtime.scheduler.step_times import DecodeTimes
 from enginewright.runtime.shared.contracts import ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.step_costs import DRAFT_ROWS
 
@@ -26,7 +27,7 @@ PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)
 @pytest.fixture
 def steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a draft pays doesn't hang on what else this machine does."""
-    monkeypatch.setattr(RowCosts, "took", lambda *given: None)
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)
 
 
 @pytest.mark.usefixtures("steps_are_not_timed")
@@ -146,106 +147,90 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
     assert 40 < found["accepted"] <= found["drafted"]
 
 
-def some_costs(each: float) -> RowCosts:
+@pytest.mark.parametrize(("each", "rate", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
+def test_drafts_are_as_long_as_pays(each: float, rate: float, decoding: int) -> None:
     """A step of one row takes 1, and each more ``each``."""
-    return RowCosts({100: [1 + each * rows for rows in range(DRAFT_ROWS)]})
-
-
-@pytest.mark.parametrize(("each", "share", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
-def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) -> None:
-    drafts = Drafts(ExecutorCaps(verifies=True))
-    drafts.costs = some_costs(each)
-    drafts.begin_step([Generation([1, 2], PARAMS) for _ in range(decoding)])
-    _, found, drafts._tokens = drafts._best(share, DRAFT_ROWS - decoding, math.inf)
-    rates = [
-        (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
+    times = DecodeTimes({100: [1 + each * rows for rows in range(DRAFT_ROWS)]})
+    step = _Step(times, decoding, times.of(decoding), rows=decoding, tokens=decoding)
+    speed, found, step.tokens = step.best([rate], DRAFT_ROWS - decoding, math.inf)
+    speeds = [
+        (decoding + sum(rate**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
         for length in range(DRAFT_ROWS - decoding + 1)
     ]
-    best = max(range(len(rates)), key=rates.__getitem__)
-    assert found == (best if rates[best] > LEAST_GAIN * rates[0] else 0)
-    drafts._rows += found
-    assert drafts._best(share, DRAFT_ROWS - decoding - found, math.inf)[1] <= DRAFT_ROWS - decoding - found
+    best = max(range(len(speeds)), key=speeds.__getitem__)
+    assert found == (best if speeds[best] > LEAST_GAIN * speeds[0] else 0)
+    assert speed == pytest.approx(speeds[found] if found else LEAST_GAIN * speeds[0])
+    step.rows += found
+    assert step.best([rate], DRAFT_ROWS - decoding - found, math.inf).length <= DRAFT_ROWS - decoding - found
 
 
-def test_costs_are_those_that_were_measured() -> None:
-    costs = RowCosts()
-    assert costs.of(1) == 1 < costs.of(2) < costs.of(16) and not costs.describe()
-    for seconds in (*[2.0] * 12, 50.0):  # another program ran once
-        costs.took(1, seconds)
-    assert costs.of(1) == pytest.approx(2, rel=0.3)
-    assert costs.of(16) / costs.of(1) == pytest.approx(1 + 15 * RowCosts._ROW, rel=0.1)
-    for i in range(200):
-        costs.took(1 + i % 3, 2 + 0.5 * (i % 3))
-    assert costs.of(1) == pytest.approx(2, rel=0.1) and costs.of(3) == pytest.approx(3, rel=0.1)
-    for i in range(800):  # the machine has become slower
-        costs.took(1 + i % 3, 4 + 0.1 * (i % 3))
-    assert costs.of(1) == pytest.approx(4, rel=0.05) and costs.of(3) == pytest.approx(4.2, rel=0.1)
-    for i in range(100):
-        costs.took(1 + i % 4, 4 - 0.5 * (i % 4))
-    assert costs.of(16) > 0 and costs.describe()["row_us"] == 0
-    for i in range(200):  # two rows cost as much as one, and four as three
-        costs.took(1 + i % 4, 2 + i % 4 // 2)
-    assert [costs.of(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
+def test_drafts_of_several_requests_are_planned_together() -> None:
+    """They cost their rows, and what each token more takes for all of them."""
+    step = _Step(DecodeTimes({100: [1.0] * DRAFT_ROWS}), 4, 1.0, rows=4, tokens=4)
+    best = step.best([0.9, 0.9, 0.5], 4, math.inf, each=0.1)
+    tokens = [4 + sum(0.9**i + 0.9**i + 0.5**i for i in range(1, length + 1)) for length in range(5)]
+    speeds = [of / (1 + 0.1 * length) for length, of in enumerate(tokens)]
+    assert best == pytest.approx((max(speeds), speeds.index(max(speeds)), tokens[speeds.index(max(speeds))]))
+    assert step.best([0.9, 0.9, 0.5], 4, 0.25, each=0.1).length == 2, "no more than may be lost"
 
 
-@pytest.mark.parametrize(("first", "later"), [(50.0, 1.0), (1.0, 0.6), (1.0, 1.6)])
-def test_steps_of_more_rows_follow_those_that_are_seen(first: float, later: float) -> None:
-    """The first step of a process is slow, or the machine becomes faster or slower: rows seem neither dear nor free."""
-    costs = RowCosts()
-    for i in range(200):
-        costs.took(8, first if i == 0 else 1.0 if i < 100 else later)
-        if i >= 20:
-            assert [costs.of(rows) / costs.of(8) for rows in (9, 16)] == pytest.approx([1.05, 1.38], rel=0.08)
+def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
+    """Of an equal number the request's own text has the next ones."""
+    drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
+    said = Generation([*range(100, 108), 50], PARAMS)
+    said.tokens += [51, 52]
+    said.finish("stop")
+    drafts.release(said)
+    free, forced = PARAMS, replace(PARAMS, allowed_token_ids=[9])
+    texts = [[1, 2], [7, *range(104, 108)], [*range(104, 108), 9, *range(104, 108)], [*range(101, 108), 50]]
+    found = drafts._looked_up([(Generation(text, params), 1) for text in texts for params in (free, forced)])
+    assert [proposal.kind for proposal in found[::2]] == [0, -4, 4, -8]
+    assert [list(proposal.tokens) for proposal in found[::2]] == [[], [50], [9], [51]]
+    assert [(list(proposal.tokens), proposal.kind) for proposal in found[1::2]] == [([9], FORCED)] * 4
 
 
-def test_costs_begin_with_what_was_measured() -> None:
-    """By context; the machine may be slower now than it was then."""
-    short, long = [1.0] * 8 + [1.5] * 8, [2.0] * 8 + [4.0] * 8
-    costs = RowCosts({1000: long, 200: short, 5000: [1.0]})
-    assert [costs.of(rows) for rows in (1, 8, 9, 16)] == [1, 1, 1.5, 1.5] and not costs.describe()
-    costs.at(600)
-    assert [costs.of(rows) for rows in (8, 9)] == [1.5, 2.75]
-    costs.at(9000)
-    assert [costs.of(rows) for rows in (8, 9)] == [2, 4]
-    for _ in range(40):
-        costs.took(1, 3.0)
-    assert (costs.of(1), costs.of(16)) == pytest.approx((3, 6), rel=0.05)
-    costs.at(0)
-    assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)
+def test_nothing_is_drafted_where_nothing_can_be_verified() -> None:
+    caps, times = ExecutorCaps(verifies=False), DecodeTimes()
+    assert type(drafts_for(None, caps, times, None)) is NoDrafts
+    assert type(drafts_for(False, ExecutorCaps(verifies=True), times, None)) is NoDrafts
+    assert isinstance(drafts_for(None, ExecutorCaps(verifies=True), times, None), Drafts)
+    with pytest.raises(ew.RequestError, match="speculate: this target doesn't promise"):
+        drafts_for(True, caps, times, None)
 
 
 def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     """Prompts of which all but one token are in the prefix cache join a step that drafts have filled."""
-    drafts, requests = Drafts(ExecutorCaps(verifies=True)), [Generation([1, 2], PARAMS) for _ in range(4)]
-    drafts.costs.took(1, 1.0)
-    before = [drafts.costs.of(rows) for rows in range(1, DRAFT_ROWS + 1)]
+    drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
+    requests = [Generation([1, 2], PARAMS) for _ in range(4)]
+    drafts.times.took(1, 1.0)
+    before = [drafts.times.of(rows) for rows in range(1, DRAFT_ROWS + 1)]
+    drafts.begin(requests, ())
     chunks = (Chunk(requests[0], 1, DRAFT_ROWS, [5] * (DRAFT_ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
     ints = np.zeros(DRAFT_ROWS + 3, np.int32)
     step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
     drafts.stepped(Batch(chunks, step), 9.0)
-    assert [drafts.costs.of(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
+    assert [drafts.times.of(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
 
 
 @pytest.mark.parametrize("decoding", [1, 4])
 def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, decoding: int) -> None:
     """Guesses look like the best ones and are never right; a row costs a fifth of a step, more than is expected."""
-    monkeypatch.setattr(Lookup, "next", lambda self, most: Guess([5] * most, 8))
+    monkeypatch.setattr(NgramLookup, "next", lambda self, most: Proposal([5] * most, 8))
     drafts, requests = (
-        Drafts(ExecutorCaps(verifies=True)),
+        Drafts(ExecutorCaps(verifies=True), DecodeTimes()),
         [Generation([1, 2], replace(PARAMS, logprobs=None)) for _ in range(decoding)],
     )
     for request in requests:
         request.max_tokens = 10_000
-    drafts.costs.took(decoding, 1.0)
+    drafts.times.took(decoding, 1.0)
     lost = 0.0
     tried = 0
     for steps in range(1, 1001):
-        drafts.next_step(requests)
-        drafts.begin_step(requests)
+        ahead = drafts.begin(requests, ())
         chunks = []
         for request in requests:
             request.computed = len(request.tokens) - 1
-            draft = drafts.of(request)
+            draft = drafts.draft(request) if ahead else ()
             chunks.append(Chunk(request, request.computed, 1 + len(draft), draft))
         rows = sum(chunk.count for chunk in chunks)
         more = 0.2 * (rows - decoding)

@@ -1,4 +1,4 @@
-"""What steps are taken to cost: from what they took, and from a plan."""
+"""What steps are expected to take: from what they took, from a plan, and from what was measured by rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk
-from enginewright.runtime.scheduler.step_costs import StepCosts, StepSize, planned_steps
+from enginewright.runtime.scheduler.step_times import _ROW, DecodeTimes, StepSize, StepTimes, planned_steps
 from enginewright.runtime.shared.errors import RequestError
 
 
@@ -25,7 +25,7 @@ def random_size(rng: np.random.Generator) -> StepSize:
     return StepSize(rows or 1, prompt, rows * int(rng.integers(20, 2000)), prompt * prompt // 2)
 
 
-def measured(costs: StepCosts, steps: int, noise: float, factor: float = 1.0) -> StepCosts:
+def measured(costs: StepTimes, steps: int, noise: float, factor: float = 1.0) -> StepTimes:
     rng = np.random.default_rng(0)
     for _ in range(steps):
         size = random_size(rng)
@@ -33,7 +33,7 @@ def measured(costs: StepCosts, steps: int, noise: float, factor: float = 1.0) ->
     return costs
 
 
-def errors(costs: StepCosts, factor: float = 1.0) -> list[float]:
+def errors(costs: StepTimes, factor: float = 1.0) -> list[float]:
     rng = np.random.default_rng(1)
     sizes = [random_size(rng) for _ in range(200)]
     return [abs(costs.seconds(size) / (factor * true_seconds(size)) - 1) for size in sizes]
@@ -48,7 +48,7 @@ def test_the_size_of_a_step() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_steps_are_predicted_from_those_before(noise: float) -> None:
-    costs = StepCosts()
+    costs = StepTimes()
     assert not costs.known
     found = errors(measured(costs, 400, noise))
     assert max(found) < 0.01 + 1.5 * noise, "a size's own mean, of 8 steps or more, has a third of the noise"
@@ -57,7 +57,7 @@ def test_steps_are_predicted_from_those_before(noise: float) -> None:
 
 
 def test_a_machine_that_gets_slower_is_noticed() -> None:
-    costs = measured(measured(StepCosts(), 400, 0.05), 2000, 0.05, factor=2)
+    costs = measured(measured(StepTimes(), 400, 0.05), 2000, 0.05, factor=2)
     found = errors(costs, factor=2)
     assert max(found) < 0.2 and sum(found) / len(found) < 0.05
 
@@ -68,7 +68,7 @@ def test_a_size_that_lies_off_the_line_is_known() -> None:
     def uneven(size: StepSize) -> float:
         return true_seconds(size) * (0.6 if size.rows >= 16 else 1.0)
 
-    rng, costs = np.random.default_rng(0), StepCosts()
+    rng, costs = np.random.default_rng(0), StepTimes()
     for _ in range(600):
         rows = int(rng.integers(1, 32))
         size = StepSize(rows, 0, rows * 100)
@@ -78,7 +78,7 @@ def test_a_size_that_lies_off_the_line_is_known() -> None:
 
 
 def test_a_slow_first_step_is_forgotten() -> None:
-    costs = StepCosts()
+    costs = StepTimes()
     for prompt in (100, 200, 400):
         for i in range(5):
             costs.observe(StepSize(0, prompt), (1 if i else 20) * true_seconds(StepSize(0, prompt)))
@@ -87,14 +87,14 @@ def test_a_slow_first_step_is_forgotten() -> None:
 
 
 def test_a_step_that_another_process_held_up_counts_little() -> None:
-    costs = measured(StepCosts(), 400, 0.0)
+    costs = measured(StepTimes(), 400, 0.0)
     for _ in range(8):
         costs.observe(StepSize(8, 0, 800), 10.0)
     assert costs.seconds(StepSize(8, 0, 800)) < 5 * true_seconds(StepSize(8, 0, 800))
 
 
 def test_what_fits_into_a_step() -> None:
-    costs = measured(StepCosts(), 400, 0.0)
+    costs = measured(StepTimes(), 400, 0.0)
     prompt = costs.prompt_within(0.05, 8, 800)
     assert costs.seconds(StepSize(8, prompt, 800)) == pytest.approx(0.05, rel=0.02)
     assert costs.prompt_within(0.001, 8, 800) == 0
@@ -104,7 +104,7 @@ def test_what_fits_into_a_step() -> None:
     )
     assert costs.rows_within(0.0, 100) == 1
     assert costs.row_tokens == pytest.approx(1.25, rel=0.1)
-    assert StepCosts().row_tokens == 2
+    assert StepTimes().row_tokens == 2
 
 
 def plan_of(steps: list[dict[str, float]], recipes: int = 1) -> str:
@@ -127,7 +127,7 @@ def test_a_plan_s_steps(tmp_path: Path) -> None:
         for r, p, c in GRID
     ]
     (tmp_path / "plan.json").write_text(plan_of(steps))
-    costs = StepCosts()
+    costs = StepTimes()
     costs.begin_with(tmp_path / "plan.json")
     assert costs.known and max(errors(costs)) < 0.05
     assert len(planned_steps(tmp_path / "plan.json")) == 18
@@ -150,3 +150,50 @@ def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) 
         (tmp_path / "plan.json").write_text(text)
     with pytest.raises(RequestError, match=f"^scheduling: plan: .*{message}"):
         planned_steps(tmp_path / "plan.json")
+
+
+def test_costs_are_those_that_were_measured() -> None:
+    costs = DecodeTimes()
+    assert costs.of(1) == 1 < costs.of(2) < costs.of(16) and not costs.describe()
+    for seconds in (*[2.0] * 12, 50.0):  # another program ran once
+        costs.took(1, seconds)
+    assert costs.of(1) == pytest.approx(2, rel=0.3)
+    assert costs.of(16) / costs.of(1) == pytest.approx(1 + 15 * _ROW, rel=0.1)
+    for i in range(200):
+        costs.took(1 + i % 3, 2 + 0.5 * (i % 3))
+    assert costs.of(1) == pytest.approx(2, rel=0.1) and costs.of(3) == pytest.approx(3, rel=0.1)
+    for i in range(800):  # the machine has become slower
+        costs.took(1 + i % 3, 4 + 0.1 * (i % 3))
+    assert costs.of(1) == pytest.approx(4, rel=0.05) and costs.of(3) == pytest.approx(4.2, rel=0.1)
+    for i in range(100):
+        costs.took(1 + i % 4, 4 - 0.5 * (i % 4))
+    assert costs.of(16) > 0 and costs.describe()["row_us"] == 0
+    for i in range(200):  # two rows cost as much as one, and four as three
+        costs.took(1 + i % 4, 2 + i % 4 // 2)
+    assert [costs.of(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
+
+
+@pytest.mark.parametrize(("first", "later"), [(50.0, 1.0), (1.0, 0.6), (1.0, 1.6)])
+def test_steps_of_more_rows_follow_those_that_are_seen(first: float, later: float) -> None:
+    """The first step of a process is slow, or the machine becomes faster or slower: rows seem neither dear nor free."""
+    costs = DecodeTimes()
+    for i in range(200):
+        costs.took(8, first if i == 0 else 1.0 if i < 100 else later)
+        if i >= 20:
+            assert [costs.of(rows) / costs.of(8) for rows in (9, 16)] == pytest.approx([1.05, 1.38], rel=0.08)
+
+
+def test_costs_begin_with_what_was_measured() -> None:
+    """By context; the machine may be slower now than it was then."""
+    short, long = [1.0] * 8 + [1.5] * 8, [2.0] * 8 + [4.0] * 8
+    costs = DecodeTimes({1000: long, 200: short, 5000: [1.0]})
+    assert [costs.of(rows) for rows in (1, 8, 9, 16)] == [1, 1, 1.5, 1.5] and not costs.describe()
+    costs.at(600)
+    assert [costs.of(rows) for rows in (8, 9)] == [1.5, 2.75]
+    costs.at(9000)
+    assert [costs.of(rows) for rows in (8, 9)] == [2, 4]
+    for _ in range(40):
+        costs.took(1, 3.0)
+    assert (costs.of(1), costs.of(16)) == pytest.approx((3, 6), rel=0.05)
+    costs.at(0)
+    assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)

@@ -1,0 +1,289 @@
+"""What steps take on this machine, by what they took: for the policy, for drafts, and of a draft model.
+
+Kernels aren't straight lines. So every time is a line that was fitted, and how far steps of that size are from it.
+
+- ``DecodeTimes``: steps in which few requests decode, by their rows. A draft hangs on what one row more takes, from the
+  first step on; so the line begins with what is expected, and follows the last steps.
+- ``StepTimes``: any step. It takes ``a + b rows + c prompt tokens + d context + e products`` seconds: so many requests
+  that decode, the tokens that they read, and for each prompt token those that it sees. The five numbers, none below 0,
+  are fitted to the mean steps of each size, so that sizes that are rare count as much as those that are common. The
+  first steps may come from a plan (``optimize plan BUNDLE --json``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+
+from ..shared.errors import RequestError, shown
+from ..shared.step_costs import DRAFT_ROWS
+from .base import Chunk
+
+_ROW = 0.07
+"""Seconds of a further row, in steps of one row: small models on CPUs with 512-bit vectors."""
+_KEPT = 0.995
+"""What is left of a step's weight in the line of ``DecodeTimes``, at each further one: a machine's load changes."""
+_LATELY = 0.97
+"""The same of steps of one number of rows."""
+_LIKE_OTHERS = 2.0
+"""Steps of a number of rows that are taken to be as far from the line as all last ones."""
+_PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
+"""Rows and weights of steps that take what is expected."""
+_MEMORY = 16.0
+"""Steps of one size that the mean of their times goes back to."""
+_OUTLIER = 4.0
+"""A step that takes so many times as long as predicted counts as one that takes so long: something else ran."""
+_LEAST_STEPS = 12
+"""Before so many steps were measured, ``StepTimes`` predicts nothing."""
+_MOST_BETWEEN_FITS = 128
+_LEAST_OF_SIZE = 8
+"""Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""
+
+
+class DecodeTimes:
+    """Predicts what steps of so many rows take in which requests decode.
+
+    Expected is what ``optimize tune`` measured, or else a line. Numbers of rows that weren't seen lately are as far
+    from what is fitted as the last steps were: what changed is the speed of the machine, then.
+
+    Args:
+        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
+
+    Attributes:
+        measured: the same; empty where nobody measured that.
+        known: whether a step was timed.
+    """
+
+    def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == DRAFT_ROWS}
+        self.known = False
+        self._expected = [1 + _ROW * (rows - 1) for rows in range(DRAFT_ROWS + 1)]
+        self._context = -math.inf
+        self.at(0)
+        self._base, self._slope = 0.0, 1.0  # seconds are base + slope * expected
+        self._sums = [0.0] * 5  # over the steps, by weight: 1, expected, its square, seconds, expected * seconds
+        self._scale = 0.0  # seconds of a step, over what is expected
+        self._apart = [1.0] * (DRAFT_ROWS + 1)  # seconds of so many rows, over what the line says
+        self._counts = [0.0] * (DRAFT_ROWS + 1)  # steps whose mean that is
+        self._all_apart = 1.0  # the same of the last steps of any number of rows
+
+    def at(self, context: float) -> None:
+        """Expects steps of requests with so many tokens each, on average."""
+        if not self.measured or abs(context - self._context) < 32:
+            return
+        self._context = context
+        known, seconds = list(self.measured), list(self.measured.values())
+        self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
+
+    def took(self, rows: int, seconds: float) -> None:
+        """Learns from a step of ``DRAFT_ROWS`` rows at most that took so long."""
+        if self.known:
+            seconds = min(seconds, 2 * self.of(rows))  # something else ran
+        self.known, expected = True, self._expected[rows]
+        of_step = 1, expected, expected * expected, seconds, expected * seconds
+        self._sums = [_KEPT * before + now for before, now in zip(self._sums, of_step, strict=True)]
+        steps, x, xx, y, xy = self._sums
+        self._scale += (seconds / expected - self._scale) / steps
+        weight = steps
+        for at, prior in _PRIOR:
+            value = self._expected[at]
+            weight, x, xx = weight + prior, x + prior * value, xx + prior * value * value
+            y, xy = y + prior * self._scale * value, xy + prior * self._scale * value * value
+        spread = weight * xx - x * x
+        self._slope = max((weight * xy - x * y) / spread, 0.0) if spread > 0 else self._scale
+        self._base = (y - self._slope * x) / weight
+        apart = seconds / self._line(rows)
+        self._counts = [_LATELY * count for count in self._counts]
+        self._counts[rows] += 1
+        self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
+        self._all_apart += (apart - self._all_apart) * max(1 - _LATELY, 1 / steps)
+
+    def _line(self, rows: int) -> float:
+        return max(self._base + self._slope * self._expected[rows], 1e-9)
+
+    def of(self, rows: int) -> float:
+        """Gives the seconds of a step of so many rows."""
+        count = self._counts[rows]
+        apart = (count * self._apart[rows] + _LIKE_OTHERS * self._all_apart) / (count + _LIKE_OTHERS)
+        return self._line(rows) * apart
+
+    def describe(self) -> dict[str, float]:
+        """Gives microseconds, for ``LLM.info``."""
+        if not self.known:
+            return {}
+        one = self._line(1)
+        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(DRAFT_ROWS) - one) / (DRAFT_ROWS - 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Says what decides how long a step takes.
+
+    Attributes:
+        rows: requests that decode.
+        prompt: tokens of prompts.
+        context: tokens that the decoding requests see, over all of them.
+        products: tokens that the prompts' tokens see, over all of them.
+        steps: over so many steps together.
+    """
+
+    rows: float = 0
+    prompt: float = 0
+    context: float = 0
+    products: float = 0
+    steps: float = 1
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> StepSize:
+        """Counts what a step has."""
+        rows = prompt = context = products = 0
+        for chunk in chunks:
+            if chunk.count == 1:
+                rows += 1
+                context += chunk.start + 1
+            else:
+                prompt += chunk.count
+                products += chunk.count * (2 * chunk.start + chunk.count) // 2
+        return cls(rows, prompt, context, products)
+
+
+class StepTimes:
+    """Predicts what steps of any size take.
+
+    Args:
+        row_seconds: see ``DecodeTimes``.
+
+    Attributes:
+        decodes: what steps take in which requests decode, by rows.
+        known: whether anything else can be predicted yet.
+    """
+
+    def __init__(self, row_seconds: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.decodes = DecodeTimes(row_seconds)
+        self.known = False
+        self._means: dict[tuple[int, int, int], list[float]] = {}  # weight, five features, seconds
+        self._apart: dict[tuple[int, int, int], float] = {}  # seconds of a size, over what the five numbers say
+        self._fixed = self._row = self._prompt = self._context = self._product = 0.0
+        self._steps = 0
+        self._next_fit = _LEAST_STEPS
+
+    def seconds(self, size: StepSize) -> float:
+        """Predicts the seconds of such a step."""
+        return self._fitted(size) * self._apart.get(_key(size), 1.0)
+
+    def _fitted(self, size: StepSize) -> float:
+        return (
+            size.steps * self._fixed
+            + size.rows * self._row
+            + size.prompt * self._prompt
+            + size.context * self._context
+            + size.products * self._product
+        )
+
+    def prompt_within(self, seconds: float, rows: int, context: float) -> float:
+        """Says how many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
+        left = seconds - self.seconds(StepSize(rows, 0, context))
+        return max(left, 0.0) / self._prompt if self._prompt else math.inf
+
+    def rows_within(self, seconds: float, context: float) -> int:
+        """Says how many requests with ``context`` tokens each can decode in so long a step; 1 at least."""
+        each = self._row + context * self._context
+        return max(1, int(min((seconds - self._fixed) / each, 1 << 20))) if each else 1 << 20
+
+    @property
+    def row_tokens(self) -> float:
+        """Says how many prompt tokens cost as much as a token that is decoded in a step with others."""
+        return self._row / self._prompt if self._row and self._prompt else 2.0
+
+    def describe(self) -> dict[str, float]:
+        """Gives microseconds of a step, and of each of what it has; 0 until they are known."""
+        found = self._fixed, self._row, self._prompt, self._context, self._product
+        names = "step_us", "row_us", "prompt_token_us", "context_token_us", "product_us"
+        return {name: value * 1e6 for name, value in zip(names, found, strict=True)}
+
+    def observe(self, size: StepSize, seconds: float) -> None:
+        """Learns from a step that took so long."""
+        if self.known:
+            seconds = min(seconds, _OUTLIER * self.seconds(size))
+        self._add(size, seconds)
+        self._steps += 1
+        if self._steps >= self._next_fit:
+            self._fit()
+            self._next_fit = self._steps + min(self._steps, _MOST_BETWEEN_FITS)
+
+    def begin_with(self, plan: Path) -> None:
+        """Takes the steps of a plan of this machine. Raises RequestError if the file has none."""
+        for size, seconds in planned_steps(plan):
+            self._add(size, seconds)
+        self._fit()
+
+    def _add(self, size: StepSize, seconds: float) -> None:
+        mean = self._means.setdefault(_key(size), [0.0] * 7)
+        if mean[0] == 1 and 2 * seconds < mean[6]:  # the first of a size may have waited for memory
+            mean[0] = 0
+        mean[0] = weight = min(mean[0] + 1, _MEMORY)
+        of_step = size.steps, size.rows, size.prompt, size.context, size.products, seconds
+        mean[1:] = [before + (now - before) / weight for before, now in zip(mean[1:], of_step, strict=True)]
+
+    def _fit(self) -> None:
+        """Fits by least squares of relative errors; a number that comes out negative is 0, the others are fitted."""
+        means = np.array(list(self._means.values()))
+        left = means[:, 1:6] / means[:, 6:]  # [sizes, 5]
+        weights = np.sqrt(means[:, :1])
+        scale = np.abs(left).max(0)
+        used = [i for i in range(5) if scale[i] > 0]
+        found = np.zeros(5)
+        while used:
+            part, *_ = np.linalg.lstsq(left[:, used] / scale[used] * weights, weights[:, 0], rcond=1e-6)
+            if (part >= 0).all():
+                found[used] = part / scale[used]
+                break
+            used.pop(int(part.argmin()))
+        self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
+        self._apart = {
+            key: min(
+                max(mean[6] / max(self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], mean[1])), 1e-9), 0.5), 2.0
+            )
+            for key, mean in self._means.items()
+            if mean[0] >= _LEAST_OF_SIZE
+        }
+        self.known = True
+
+
+def _key(size: StepSize) -> tuple[int, int, int]:
+    return int(size.rows).bit_length(), int(size.prompt).bit_length(), int(size.context).bit_length()
+
+
+def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
+    """Reads the steps of this machine that ``optimize plan --json`` printed. Raises RequestError naming the option."""
+    try:
+        plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]
+        steps = [s for p in plans if p["device"] == "cpu" for s in p["steps"]]
+        found = [(_planned(step), float(step["seconds"])) for step in steps]
+    except OSError as e:
+        raise RequestError(f"scheduling: plan: {plan.name}: {e.strerror}", hint="Pass the path of a file.") from e
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as e:
+        raise RequestError(
+            f"scheduling: plan: {plan.name} isn't a plan with steps: {shown(e, 300)}",
+            hint="Write one with: optimize plan BUNDLE --gpu cpu --json > plan.json",
+        ) from e
+    recipes = {tuple(p["recipes"]) for p in plans if p["device"] == "cpu"}
+    wrong = len(recipes) != 1 or any(not (math.isfinite(s) and s > 0) for _, s in found)
+    if wrong or not found:
+        raise RequestError(
+            f"scheduling: plan: {plan.name} has steps of {len(recipes)} programs on the cpu, or times that are wrong",
+            hint="Plan the bundle that is served: optimize plan BUNDLE --gpu cpu --json > plan.json",
+        )
+    return found
+
+
+def _planned(step: dict[str, float]) -> StepSize:
+    rows, prompt, context = int(step["rows"]), int(step["prompt"]), int(step["context"])
+    return StepSize(rows, prompt, rows * context, prompt * prompt / 2)
