@@ -41,7 +41,7 @@ from enginewright.optimizer.buckets.histogram import default_histogram
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -26,7 +26,7 @@ from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, simul
 
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

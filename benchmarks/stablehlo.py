@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginewright.plugins.doctor.machine import look_at_machine
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 
 PROMPT, BATCHES, CONTEXT = 512, (1, 8, 16), 639

@@ -33,7 +33,7 @@ from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.steps.slot_steps import SlotSteps
 from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Generation

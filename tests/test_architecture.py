@@ -149,9 +149,8 @@ def offences(importer: str, forbidden: set[str]) -> list[str]:
 def test_there_are_modules_to_look_at() -> None:
     found = modules()
     assert len(found) > 40
-    assert {"runtime.shared.contracts", "runtime.llm", "passes.framework.base", "optimizer.pipeline.pipeline"} <= set(
-        found
-    )
+    known = {"runtime.shared.contracts", "runtime.engine.llm", "passes.framework.base", "optimizer.pipeline.pipeline"}
+    assert known <= set(found)
     # Relative imports are followed to where they lead: the check would be blind without that.
     reader = dict.fromkeys(what for what, _ in imports("runtime.bundle.reader", found["runtime.bundle.reader"]))
     assert "runtime.bundle.manifest.Manifest" in reader
@@ -232,7 +231,7 @@ def test_a_targets_package_is_empty() -> None:
 
 @pytest.mark.parametrize(("module", "library"), RUNS_ON.items())
 def test_what_a_target_runs_on_is_loaded_when_it_is_opened(module: str, library: str) -> None:
-    probe = f"import sys, enginewright.{module}, enginewright.runtime.llm; print({library!r} in sys.modules)"
+    probe = f"import sys, enginewright.{module}, enginewright.runtime.engine.llm; print({library!r} in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == "False"
 
@@ -240,12 +239,12 @@ def test_what_a_target_runs_on_is_loaded_when_it_is_opened(module: str, library:
 def test_the_bottom_stands_alone() -> None:
     others = {f"runtime.{path.name}" for path in (REPOSITORY / "runtime").iterdir() if path.name != "shared"}
     others = {name.removesuffix(".py") for name in others}
-    assert {"runtime.bundle", "runtime.llm"} <= others
+    assert {"runtime.bundle", "runtime.engine"} <= others
     assert offences("runtime.shared", HEAVY | others | {"optimizer", "passes", "plugins"}) == []
 
 
 def test_bundles_are_read_without_what_serves_them() -> None:
-    above = {"runtime.llm", "runtime.engine", "runtime.executors", "runtime.scheduler", "runtime.kv_cache"}
+    above = {"runtime.engine", "runtime.executors", "runtime.scheduler", "runtime.kv_cache"}
     assert offences("runtime.bundle", HEAVY | above) == []
 
 
@@ -257,13 +256,13 @@ def test_passes_stand_on_what_is_shared() -> None:
 
 def test_plugins_know_nobody_above_them() -> None:
     assert offences("plugins", {"optimizer", "transformers", "gguf"}) == []
-    others = {f"runtime.{name}" for name in ("llm", "engine", "engine_loop", "scheduler")}
+    others = {f"runtime.{name}" for name in ("engine", "scheduler")}
     assert offences("plugins", others) == []
 
 
 def test_scheduler_and_cache_know_no_executor() -> None:
     for importer in ("runtime.scheduler", "runtime.kv_cache"):
-        assert offences(importer, {"runtime.executors", "plugins.cpu", "runtime.llm", "runtime.engine"}) == []
+        assert offences(importer, {"runtime.executors", "plugins.cpu", "runtime.engine"}) == []
 
 
 def test_commands_hold_no_torch() -> None:

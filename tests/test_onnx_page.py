@@ -9,7 +9,7 @@ import pytest
 import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.plugins.onnx import kernels as library
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from tests.doc_snippets import run_python
 
 PAGE = Path(__file__).parents[1] / "docs" / "build" / "onnx.md"

@@ -12,7 +12,7 @@ from enginewright.plugins.cpu.compile.step_runner import fill_caches
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending
 from enginewright.runtime.executors.open import open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes

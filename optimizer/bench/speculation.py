@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.info import scheduler_config
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.info import scheduler_config
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import RequestError

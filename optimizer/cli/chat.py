@@ -26,7 +26,7 @@ from .template_options import Template
 from .terminal import Wrapped, read_turn, terminal_width
 
 if TYPE_CHECKING:
-    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
 NAME = "chat"

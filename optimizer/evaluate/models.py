@@ -12,7 +12,7 @@ from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import CODE
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.shared.progress import Progress, loading, silent

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -11,7 +11,7 @@ from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
 from enginewright.optimizer.shared.export_records import TextComparison
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.requests.request import Scoring
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -36,7 +36,7 @@ LEAST_LEFT = 32
 
 
 class TimedProposer(Proposer, Protocol):
-    """A proposer that takes time: a draft model (``runtime.draft_model``). It fails without raising."""
+    """A proposer that takes time: a draft model (``runtime.engine.draft_model``). It fails without raising."""
 
     @property
     def off(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .optimizer.export import export
     from .optimizer.recover import RecoverOptions, recover
-    from .runtime.llm import LLM
+    from .runtime.engine.llm import LLM
     from .runtime.requests.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "runtime.llm",
+    "LLM": "runtime.engine.llm",
     "BeamSearchOutput": "runtime.requests.outputs",
     "BeamSearchParams": "runtime.requests.sampling",
     "BeamSearchSequence": "runtime.requests.outputs",

@@ -42,7 +42,7 @@ Case = Callable[[random.Random], None]
 
 def _bundle_case(folder: Path, name: str) -> Case:
     """A file of a bundle, which is then opened, and answers a prompt. Sizes that manifests state are mended."""
-    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
     path = folder / name
@@ -72,7 +72,7 @@ def _bundle_case(folder: Path, name: str) -> Case:
 
 def _meaning_case(folder: Path, name: str) -> Case:
     """A bundle whose program, index and manifest mean something else; it is opened, and answers prompts."""
-    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
     files = {"program": "targets/cpu/program.json", "index": "weights/index.json", "manifest": "manifest.json"}
@@ -110,7 +110,7 @@ def _hostile_case(folder: Path, target: str) -> Case:
     """
     from enginewright.runtime.bundle.output_folder import why_not_a_bundle
     from enginewright.runtime.bundle.reader import Bundle
-    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
     opened = Bundle.open(folder)

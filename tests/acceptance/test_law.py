@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.draft_model import DraftModel
-from enginewright.runtime.engine import Engine
-from enginewright.runtime.prefixes import open_tier
+from enginewright.runtime.engine.draft_model import DraftModel
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams

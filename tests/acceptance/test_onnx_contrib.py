@@ -17,9 +17,9 @@ from enginewright.plugins.onnx.serve.session import PROVIDERS, load_onnxruntime,
 from enginewright.plugins.onnx.serve.slot_caches import LENGTH_STEP, SlotCaches
 from enginewright.plugins.steps.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import open_executor
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import TINY_FAMILIES
 

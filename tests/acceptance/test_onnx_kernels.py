@@ -19,7 +19,7 @@ from enginewright.plugins.onnx.recipe import OnnxSection
 from enginewright.plugins.onnx.serve import executor as executors
 from enginewright.plugins.steps.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError
 

@@ -13,7 +13,7 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import TINY_FAMILIES
 

@@ -81,7 +81,7 @@ def test_an_exported_model(form: str, capability: int, tmp_path: Path) -> None:
     pytest.importorskip("enginewright.plugins.cpu._cpu", reason="enginewright is not installed with its extension")
     transformers = pytest.importorskip("transformers", reason="pip install 'enginewright[export]'")
     from enginewright.optimizer.export import export
-    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
     config = transformers.LlamaConfig(

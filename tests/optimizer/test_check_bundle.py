@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, TargetManifest, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import (
     BundleError,
     EnginewrightError,

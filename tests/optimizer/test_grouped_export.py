@@ -18,7 +18,7 @@ from enginewright.optimizer.report.lines import kv_heads_lines
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.shared.progress import silent

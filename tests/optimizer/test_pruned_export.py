@@ -20,7 +20,7 @@ from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSe
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import PassError, VerificationError
 from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.serve.hidden import hidden_places
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.request import Generation, HiddenStates, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 from tests.waiting import HANG, Held

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.policy import RankedPolicy
 from enginewright.runtime.shared.contracts import ExecutorCaps

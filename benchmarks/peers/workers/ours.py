@@ -14,7 +14,7 @@ import numpy.typing as npt
 from enginewright import LLM, SamplingParams, __version__
 from enginewright.plugins.steps.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.open import make_executor, target_groups
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.request import Generation, Request

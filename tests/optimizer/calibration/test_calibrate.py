@@ -11,7 +11,7 @@ from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import ProgressEvent, silent

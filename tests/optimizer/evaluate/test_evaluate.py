@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from enginewright.optimizer.evaluate import EvaluationReport, evaluate
 from enginewright.optimizer.export import export
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
 from enginewright.runtime.shared.progress import ProgressEvent
 

@@ -27,7 +27,7 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import (
     CapacityError,
     EnginewrightError,

@@ -27,7 +27,7 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.errors import PassError, RecipeError
 from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model

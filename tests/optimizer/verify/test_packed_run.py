@@ -9,7 +9,7 @@ from enginewright.optimizer.verify.packed_run import blocks_for, plan_steps, run
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.onnx.serve.executor import OnnxExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from tests.plugins.steps import tiny_onnx
 
 

@@ -15,8 +15,8 @@ import pytest
 from enginewright.plugins.engines import library as tensorrt_library
 from enginewright.plugins.engines.slots import FREE_SHARE
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.kv_cache import cache_manager
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError

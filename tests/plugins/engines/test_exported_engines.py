@@ -23,7 +23,7 @@ from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.plugins.tensorrt_rtx.compile import emit_segments, whole
 from enginewright.plugins.tensorrt_rtx.compile.build_engine import BuiltEngine, EngineRequest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.plugins.engines import tiny_paged
 from tests.plugins.engines.fake_tensorrt import fake_tensorrt, rtx_plan

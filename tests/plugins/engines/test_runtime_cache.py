@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.plugins.engines.runtime_cache import FOLDER, RuntimeCache
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.kept_files import cache_file
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.plugins.engines import fake_tensorrt as fakes
 from tests.plugins.engines.fake_tensorrt import _RtxConfig

@@ -23,7 +23,7 @@ from enginewright.plugins.gpu.compile_ahead import CompiledKernel, files_of
 from enginewright.plugins.gpu.cuda_driver import Argument
 from enginewright.plugins.gpu.sampling import each_sampling_call
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS, KernelSpec, kernel_function
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import SamplingBatch
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError

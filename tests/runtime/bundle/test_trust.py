@@ -15,8 +15,8 @@ from enginewright.runtime.bundle import trust
 from enginewright.runtime.bundle.manifest import target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.trust import read_code
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import TARGETS, carried_code, choose_target, make_executor, running
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.shared.errors import BundleError, RequestError, TrustError
 from tests.runtime.bundle import code_targets
 from tests.runtime.bundle.code_targets import name_targets, with_target

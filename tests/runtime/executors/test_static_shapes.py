@@ -18,8 +18,8 @@ from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padding_blocks, use_lines
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput

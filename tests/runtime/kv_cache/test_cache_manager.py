@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
-from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, enough_for_windows, plan_pools
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import BeamSearch, Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.branching import places_taken

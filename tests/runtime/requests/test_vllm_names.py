@@ -10,7 +10,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, OF_SAMPLING, Idle, Only, Renamed
 from enginewright.runtime.shared.contracts import ModelInfo

@@ -14,7 +14,7 @@ from enginewright.plugins.onnx.serve import executor as onnx_slots
 from enginewright.plugins.onnx.serve.executor import OnnxExecutor, linear_io, slot_capacity
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput

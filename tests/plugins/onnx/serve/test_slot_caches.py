@@ -15,7 +15,7 @@ from enginewright.plugins.onnx.serve.session import PROVIDERS, load_onnxruntime,
 from enginewright.plugins.onnx.serve.slot_caches import SlotCaches
 from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from tests.plugins.steps import tiny_onnx as tiny

@@ -19,7 +19,7 @@ from enginewright.plugins.stablehlo.recipe import StableHloOptions
 from enginewright.plugins.stablehlo.section import StableHloSection
 from enginewright.plugins.stablehlo.serve import pjrt_library
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import MissingDependencyError, UnsupportedModelError
 from tests.conftest import make_tiny_model

@@ -32,7 +32,7 @@ from enginewright.plugins.stablehlo.serve import iree_library
 from enginewright.plugins.stablehlo.serve.executor import stablehlo_section
 from enginewright.plugins.stablehlo.serve.iree_library import Iree
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.shared.memory import format_bytes
@@ -91,7 +91,7 @@ def test_greedy_tokens_are_the_cpu_target_s(path: Path) -> None:
 def test_a_machine_that_serves_needs_the_runtime_alone(path: Path) -> None:
     """Neither jax nor torch nor a compiler is imported, and the process ends well with all of it still open."""
     probe = (
-        "import sys\nfrom enginewright.runtime.llm import LLM\n"
+        "import sys\nfrom enginewright.runtime.engine.llm import LLM\n"
         f"llm = LLM({str(path)!r}, target='stablehlo', provider='iree', trust='code', context=63, threads=1)\n"
         "logits = llm.logits([5, 9, 7])\nassert logits.shape == (3, 256)\n"
         "print({'jax', 'jaxlib', 'torch', 'onnx', 'iree.compiler'} & set(sys.modules))"

@@ -17,9 +17,9 @@ from enginewright.plugins.stablehlo.serve.executor import (
 from enginewright.plugins.stablehlo.serve.pjrt_library import Pjrt
 from enginewright.plugins.steps.slots import SlotRun
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import make_executor
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from tests.plugins.graphs.linear_session import lowered_family

@@ -13,9 +13,9 @@ from enginewright.plugins.stablehlo.serve import kept_modules
 from enginewright.plugins.stablehlo.serve.kept_modules import KeptModules
 from enginewright.plugins.stablehlo.serve.pjrt_library import Pjrt
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import make_executor
 from enginewright.runtime.executors.target import Placement
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.plugins.graphs.linear_session import lowered_family
 from tests.plugins.stablehlo.compile import module_session

@@ -15,7 +15,7 @@ from enginewright.plugins.gpu.compile_ahead import CompiledKernel
 from enginewright.plugins.gpu.specs import KernelSpec
 from enginewright.plugins.tensorrt.compile.build import build
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.plugins.engines import tiny_paged
 from tests.plugins.gpu.fake_driver import ADA, FakeCuda

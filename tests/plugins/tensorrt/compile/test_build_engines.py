@@ -20,7 +20,7 @@ from enginewright.plugins.engines import emit_kernels as attention_kernels
 from enginewright.plugins.engines.section import TensorRtSection
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import TargetError
 from tests.conftest import make_tiny_model

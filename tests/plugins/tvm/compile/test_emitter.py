@@ -25,7 +25,7 @@ from enginewright.plugins.tvm.section import OURS, SECTIONS, KernelsName, TvmSec
 from enginewright.plugins.tvm.serve import executor as tvm_blocks
 from enginewright.runtime.bundle.manifest import FileSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import (
     BundleError,

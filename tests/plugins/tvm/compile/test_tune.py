@@ -22,7 +22,7 @@ from enginewright.plugins.tvm.compile.schedules import OWN, Schedule, from_json,
 from enginewright.plugins.tvm.compile.tune import CANDIDATES, fits, tune
 from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from tests.conftest import make_tiny_model

@@ -6,15 +6,15 @@ import math
 import os
 from typing import Any
 
+from ..executors.base import Executor
+from ..executors.static_shapes import StaticShapes
+from ..kv_cache.pool_plan import PoolPlan
+from ..scheduler.limits import SchedulerConfig
+from ..scheduler.options import scheduling_of
+from ..shared.contracts import ExecutorCaps, ModelInfo
+from ..shared.errors import RequestError, shown
 from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
-from .executors.base import Executor
-from .executors.static_shapes import StaticShapes
-from .kv_cache.pool_plan import PoolPlan
-from .scheduler.limits import SchedulerConfig
-from .scheduler.options import scheduling_of
-from .shared.contracts import ExecutorCaps, ModelInfo
-from .shared.errors import RequestError, shown
 
 _NAME = (str, type(None)), "a name, or None"
 _FLAG = (bool,), "True or False"

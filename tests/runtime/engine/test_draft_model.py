@@ -15,8 +15,8 @@ import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.draft_model import DraftModel
-from enginewright.runtime.engine import Engine
+from enginewright.runtime.engine.draft_model import DraftModel
+from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.lookup import NOTHING, PastAnswers
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.drafts import Drafts

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError

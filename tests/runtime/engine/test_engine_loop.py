@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.engine import Engine
-from enginewright.runtime.engine_loop import EngineLoop
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.engine_loop import EngineLoop
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams

@@ -14,9 +14,9 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from enginewright.runtime.arguments import encode_within
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.arguments import encode_within
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer

@@ -22,24 +22,24 @@ import numpy as np
 
 from enginewright.runtime.executors.target import Placement
 
-from .bundle.reader import Bundle
-from .bundle.tokenizer_files import TokenizerFiles
-from .executors.base import Executor
-from .executors.open import make_executor, target_groups
-from .kv_cache.cache_manager import CacheManager
-from .kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
-from .requests.lookup import MODEL, NOTHING, Proposal
-from .requests.request import Generation, Request
-from .scheduler.base import Chunk
-from .scheduler.limits import SchedulerConfig
-from .scheduler.step_inputs import StepInputs
-from .scheduler.step_times import DecodeTimes
-from .shared.contracts import NO_TOKEN
-from .shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-from .shared.memory import default_budget, format_bytes
-from .shared.step_costs import DRAFT_ROWS
-from .shared.targets import MEASURED
-from .text.tokenizer import Tokenizer
+from ..bundle.reader import Bundle
+from ..bundle.tokenizer_files import TokenizerFiles
+from ..executors.base import Executor
+from ..executors.open import make_executor, target_groups
+from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
+from ..requests.lookup import MODEL, NOTHING, Proposal
+from ..requests.request import Generation, Request
+from ..scheduler.base import Chunk
+from ..scheduler.limits import SchedulerConfig
+from ..scheduler.step_inputs import StepInputs
+from ..scheduler.step_times import DecodeTimes
+from ..shared.contracts import NO_TOKEN
+from ..shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from ..shared.memory import default_budget, format_bytes
+from ..shared.step_costs import DRAFT_ROWS
+from ..shared.targets import MEASURED
+from ..text.tokenizer import Tokenizer
 
 CHUNK = 256
 """Most tokens that it catches up on between two steps of the first model."""

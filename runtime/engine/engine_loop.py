@@ -35,10 +35,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from ..requests.outputs import StreamPiece
+from ..requests.request import FailedRequestError, Request
+from ..shared.errors import BundleError, CapacityError, EnginewrightError, shown
 from .engine import Engine
-from .requests.outputs import StreamPiece
-from .requests.request import FailedRequestError, Request
-from .shared.errors import BundleError, CapacityError, EnginewrightError, shown
 
 Listener = Callable[[StreamPiece | EnginewrightError], None]
 """Gets the pieces of a request, the last with its finish_reason; or an error, and then nothing more. Must be quick."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .requests.sampling import SamplingParams, plain_text
-from .requests.vllm_names import one_of
-from .shared.errors import RequestError, shown
-from .text.tokenizer import Tokenizer
+from ..requests.sampling import SamplingParams, plain_text
+from ..requests.vllm_names import one_of
+from ..shared.errors import RequestError, shown
+from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .text.chat_template import Message
+    from ..text.chat_template import Message
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or as in vLLM ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""

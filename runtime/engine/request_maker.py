@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..executors.base import Executor
+from ..requests.outputs import RequestOutput
+from ..requests.request import BeamSearch, Generation, HiddenStates, Scoring
+from ..requests.request_class import NO_TARGETS, RequestClass
+from ..requests.sampling import SamplingParams, seed_of
+from ..scheduler.continuous import ContinuousScheduler
+from ..scheduler.options import check_priority
+from ..shared.contracts import ModelInfo
+from ..shared.errors import BundleError, RequestError, shown
+from ..text.output_text import OutputText
+from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
-from .executors.base import Executor
-from .requests.outputs import RequestOutput
-from .requests.request import BeamSearch, Generation, HiddenStates, Scoring
-from .requests.request_class import NO_TARGETS, RequestClass
-from .requests.sampling import SamplingParams, seed_of
-from .scheduler.continuous import ContinuousScheduler
-from .scheduler.options import check_priority
-from .shared.contracts import ModelInfo
-from .shared.errors import BundleError, RequestError, shown
-from .text.output_text import OutputText
-from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .text.chat_template import Message
+    from ..text.chat_template import Message
 
 
 _KEPT_WORDS = 16

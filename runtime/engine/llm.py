@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from enginewright.runtime.executors.target import Placement
 
+from ..bundle.reader import Bundle, Load
+from ..executors.base import Executor
+from ..executors.open import choose_target, context_of, open_executor
+from ..executors.static_shapes import StaticShapes
+from ..requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
+from ..requests.sampling import BeamSearchParams, SamplingParams, check_seed
+from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
+from ..scheduler.options import Scheduling
+from ..shared.contracts import FloatArray, ModelInfo
+from ..shared.memory import parse_size, return_freed_memory
+from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Params, Prompt, check_int
-from .bundle.reader import Bundle, Load
 from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop
-from .executors.base import Executor
-from .executors.open import choose_target, context_of, open_executor
-from .executors.static_shapes import StaticShapes
 from .info import check_options, describe, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import Options, RequestMaker
-from .requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
-from .requests.sampling import BeamSearchParams, SamplingParams, check_seed
-from .requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from .run_requests import aanswers, answers, astream, scored, stream, wanted
-from .scheduler.options import Scheduling
-from .shared.contracts import FloatArray, ModelInfo
-from .shared.memory import parse_size, return_freed_memory
-from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .text.chat_template import Message
+    from ..text.chat_template import Message
 
 MOST_THREADS = 1024
 _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..executors.base import Executor
+from ..executors.static_shapes import StaticShapes
+from ..kv_cache.block_store import BlockStore
+from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.disk_tier import BlockMemory, DiskTier
+from ..requests.request import Request
+from ..shared.errors import RequestError
+from ..shared.memory import parse_size
 from .arguments import check_path
-from .executors.base import Executor
-from .executors.static_shapes import StaticShapes
-from .kv_cache.block_store import BlockStore
-from .kv_cache.cache_manager import CacheManager
-from .kv_cache.disk_tier import BlockMemory, DiskTier
-from .requests.request import Request
-from .shared.errors import RequestError
-from .shared.memory import parse_size
 
 DEFAULT_SIZE = "8GiB"
 DEFAULT_DAYS = 30.0

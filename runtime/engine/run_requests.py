@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..requests.outputs import RequestOutput, StreamPiece
+from ..requests.request import HiddenStates, Request, Scoring
+from ..shared.contracts import FloatArray
+from ..shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
 from .engine_loop import EngineLoop
 from .request_maker import Asked
-from .requests.outputs import RequestOutput, StreamPiece
-from .requests.request import HiddenStates, Request, Scoring
-from .shared.contracts import FloatArray
-from .shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
 
 if TYPE_CHECKING:
     import asyncio

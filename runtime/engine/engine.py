@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .executors.base import Executor
-from .kv_cache.block_pool import BlockPool
-from .requests.request import Request
-from .scheduler.continuous import ContinuousScheduler
-from .scheduler.drafts import TimedProposer
-from .scheduler.limits import SchedulerConfig
+from ..executors.base import Executor
+from ..kv_cache.block_pool import BlockPool
+from ..requests.request import Request
+from ..scheduler.continuous import ContinuousScheduler
+from ..scheduler.drafts import TimedProposer
+from ..scheduler.limits import SchedulerConfig
 
 
 class Engine:

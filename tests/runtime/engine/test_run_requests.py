@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.runtime.llm import LLM
+from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, MissingDependencyError
 from tests.waiting import wait_until
