@@ -101,7 +101,7 @@ class Server:
 
     @property
     def cache_bytes(self) -> int:
-        """Of all blocks."""
+        """The bytes of all blocks."""
         return PoolPlan.of(self.executor.cache_groups, self.executor.blocks).bytes
 
     @property

@@ -29,7 +29,7 @@ from .values import Recording, Used, ValueName, Values, leaves_of, token_axis
 
 _TOKENS, _ROWS = Affine(t=1), Affine(r=1)
 _SEED = 0
-"""Of the order in which KV blocks are dealt out."""
+"""The seed of the order in which KV blocks are dealt out."""
 
 
 class BundleRun:

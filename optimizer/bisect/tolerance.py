@@ -143,7 +143,7 @@ class Difference:
 
 
 def difference(a: FloatArray, b: FloatArray) -> Difference:
-    """Of a and b, [T, N]. What is not finite in one alone makes the error infinite; what is the same counts 0."""
+    """Compares a and b, [T, N]. What is not finite in one alone makes the error infinite; what is the same counts 0."""
     if np.array_equal(a, b):
         first = (float(a[0, 0]), float(b[0, 0])) if a.size else (0.0, 0.0)
         return Difference(0.0, 1.0, 0.0, 0, 0, *first)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from enginewright.optimizer.search.report import AutoReport, ParetoPoint
 
 _POINTS = 12
-"""Of the Pareto curve."""
+"""The most points of the Pareto curve that are shown."""
 
 
 def print_auto(console: Console, auto: AutoReport) -> None:

@@ -35,7 +35,7 @@ EPILOG = (
 RENAMED = {"--context-length": "--context"}
 
 _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germany is"
-"""For models that answer, and for those that only continue."""
+"""The prompts for models that answer, and for those that only continue."""
 
 
 def default_output(source: str) -> Path:

@@ -84,7 +84,7 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Since the start."""
+        """The seconds since the start."""
         return time.perf_counter() - self.start
 
     def end(self, name: str, elsewhere: float = 0.0) -> None:

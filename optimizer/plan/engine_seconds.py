@@ -40,7 +40,7 @@ class _Idle:
 
 
 def engine_seconds(groups: Sequence[CacheGroup], requests: int) -> float:
-    """Of a step in which so many requests decode, without what the executor does: scheduling, arrays, tokens. The
+    """Times the engine's part of a step in which so many requests decode: scheduling, arrays, tokens. The
     median of some."""
     most = _STEPS + 2
     engine = Engine(_Idle(groups, requests, _PROMPT + most), SchedulerConfig(requests, requests * _PROMPT))

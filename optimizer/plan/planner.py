@@ -97,7 +97,7 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
 def planned_model(
     source: str | Path, recipes: Sequence[str | Path], targets: Sequence[str] = (), progress: Progress = silent
 ) -> PlannedModel:
-    """Of a bundle what it has; of a model what recipes would make of it.
+    """Reads what a bundle has, or computes what recipes would make of a model.
 
     Args:
         source: a bundle's folder; or a model's folder, of which config.json is enough, a GGUF file, or a Hub id.
@@ -215,14 +215,14 @@ class Memory:
         return sum(map(stored_bytes, self.program.weights))
 
     def workspace(self, requests: int, prompt: int, context: int) -> int:
-        """Of the largest step: intermediate values, logits among them, and parts of attention over long contexts."""
+        """Counts bytes of the largest step: intermediate values with logits, and parts of long contexts' attention."""
         tokens = requests + min(prompt, CHUNK)
         planning = planning_of(self.target)
         scratch = planning.scratch(self.program, requests, context) if planning is not None else 0
         return self.program.arena_bytes.evaluate(tokens, requests, requests) + scratch
 
     def cache(self, tokens: int, requests: int = 1) -> int:
-        """Of requests of so many tokens each."""
+        """Counts bytes of the cache of requests of so many tokens each."""
         groups = self.program.cache_groups
         block = max((group.block_size for group in groups), default=1)
         whole = -(-tokens // block) * block
@@ -308,7 +308,7 @@ def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
 
 
 def first_token_seconds(model: StepModel, prompt: int, others: int, context: int) -> float:
-    """Of a prompt that comes in chunks, while ``others`` requests get a token in each step."""
+    """Predicts the time of a prompt that comes in chunks, while ``others`` requests get a token in each step."""
     seconds, done = 0.0, 0
     while done < prompt:
         chunk = min(CHUNK, prompt - done)
@@ -341,7 +341,7 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _no_room(model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares) -> CapacityError:
-    """Of the recipe with the fewest bytes on the device with the most room."""
+    """Makes the error about the recipe with the fewest bytes on the device with the most room."""
     if not plans:
         why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs)
         return CapacityError(

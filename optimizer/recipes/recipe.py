@@ -182,7 +182,7 @@ class Recipe(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the budget, what searches for shapes may use, by their sections."""
+        """The parts of the budget that searches for shapes may use, by their sections."""
         sections = {"[prune]": self.prune, "[attention]": self.attention}
         return {name: s.max_kl for name, s in sections.items() if s is not None and s.max_kl is not None}
 

@@ -16,7 +16,7 @@ from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
 Name = TypeVar("Name", bound=str)
 
 DEFAULT_CACHE: CacheDtype = "bf16"
-"""Of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
+"""The format of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
 
 
 class CacheSection(Section):
@@ -77,6 +77,6 @@ def supported(value: Name, known: Sequence[Name], what: str) -> Name:
 
 
 def builtin_files() -> dict[str, Traversable]:
-    """By name, in the order of names."""
+    """Lists the built-in recipes' files by name, in the order of names."""
     files = (f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml"))
     return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name)}

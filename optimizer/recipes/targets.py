@@ -15,7 +15,7 @@ from enginewright.runtime.shared.weight_formats import Storage
 from .recipe import Recipe
 
 TARGETS = Halves("compile.target", Target)
-"""By the names of recipes and bundles; those of other packages come last."""
+"""The targets by the names of recipes and bundles; those of other packages come last."""
 
 
 def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:

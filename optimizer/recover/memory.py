@@ -33,7 +33,10 @@ class TrainingMemory:
 
     @staticmethod
     def of(program: Program, parameters: int, source_parameters: int, tokens: int, length: int) -> TrainingMemory:
-        """For ``tokens`` at a time, in sequences of ``length``: what calls give is kept for their gradients."""
+        """Computes what training takes for ``tokens`` at a time, in sequences of ``length``.
+
+        What calls give is kept for their gradients.
+        """
         sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": max(1, tokens // length)}.items()}
 
         def nbytes(value: object) -> int:

@@ -24,7 +24,7 @@ from .roofline import Roofline, measure, predict
 
 _SHARE = 0.03
 _MOST_SECONDS = 3.0
-"""Of an export's time so far, and at most, that its steps are timed for."""
+"""The share of an export's time so far, and the most seconds, that its steps are timed for."""
 
 _BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
 """Bytes of KV caches, of what a prompt's step computes, and of what the bandwidth is measured with, at most."""

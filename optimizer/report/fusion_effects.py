@@ -38,7 +38,7 @@ _FEWEST, _MOST = 6, 100
 _BESIDE_WEIGHTS = 512 << 20
 """Bytes that the programs need together for what they compute, at most."""
 _SHARE = 0.4
-"""Of the seconds, for decode; the rest is prefill's."""
+"""The share of the seconds that decode has; the rest is prefill's."""
 
 
 _TWIN = "the same again"
@@ -154,7 +154,7 @@ class _Times:
         return bool(self.by_name)
 
     def median(self, name: str) -> float | None:
-        """In microseconds."""
+        """Computes the median, in microseconds."""
         return round(median(self.by_name[name]) * 1e6, 1) if name in self.by_name else None
 
     def noise(self) -> float | None:

@@ -113,7 +113,7 @@ def _layers(document: ReportDocument) -> Iterator[str]:
 
 
 def quality_sentence(document: ReportDocument) -> str | None:
-    """Of the target that is farthest from the source; None if the report is of a version that compared nothing."""
+    """Describes the target farthest from the source; None if the report is of a version that compared nothing."""
     if not document.verification:
         return None
     worst = max(document.verification, key=lambda v: (not v.exact, (v.text or v.random_tokens).kl_mean))

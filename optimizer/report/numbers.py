@@ -8,7 +8,7 @@ __all__ = ["count", "duration", "format_bytes", "gain", "of_limit", "of_machine"
 
 _THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _ROUNDS_UP = 0.9995
-"""Of a unit: in three digits so much is a whole one, where 1000 of the smaller one would be "1e+03"."""
+"""The share of a unit from which it is used: in three digits, 1000 of the smaller one would be "1e+03"."""
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -56,5 +56,5 @@ def gain(share: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Of tokens: 61.2, 1,240."""
+    """Writes tokens a second: 61.2, 1,240."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"

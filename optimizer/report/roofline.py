@@ -24,7 +24,7 @@ BATCH = 8
 PROMPT = 512
 _CONTEXTS = (512, 256, 128, 64, 32)
 _MOST_KV_BYTES = 128 << 20
-"""Of the caches that are made for measuring: the context is the longest of ``_CONTEXTS`` that fits."""
+"""The most bytes of the caches that are made for measuring: the context is the longest of ``_CONTEXTS`` that fits."""
 
 _MOST_RUNS = 25
 _LEAST_PROMPT = 16
@@ -64,7 +64,7 @@ class ShapeCosts:
 
     @property
     def cost(self) -> StepCost:
-        """Of all steps together."""
+        """The cost of all steps together."""
         return sum((s.cost for s in self.steps), StepCost())
 
     @property

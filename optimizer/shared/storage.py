@@ -48,7 +48,7 @@ class ArenaSize:
 
 
 def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
-    """Of a decode step, of a prompt as long as the context allows, and of each bucket; none without target cpu."""
+    """Sizes the arena of a decode step, of a prompt of the whole context, and of each bucket; none without cpu."""
     if MEASURED not in bundle.programs:
         return []
     program, prompt = bundle.program(MEASURED), min(_PROMPT, bundle.model.context_length)

@@ -25,7 +25,7 @@ from .verify import EXACT_HINT
 from .worst_layers import LayerError, layer_errors
 
 SHARE = 0.4
-"""Of the time that an export has worked so far: as much may be spent on measuring what could be judged later too."""
+"""The share of an export's time so far that may go into measuring what could be judged later too."""
 
 LOCAL_TOLERANCE = 2e-4
 """Relative error of a value that rounding explains. Sums in another order are off by 1e-6; a linear that is off by 1 %

@@ -30,7 +30,7 @@ from .random_tokens import compare_random_tokens, tolerance_of_target
 from .text import compare_text, why_no_text
 
 SEEDS = (20261120, 20261121, 20261122)
-"""Of the random tokens. The later ones are drawn only if the ones before show a difference; see ``_exact``."""
+"""The seeds of the random tokens. Later ones are drawn only if those before show a difference; see ``_exact``."""
 
 DEFAULT_MAX_KL = 0.05
 """Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""

@@ -15,7 +15,7 @@ from ..ir.program import Program
 ew = torch.ops.ew
 
 _PLACE = 5
-"""Of the argument ``dtype`` among those of ``ew.kv_write``."""
+"""The place of the argument ``dtype`` among those of ``ew.kv_write``."""
 
 
 def _writes_as_groups_say(program: Program) -> list[str]:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import torch
 
 LEAST, MOST = -8, 7
-"""Of values without offsets."""
+"""The range of values without offsets."""
 
 STEPS = 15
-"""Of values with offsets, which go from 0 to this."""
+"""The largest of values with offsets, which go from 0 to this."""
 
 DIVISORS = (-8.7, -8.0, -7.5, -7.0, -6.5, 6.0, 6.5, 7.0)
 """What m may be divided by where more is known than the weights, as in gptq.py. Positive: m gets the shorter side."""

@@ -42,7 +42,7 @@ _UNDERSTOOD = frozenset(
 """Their arguments; an op with another one is called itself."""
 
 _ENCODED = frozenset(TORCH_DTYPES[name] for name in (*SCALED, "f16"))
-"""Of the integers or 8-bit floats, scales and offsets of quantized weights."""
+"""The torch types of the integers or 8-bit floats, scales and offsets of quantized weights."""
 
 _PIECE = 1 << 24
 """Floats of a weight that are decoded at a time where there is no room for all of them: 64 MiB, which the C library
@@ -129,7 +129,7 @@ class FastEvaluation:
     def evaluate(
         self, inputs: Mapping[str, torch.Tensor], observe: Callable[[Node, Any], None] | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """As ``Program.evaluate``."""
+        """Evaluates as ``Program.evaluate`` does."""
         return self.program.evaluate(inputs, observe, self.compute, self.read)
 
     def read(self, name: str) -> torch.Tensor:

@@ -55,7 +55,7 @@ class CodeFormat:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The type of the values."""
         return TORCH_DTYPES[FORMATS[self.storage].dtype]
 
     @staticmethod

@@ -172,7 +172,7 @@ class QuantizedOffsets(_Factors):
     """The offsets of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """As ``QuantizedScales.evaluate``."""
+        """Evaluates as ``QuantizedScales.evaluate`` does."""
         found = self._shared.codes.pop("offsets", None)
         if found is None:
             found = self.codes().offsets

@@ -26,7 +26,7 @@ DTYPES: Mapping[torch.dtype, Dtype] = {
     torch.bool: "f32",  # a condition of `where`: true if not 0
 }
 MAX_RANK = 4
-"""Of the operands of elementwise, copy and reduce."""
+"""The largest rank of the operands of elementwise, copy and reduce."""
 
 NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8", "i4", "u4"})
 """Types that few kernels take."""

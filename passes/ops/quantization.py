@@ -23,7 +23,7 @@ from .epilogue import check_epilogue, finish_linear
 from .library import register
 
 LARGEST = 127
-"""Of a value that is quantized to 8 bits here; -128 is not made, so that a sign never changes a magnitude."""
+"""The largest of a value's 8-bit integers here; -128 is not made, so that a sign never changes a magnitude."""
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Values, scales and sums, as ``quantize_activation`` gives them."""

@@ -39,7 +39,7 @@ ALPHAS = tuple(i / 20 for i in range(20))
 
 MOST_TOKENS = 256
 MOST_OUTPUTS = 512
-"""Of one weight, that errors of scales are measured on: evenly spread tokens and rows."""
+"""The most outputs of one weight that errors of scales are measured on: evenly spread tokens and rows."""
 
 MOST_CALIBRATION_TOKENS = 2048
 """More make no difference to a mean magnitude."""
@@ -48,11 +48,11 @@ _LAST_ROWS = 256
 """Tokens that go through the end of the program, where only sampled rows do: what is sampled here."""
 
 _MOST_EXPERTS = 8
-"""Of a layer, that the search for the scale of their common input looks at."""
+"""The most experts of a layer that the search for the scale of their common input looks at."""
 
 _CHUNK_ELEMENTS = 1 << 22
 _LEAST = 1e-5
-"""Of the mean magnitude of a channel, as a share of the largest: a channel that is always 0 keeps a usable scale."""
+"""The least mean magnitude of a channel, as a share of the largest: one that is always 0 keeps a usable scale."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ def gram_of_groups(x: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def spread_rows(size: int, most: int) -> torch.Tensor:
-    """At most so many indices of ``size``, evenly spread."""
+    """Spreads at most so many indices evenly over ``size``."""
     return torch.arange(size) if size <= most else torch.arange(most) * size // most
 
 
@@ -173,7 +173,7 @@ def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor)
 
 
 def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
-    """With fewer outputs, as many of each part in proportion; and which these are."""
+    """Picks fewer outputs, as many of each part in proportion; and which these are."""
     rows, parts, start = [], [], 0
     for size in product.parts:
         most = max(1, MOST_OUTPUTS * size // len(product.weight))
@@ -200,7 +200,7 @@ def _as_awq(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _normalised(scale: torch.Tensor) -> torch.Tensor:
-    """With a geometric mean of 1: a weight of small numbers keeps scales that are normal numbers in float16."""
+    """Normalises to a geometric mean of 1: a weight of small numbers keeps scales that are normal in float16."""
     return scale / scale.log().mean().exp()
 
 
@@ -243,7 +243,7 @@ class Seen:
 
 @dataclass
 class Found:
-    """For one value: s for its readers, [1 or E, K], and for its producer's folds; None: as it was."""
+    """What was found for one value: s for its readers, [1 or E, K], and for its producer's folds; None: as it was."""
 
     channels: Channels
     factors: torch.Tensor | None

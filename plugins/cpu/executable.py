@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ._cpu import OperandTuple
 
 NUMERICS_VERSION = 1
-"""Of the order of sums and of what is stored in KV caches, docs/inside/numerics.md. A change that gives other bits is
-another number: keys and values that were kept on a disk are then computed again."""
+"""The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
+bits is another number: keys and values that were kept on a disk are then computed again."""
 
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
@@ -132,12 +132,12 @@ class CpuProgram:
         return self._run(step)[0]
 
     def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
-        """As ``run``, with the seconds that each step of the program took, [steps]."""
+        """Runs as ``run`` does, and returns the seconds that each step of the program took, [steps]."""
         output, extra = self._run(step, profile=True)
         return output, np.asarray(extra["seconds"])
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
-        """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs.
+        """Runs as ``run`` does; returns copies of what step ``index`` of the program wrote, one for each output.
 
         A step with nothing to do wrote nothing. Raises RequestError if there is no such step.
         """
@@ -153,7 +153,7 @@ class CpuProgram:
         return written
 
     def watch(self, step: StepInput, watcher: Watcher) -> StepOutput:
-        """As ``run``, with ``watcher`` called before and after each step of the program; see ``Watcher``."""
+        """Runs as ``run`` does, and calls ``watcher`` before and after each step of the program; see ``Watcher``."""
 
         def named(index: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
             one = self.lowered.steps[index]

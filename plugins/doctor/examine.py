@@ -54,7 +54,7 @@ class Examination:
         return set(named) <= running if named else bool(running)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Makes plain values for ``--json``."""
         return {"machine": asdict(self.machine), "targets": [asdict(finding) for finding in self.findings]}
 
 

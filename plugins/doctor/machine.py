@@ -105,7 +105,7 @@ def look_at_machine() -> Machine:
 
 
 def iree_version() -> str | None:
-    """Of IREE's runtime; None if there is none. Its compiler is a package of its own, in the same namespace."""
+    """Looks up the version of IREE's runtime; None if there is none. The compiler is a package of its own."""
     try:
         return metadata.version("iree-base-runtime")
     except metadata.PackageNotFoundError:
@@ -113,7 +113,7 @@ def iree_version() -> str | None:
 
 
 def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
-    """Of "tensorrt_rtx_cu13" {"tensorrt_rtx": "13"}; of others nothing."""
+    """Reads {"tensorrt_rtx": "13"} out of "tensorrt_rtx_cu13"; nothing out of others."""
     named = (re.fullmatch(r"(tensorrt(?:_rtx)?)_cu(\d+)", name.replace("-", "_")) for name in distributions)
     return {match[1]: match[2] for match in named if match}
 
@@ -133,7 +133,7 @@ def torch_cuda(version_file: Path | None = None) -> str:
 
 
 def driver_version(library: str = _NVML) -> str:
-    """Of NVIDIA's driver, such as "580.95.05", from NVML; "" where that isn't there or doesn't start."""
+    """Asks NVML for the version of NVIDIA's driver, such as "580.95.05"; "" where that isn't there or doesn't start."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
@@ -158,7 +158,7 @@ def _gpus() -> tuple[str, tuple[Gpu, ...], str]:
 
 
 def _versions() -> dict[str, str]:
-    """Of what is installed, under whatever name (onnxruntime-gpu is onnxruntime too)."""
+    """Lists versions of what is installed, under whatever name (onnxruntime-gpu is onnxruntime too)."""
     distributions = metadata.packages_distributions()
     found = {}
     for name in PACKAGES:

@@ -22,7 +22,7 @@ from .section import TensorRtSection
 from .segments import SegmentSchedule, schedule_of
 
 MOST_REQUESTS = 256
-"""Of a step in the segments form, whose profiles don't say."""
+"""The most requests of a step in the segments form, whose profiles don't say."""
 
 
 class PackedExecutor(EngineExecutor[PackedSteps]):

@@ -36,7 +36,7 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
     "FP4": np.dtype(ml_dtypes.float4_e2m1fn),
     "E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-"""By the library's names of types. One of fewer than 8 bits is a weight's, and goes to the GPU as it is stored."""
+"""The types by the library's names. One of fewer than 8 bits is a weight's, and goes to the GPU as it is stored."""
 
 _MOST_SAID = 400  # characters of what the library logged, in an error
 _OF_PLUGINS = re.compile(r"plugin|creator", re.IGNORECASE)
@@ -145,7 +145,7 @@ class Library:
         return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:
-        """Of a tensor's mode."""
+        """Says whether a tensor's mode is that of an input."""
         return bool(mode == self._module.TensorIOMode.INPUT)
 
 

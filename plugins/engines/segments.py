@@ -36,7 +36,7 @@ from .section import Capability, Range, TensorRtSection, check_ranges
 
 FORMAT_VERSION = 1
 SEGMENTS_FILE = "segments.json"
-"""In a target's folder."""
+"""The name in a target's folder."""
 
 LOGITS = "logits"
 """The buffer [R, V] of 32-bit floats that a step leaves its result in."""

@@ -10,7 +10,7 @@ from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 KNOWN = ("7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
-"""In rising order."""
+"""The compute capabilities in rising order."""
 
 _PRODUCTS = {
     "7.5": "T4, T1000, Titan RTX, RTX 2060, RTX 2070, RTX 2080, RTX 2080 Ti",

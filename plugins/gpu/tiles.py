@@ -28,7 +28,7 @@ SPLIT_KEYS = 512
 """Keys of a part of a long context, which one program attends to when decoding."""
 
 FEWEST_ROWS = 16
-"""Of a product on tensor cores."""
+"""The fewest rows of a product on tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gpu:
 
     @property
     def portable_memory(self) -> int:
-        """Of ``shared_memory``, what every GPU has that runs this one's machine code: 8.6 runs that of 8.0."""
+        """The ``shared_memory`` of every GPU that runs this one's machine code: 8.6 runs that of 8.0."""
         return min(gpu.shared_memory for gpu in GPUS.values() if machine_code_runs(self.capability, gpu.capability))
 
 
@@ -221,7 +221,7 @@ OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
 
 
 def product_tile(rows: int, form: str) -> ProductTile:
-    """For products of so many rows with a weight of this format."""
+    """Chooses the tile for products of so many rows with a weight of this format."""
     if rows <= 16:
         return DECODE_PRODUCT
     if form == "uint4":

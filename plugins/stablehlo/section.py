@@ -42,7 +42,7 @@ BLOCK = 32
 """Tokens of a block of the caches that attention reads."""
 
 SECTION_FOLDER, IREE_FOLDER = "modules", "iree"
-"""In the target's folder: StableHLO, and what IREE's compiler made of it."""
+"""The folders in the target's folder: StableHLO, and what IREE's compiler made of it."""
 
 
 class ModuleSection(Record, frozen=True, kw_only=True):

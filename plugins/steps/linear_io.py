@@ -38,7 +38,7 @@ MODEL_FILE = "model.onnx"
 CONTRIB_FILE = "model.contrib.onnx"
 KERNELS_FILE = "model.kernels.onnx"
 NARROW_FILE = "model.{}.onnx"
-"""Beside it, for the same reason."""
+"""It lies beside the others, for the same reason."""
 
 NarrowFloats = Literal["f16", "bf16"]
 Variant = Literal["standard", "contrib", "kernels"] | NarrowFloats
@@ -120,7 +120,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         return (*narrow, self.variant, *beside)
 
     def fastest(self, *, operators: bool) -> Variant:
-        """Of ``variants``, the one to run on a CPU. ``operators``: whether the library for "kernels" is there."""
+        """Chooses which of ``variants`` to run on a CPU. ``operators``: whether the library for "kernels" is there."""
         return next((v for v in reversed(self.variants) if v != "kernels" or operators), self.variant)
 
     @property

@@ -27,10 +27,10 @@ from enginewright.runtime.shared.kv_formats import SCALED_CACHES, CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
-"""In the target's folder: the network that its engines are built of."""
+"""The name in the target's folder of the network that its engines are built of."""
 
 KERNELS_FOLDER = "kernels"
-"""In the target's folder: the code that the plugins launch, for each compute capability."""
+"""The folder in the target's folder of the code that the plugins launch, for each compute capability."""
 
 IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
 

@@ -62,11 +62,11 @@ class CountedSteps:
         self.total = lru_cache(1024)(self._total)
 
     def _costs(self, sizes: StepSizes) -> tuple[StepCost, ...]:
-        """Of one step of each kind."""
+        """Computes the costs of one step of each kind."""
         return tuple(step_costs(self._once, sizes))
 
     def _total(self, sizes: StepSizes) -> StepCost:
-        """Of all steps of the program together."""
+        """Sums the costs of all steps of the program."""
         pairs = zip(self.kinds, self.costs(sizes), strict=True)
         return sum((cost.times(kind.count) for kind, cost in pairs), StepCost())
 
@@ -128,7 +128,7 @@ class StepModel(Protocol):
     """How long steps of one program take on one device."""
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Of a step of the engine."""
+        """Predicts the seconds of a step of the engine."""
 
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for."""
@@ -157,7 +157,7 @@ _NARROW = {dtype: name for dtype, name in FORMAT_OF.items() if FORMATS[name].lea
 
 
 def stored_formats(program: LoweredProgram) -> frozenset[str]:
-    """Of a program's weights and caches, those that not every GPU has instructions for."""
+    """Lists the formats of a program's weights and caches that not every GPU has instructions for."""
     types = [use.dtype for use in program.weights] + [group.dtype for group in program.cache_groups]
     return frozenset(_NARROW[t] for t in types if t in _NARROW)
 

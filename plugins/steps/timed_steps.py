@@ -24,12 +24,12 @@ from enginewright.runtime.shared.step_costs import StepSizes
 
 _SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128
 _SECONDS = 0.02
-"""Of one measurement of a case: short steps are repeated."""
+"""The time of one measurement of a case: short steps are repeated."""
 
 
 STAGE = "tune"
 LEAST_GAIN = 1.03
-"""Of the mean over the cases. Two programs with the same choices were up to 1 % apart: their memory lies elsewhere."""
+"""The least gain of the mean over the cases. Two programs with the same choices were up to 1 % apart."""
 
 WORST = 0.97
 """No case may lose more than this."""

@@ -33,7 +33,7 @@ class TunedLibrary(Record, frozen=True, kw_only=True):
 
 
 class TvmSection(Record, frozen=True, kw_only=True):
-    """Beside the target's program.json.
+    """What a bundle says of the target beside its program.json.
 
     Attributes:
         version: of TVM, which made the libraries and must run them.

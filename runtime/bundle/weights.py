@@ -265,7 +265,7 @@ def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array
 
 
 def _blocks_shape(shape: tuple[int, ...], storage: Storage) -> tuple[int, ...]:
-    """Of a weight [.., N, K] as bytes in blocks."""
+    """Gives the shape of a weight [.., N, K] as bytes in blocks."""
     size = FORMATS[storage].group_sizes[0]
     return (*shape[:-1], -(-shape[-1] // size), 2 + size // 2)
 

@@ -118,7 +118,7 @@ class EngineLoop:
             return True
 
     def after_fork(self) -> None:
-        """In the child: see the module."""
+        """Called in the child: see the module."""
         self._new_locks()
         self._ended = _forked_error
         self._inbox.clear()

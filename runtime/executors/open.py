@@ -152,7 +152,7 @@ def open_executor(
     memory: int | None,
     buckets: bool,
 ) -> Executor:
-    """As ``make_executor``, with as many blocks as ``memory`` bytes hold, and no more than a scheduler's requests need.
+    """Opens as ``make_executor`` does, with the blocks that ``memory`` bytes hold, and no more than requests need.
 
     ``memory``: None takes a quarter of what is free, or on a GPU most of what the weights leave there.
     ``buckets``: where the target has sizes of steps, its steps have those.

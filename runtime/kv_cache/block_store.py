@@ -238,7 +238,7 @@ class BlockStore:
         self._key = b""
 
     def describe(self) -> dict[str, object]:
-        """For people, and for ``LLM.info()``."""
+        """Says it for people, and for ``LLM.info()``."""
         used = dict(vars(self.use)) | {"files": len(self._files), "bytes": self._bytes}
         return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
 

@@ -16,7 +16,7 @@ from .block_pool import BlockPool
 from .prefix_index import Namespace
 
 LEAST_SHARE = 0.5
-"""Of what a slot keeps, or of what a request has: one that shares less of both leaves the slot to others."""
+"""The least share of what a slot keeps, or a request has: one that shares less of both leaves the slot to others."""
 
 
 @dataclass(frozen=True)

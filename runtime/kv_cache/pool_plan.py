@@ -39,7 +39,7 @@ class PoolPlan:
         return sum(g.bytes_per_block * self.blocks[g.name] for g in self.groups)
 
     def __str__(self) -> str:
-        """For people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
+        """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
         pools = [f"{self.blocks[g.name]} blocks of {g.block_size} tokens" for g in self.groups]
         if len(pools) > 1:
             pools = [f"{p} ({g.name})" for p, g in zip(pools, self.groups, strict=True)]
@@ -97,7 +97,7 @@ def enough_for_windows(groups: Sequence[CacheGroup], requests: int, step_tokens:
 
 
 def _blocks(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int], more: int = 0) -> dict[str, int]:
-    """Of each group: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer."""
+    """Counts each group's blocks: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer."""
     each = {g.name: min(tokens, enough.get(g.name, tokens) + more) for g in groups}
     return {g.name: -(-each[g.name] // g.block_size) for g in groups}
 

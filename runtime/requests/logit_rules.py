@@ -20,7 +20,7 @@ Row = tuple[SamplingParams, int, int]
 
 
 class LogitRules:
-    """Of one request: which tokens it has seen, and which are banned or favoured next.
+    """One request's rules: which tokens it has seen, and which are banned or favoured next.
 
     Args:
         params: what the request asks for.

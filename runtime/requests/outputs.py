@@ -27,7 +27,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Logprob:
-    """As in vLLM. ``rank`` is 1 for the most probable token; None for a chosen token that isn't among the top ones."""
+    """One token's log-probability, as in vLLM. ``rank``: 1 is the likeliest; None if it isn't among the top ones."""
 
     logprob: float
     rank: int | None = None

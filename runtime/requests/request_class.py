@@ -23,4 +23,4 @@ class RequestClass:
 
 
 NO_TARGETS = RequestClass()
-"""Of requests that name no class, where none is the default."""
+"""The class of requests that name none, where none is the default."""

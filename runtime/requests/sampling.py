@@ -200,7 +200,7 @@ class SamplingParams:
             raise RequestError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_answers(self) -> None:
-        """Of n, best_of, the beam search and speculation, and what does not go together."""
+        """Checks n, best_of, the beam search and speculation, and what does not go together."""
         _check("speculate", self.speculate, isinstance(self.speculate, bool), "True or False")
         _check("n", self.n, _is_int(self.n, 1, MOST_ANSWERS + 1), f"an integer from 1 to {MOST_ANSWERS}")
         best_of = self.best_of

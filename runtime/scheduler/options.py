@@ -97,7 +97,7 @@ class Scheduling:
 
 
 def scheduling_of(given: object) -> Scheduling | None:
-    """Of what was passed: None is first come, first served. Raises RequestError naming the option."""
+    """Makes options of what was passed: None is first come, first served. Raises RequestError naming the option."""
     if isinstance(given, Scheduling):
         return given
     if given is None or (isinstance(given, str) and given == "fcfs"):

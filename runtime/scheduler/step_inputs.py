@@ -94,7 +94,7 @@ class StepInputs:
         return table, slots
 
     def _without_given_back(self, table: Int32Array, group: CacheGroup, *, copied: bool) -> Int32Array:
-        """With holes before the windows; see ``CacheManager``."""
+        """Copies the table with holes before the windows; see ``CacheManager``."""
         for b, start in enumerate(self._starts):
             before = start - group.window + 1
             if before > 0 and before % group.block_size == 0:  # the block before that is no longer seen

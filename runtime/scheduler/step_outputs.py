@@ -10,8 +10,10 @@ from ..shared.errors import EnginewrightError
 
 
 def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightError:
-    """Of a request whose logits are NaN or infinite, or leave it no token. ``at_prompt``: the token of its prompt whose
-    logits they are; None for the logits of its next new token."""
+    """Makes the error of a request whose logits are NaN or infinite, or leave it no token.
+
+    ``at_prompt``: the token of its prompt whose logits they are; None for the logits of its next new token.
+    """
     where = f"for new token {request.output_length}" if at_prompt is None else f"at token {at_prompt} of its prompt"
     if request.rules is not None and at_prompt is None:
         return EnginewrightError(
@@ -33,7 +35,7 @@ def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
 
 
 def scored(request: Generation, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
-    """Of the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
+    """Scores the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
     assert output.token_logprobs is not None
     most = request.params.prompt_logprobs or 0
     following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
@@ -42,7 +44,7 @@ def scored(request: Generation, output: StepOutput, start: int, first: int, coun
 
 
 def logprobs_of(request: Generation, output: StepOutput, row: int) -> TokenLogprobs | None:
-    """Of the new token of a row, if the request wants them."""
+    """Reads the log-probabilities of the new token of a row, if the request wants them."""
     n = request.params.logprobs
     if n is None:
         return None

@@ -26,7 +26,7 @@ class Shares:
         self._next_look = LEAST_TENANTS  # for counters that may go, when there are so many
 
     def had(self, tenant: str) -> float:
-        """By its weight."""
+        """What the tenant had, by its weight."""
         return self._had.get(tenant, 0.0)
 
     def joins(self, tenant: str, others: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ class SamplingBatch:
         return {name: array for name in (*_OPTION_NAMES, "scored") if (array := getattr(self, name)) is not None}
 
     def following(self) -> SamplingBatch:
-        """Of the same requests' next tokens: with the same arrays, but for the counters."""
+        """Makes the batch of the same requests' next tokens: the same arrays, but for the counters."""
         batch = object.__new__(SamplingBatch)
         batch.__dict__.update(self.__dict__)  # a quarter of what copy.copy takes
         batch.counter = self.counter + 1

@@ -26,10 +26,10 @@ from .panel_layouts import Layout
 from .records import Record, read
 
 FORMAT_VERSION = 6
-"""Of programs of the cuda target's form, which came last."""
+"""The version of programs of the cuda target's form, which came last."""
 
 CPU_FORMAT_VERSION = 5
-"""Of programs of the cpu target's form. Older ones were never released, and aren't read."""
+"""The version of programs of the cpu target's form. Older ones were never released, and aren't read."""
 
 SYMBOLS = ("T", "B", "R")
 
@@ -44,7 +44,7 @@ class Affine:
 
     @classmethod
     def of(cls, value: Affine | int | Mapping[str, int]) -> Affine:
-        """From an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
+        """Makes one of an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
         if isinstance(value, Affine):
             return value
         if isinstance(value, bool) or not isinstance(value, (int, Mapping)):

@@ -101,7 +101,7 @@ class StepCost:
 
     @property
     def multiply_adds(self) -> int:
-        """Of all types."""
+        """The multiply-adds of all types."""
         return sum(self.products.values())
 
     def __add__(self, other: StepCost) -> StepCost:
@@ -115,7 +115,7 @@ class StepCost:
         )
 
     def times(self, count: int) -> StepCost:
-        """Of so many such steps."""
+        """Computes the cost of so many such steps."""
         return StepCost(
             self.weights * count,
             self.kv_read * count,

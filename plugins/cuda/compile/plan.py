@@ -44,7 +44,7 @@ class GpuModel:
         self._uses = {use.name: use for use in steps.program.weights}
 
     def seconds(self, sizes: StepSizes) -> float:
-        """Of a step of the engine."""
+        """Predicts the seconds of a step of the engine."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         return self._shares.between_steps + sum(k.count * max(self._parts(k.step, c, sizes)) for k, c in pairs)
 
@@ -72,7 +72,7 @@ class GpuModel:
         return memory, products, self._shares.kernel
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
-        """Of a product, its weight if that has fewer than 16 bits."""
+        """Finds a product's weight, if that has fewer than 16 bits."""
         if self._halved or OPS.get(step.op) not in ("product", "experts"):  # another target's program says less
             return None
         uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
@@ -136,7 +136,7 @@ def _mixed_decodes(bundle: Bundle) -> bool:
 
 
 def _asked(engines: Any) -> bool:
-    """Of a recipe's [engines]."""
+    """Says whether a recipe's [engines] ask for it."""
     return bool(engines.mixed_decodes)
 
 

@@ -227,7 +227,7 @@ def choices_of(section: CudaSection) -> Choices:
 
 
 def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
-    """Of steps whose requests have so many tokens at most."""
+    """Computes the limits of steps whose requests have so many tokens at most."""
     smallest = min(group.block_size for group in groups)
     blocks = -(-context // smallest)
     return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
@@ -257,4 +257,4 @@ def cuda_budget(bundle: Bundle, target: str, context: int) -> int:
 
 
 _FREE_SHARE = 0.85
-"""Of what is left: graphs, libraries' workspaces and fragments need the rest."""
+"""The share of what is left that caches get: graphs, libraries' workspaces and fragments need the rest."""

@@ -36,7 +36,7 @@ from .ops import HANDLERS, Cache, Choices, Launcher, Work
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: torch.uint8 if DTYPES[name].bits == 4 else getattr(torch, DTYPES[name].torch) for name in get_args(Dtype)
 }
-"""Of buffers, weights and caches; values of 4 bits are two to a byte."""
+"""The torch types of buffers, weights and caches; values of 4 bits are two to a byte."""
 
 _FORMATS: Mapping[str, str] = {**{dtype: FORMAT_OF[dtype] for dtype in SCALED}, "u4": "uint4"}
 
@@ -99,7 +99,7 @@ class CudaProgram:
 
     @property
     def nbytes(self) -> int:
-        """Of weights, arena and scratch; not of caches."""
+        """The bytes of weights, arena and scratch; not of caches."""
         weights = sum(weight.nbytes for weight in self._weights.values())
         return weights + self.arena.nbytes + self._scratch.nbytes
 
@@ -223,7 +223,7 @@ class CudaProgram:
         return self.processors * self._launcher.resident(call)
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """Of the attention kernel."""
+        """Chooses the tile of the attention kernel."""
         return self._launcher.tile(shape, decode)
 
     @property
@@ -238,7 +238,7 @@ class CudaProgram:
 
 
 def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices = Choices()) -> int:
-    """Of the parts that attention cuts the longest contexts of a step into, or products their factors."""
+    """Counts the floats of the parts that attention cuts a step's longest contexts into, or products their factors."""
     uses = {use.name: use for use in program.weights}
     blocks = {f"{group.name}/{layer}": group.block_size for group in program.cache_groups for layer in group.layers}
     needed = [0]

@@ -23,7 +23,7 @@ from .session import PROVIDERS, find_provider, load_onnxruntime, open_session
 from .slot_caches import SlotCaches
 
 FREE_SHARE = 0.5
-"""Of the GPU's memory that weights leave, for the caches, by default: onnxruntime takes the rest as steps need it."""
+"""The caches' share of the GPU's memory that weights leave, by default: onnxruntime takes the rest as steps need it."""
 
 
 def device_budget(bundle: Bundle, target: str, provider: str, variant: str | None = None) -> int:
@@ -60,7 +60,7 @@ def _free_bytes(cuda: Cuda) -> int:
 
 
 NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
-"""In names of weights of the variant of 16 bits."""
+"""What names of weights of the variant of 16 bits have."""
 
 
 class OnnxExecutor:

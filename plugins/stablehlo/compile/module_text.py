@@ -109,7 +109,7 @@ class ModuleText:
         return self._add(f"stablehlo.{op} {x.name} : {x.type}", x.shape, x.kind)
 
     def binary(self, op: str, x: Tensor, y: Tensor) -> Tensor:
-        """Of two values of one type; sizes of 1, or that are missing in front, are as often there as needed."""
+        """Computes an op of two values of one type; sizes of 1, or missing in front, are repeated as needed."""
         x, y = self.together(x, y)
         return self._add(f"stablehlo.{op} {x.name}, {y.name} : {x.type}", x.shape, x.kind)
 

@@ -96,7 +96,7 @@ class TensorRtEmitter:
 
 
 def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProfile, PagedProfile]:
-    """Of decode steps, and of prompts with decodes beside them.
+    """Makes the profiles of decode steps, and of prompts with decodes beside them.
 
     Raises RecipeError if requests are to be longer than the model's context.
     """

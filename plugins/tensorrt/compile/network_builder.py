@@ -155,7 +155,7 @@ class NetworkBuilder:
         return self.out(self.network.add_unsqueeze(x, axes))
 
     def same_rank(self, *tensors: trt.ITensor) -> list[trt.ITensor]:
-        """Of as many dimensions as the one with most, as broadcasting has it."""
+        """Gives all tensors as many dimensions as the one with most, as broadcasting has it."""
         rank = max(len(x.shape) for x in tensors)
         return [self.of_rank(x, rank) for x in tensors]
 

@@ -32,7 +32,7 @@ from ..section import stored_type
 from .schedules import OWN, Schedules, product_of
 
 Expr = Any
-"""Of TVM: a number, or what a kernel computes."""
+"""An expression of TVM: a number, or what a kernel computes."""
 
 LANES = 16
 """Floats that kernels handle at a time; LLVM splits them where registers are narrower."""

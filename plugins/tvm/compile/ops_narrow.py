@@ -27,7 +27,7 @@ from .vector_math import floats, fp8_to_float, half_to_float
 
 
 def _cast_bf16(k: Kernel) -> None:
-    """To the nearest, ties to even; a NaN stays one."""
+    """Casts to the nearest bf16, ties to even; a NaN stays one."""
     x, out = k.inputs[0], k.outputs[0]
     size = x.shape[-1].constant
 
@@ -254,7 +254,7 @@ def _quantized_embedding(k: Kernel) -> None:
 
 
 def embedding(k: Kernel) -> None:
-    """Of a table of floats."""
+    """Reads rows of a table of floats."""
     dtype = k.use(1).dtype if k.step.inputs[1].kind == "weight" else "f32"
     {"bf16": _bf16_embedding, "fp8": _fp8_embedding}.get(dtype, float_embedding)(k)
 

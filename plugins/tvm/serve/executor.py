@@ -138,7 +138,7 @@ class OwnMemory:
         return self._arena
 
     def end(self) -> None:
-        """After the step."""
+        """Called after the step."""
 
 
 class OurMemory:
