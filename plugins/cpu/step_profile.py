@@ -85,10 +85,6 @@ class StepProfile:
         """Those that took longest first."""
         return self.totals(lambda step: step.op)
 
-    def by_where(self) -> list[StepTotal]:
-        """Adds up by the module path that steps came from; those that took longest first."""
-        return self.totals(lambda step: step.where)
-
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
         """Adds up by any key; those that took longest first."""
         calls: defaultdict[str, int] = defaultdict(int)

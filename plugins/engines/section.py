@@ -16,14 +16,6 @@ Phase = Literal["decode", "prefill", "both"]
 """Which steps: of one token a request, of prompts, or either."""
 
 
-def check_capability(name: str) -> str:
-    """``name`` if it is a compute capability such as "8.9"; else raises ValueError."""
-    major, dot, minor = name.partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise ValueError(f"{name!r} isn't a compute capability such as 8.9")
-    return name
-
-
 Capability = Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+\Z")]
 
 

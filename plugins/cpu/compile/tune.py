@@ -238,10 +238,6 @@ class Contender:
     def isa(self) -> str:
         return self._runner.program.isa
 
-    @property
-    def real_threads(self) -> int:
-        return self._runner.program.threads
-
     def time(self, case: int) -> float:
         """Seconds of a step of a case: the mean of some."""
         step, repeats, run = self._steps[case], self.repeats[case], self._runner.program.run

@@ -194,11 +194,6 @@ class ModuleText:
 
     # ---- what a value says where to look
 
-    def dynamic_slice(self, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        names = ", ".join(start.name for start in starts)
-        text = f"stablehlo.dynamic_slice {x.name}, {names}, sizes = {list(sizes)}"
-        return self._typed(text, (x, *starts), sizes, x.kind)
-
     def dynamic_update_slice(self, x: Tensor, update: Tensor, starts: Sequence[Tensor]) -> Tensor:
         names = ", ".join(start.name for start in starts)
         text = f"stablehlo.dynamic_update_slice {x.name}, {update.name}, {names}"

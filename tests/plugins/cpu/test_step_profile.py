@@ -35,7 +35,7 @@ def test_runs_of_different_sizes_add_up(runner: StepRunner) -> None:
     cost = sum([*step_costs(runner.lowered, PROMPT), *step_costs(runner.lowered, DECODE) * 2], StepCost())
     assert profile.runs == 3
     assert profile.seconds >= profile.kernels > 0
-    for totals, key in ((profile.by_op(), "op"), (profile.by_where(), "where")):
+    for totals, key in ((profile.by_op(), "op"), (profile.totals(lambda step: step.where), "where")):
         assert {t.key: t.calls for t in totals} == {
             name: 3 * n for name, n in Counter(getattr(step, key) for step in steps).items()
         }
