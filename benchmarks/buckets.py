@@ -49,7 +49,9 @@ def drawn(name: str, seed: int, requests: int, context: int) -> Histogram:
     """So many lengths of a distribution, cut to the context."""
     quantile = DEFAULTS[name]
     shares = np.random.default_rng(seed).uniform(1e-9, 1 - 1e-9, requests).tolist()
-    return Histogram.of(Counter(min(max(1, round(quantile(p))), context) for p in shares), f"{name}, seed {seed}")
+    return Histogram.from_counts(
+        Counter(min(max(1, round(quantile(p))), context) for p in shares), f"{name}, seed {seed}"
+    )
 
 
 def compare(name: str, requests: int, context: int) -> list[Row]:
@@ -61,7 +63,7 @@ def compare(name: str, requests: int, context: int) -> list[Row]:
     others = drawn(name, COUNTED_ON, requests, context).in_chunks(largest)
 
     def share(sizes: tuple[int, ...]) -> float:
-        return Waste.of(others, sizes).share
+        return Waste.from_sizes(others, sizes).share
 
     powers = powers_of_two(largest, None, MULTIPLE)
     return [
@@ -69,7 +71,7 @@ def compare(name: str, requests: int, context: int) -> list[Row]:
             name=name,
             count=count,
             ours=share(curve[count - 1].sizes),
-            sample=Waste.of(sample, curve[count - 1].sizes).share,
+            sample=Waste.from_sizes(sample, curve[count - 1].sizes).share,
             one_size=share((largest,)),
             powers_of_two=share(powers_of_two(largest, count, MULTIPLE)),
             geometric=share(geometric(smallest, largest, count, MULTIPLE)),

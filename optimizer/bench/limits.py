@@ -56,8 +56,8 @@ class LimitMeter:
 
     def limits(self) -> Limits:
         """What was measured so far, once at least."""
-        peaks = {kind: Spread.of(found) for kind, found in self._peaks.items()}
-        return Limits(self.working_set, Spread.of(self._bandwidths), peaks)
+        peaks = {kind: Spread.from_values(found) for kind, found in self._peaks.items()}
+        return Limits(self.working_set, Spread.from_values(self._bandwidths), peaks)
 
 
 def least_seconds(costs: Iterable[StepCost], machine: Machine) -> float:

@@ -156,7 +156,7 @@ def _measure(meter: LimitMeter) -> None:
 
 
 def _prompt_speed(tokens: int, times: _Times, meter: LimitMeter | None) -> PromptSpeed:
-    first, after = Spread.of(times.first[tokens]), Spread.of(times.after[tokens])
+    first, after = Spread.from_values(times.first[tokens]), Spread.from_values(times.after[tokens])
     limit = None if meter is None else meter.seconds(StepSizes((tokens,), (tokens,)))
     return PromptSpeed(tokens, first, after, tokens / first.median, limit, share_of(limit, first.median))
 
@@ -164,7 +164,7 @@ def _prompt_speed(tokens: int, times: _Times, meter: LimitMeter | None) -> Promp
 def _decode_speed(batch: int, context: int, sizes: BenchPlan, times: _Times, meter: LimitMeter | None) -> DecodeSpeed:
     if (why := times.omitted.get((batch, context))) is not None:
         return DecodeSpeed(batch, context, omitted=why)
-    step = Spread.of(times.steps[batch, context])
+    step = Spread.from_values(times.steps[batch, context])
     found = DecodeSpeed(batch, context, step, batch / step.median)
     if meter is None:
         return found

@@ -22,7 +22,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> Spread:
         """``low`` and ``high`` are the first and the third quartile. Raises ValueError if there are none."""
         if not values:
             raise ValueError("there is nothing to take a median of")

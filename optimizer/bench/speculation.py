@@ -85,7 +85,7 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
                     rates[llm].append(_rate(output))
                     drafted, accepted = drafted + output.metrics.drafted, accepted + output.metrics.accepted
             ratios = [on / off for on, off in zip(rates[ahead], rates[plain], strict=True)]
-            speeds = Spread.of(rates[plain]), Spread.of(rates[ahead]), Spread.of(ratios)
+            speeds = Spread.from_values(rates[plain]), Spread.from_values(rates[ahead]), Spread.from_values(ratios)
             found.append(SpeculationSpeed(task, *speeds, drafted, accepted))
         return Speculation(speculate, tuple(found), ahead.info()["speculation"])
 

@@ -78,9 +78,9 @@ def choose(source: BucketSource, context_length: int | None = None) -> Chosen:
     if trace.generated == 0:
         weight = Fraction(0)
     for_prompts, for_decodes = share_out(curve, decodes, source.most, weight)
-    kinds = [KindReport.of("tokens", prompts, curve, for_prompts, source.multiple)]
+    kinds = [KindReport.from_curve("tokens", prompts, curve, for_prompts, source.multiple)]
     if for_decodes:
-        kinds.append(KindReport.of("batch", batches, decodes, for_decodes, 1))
+        kinds.append(KindReport.from_curve("batch", batches, decodes, for_decodes, 1))
     report = SizesReport(source.most, source.multiple, context_length, trace.generated, tuple(kinds))
     return Chosen(kinds[0].chosen.sizes, kinds[1].chosen.sizes if for_decodes else (), report)
 

@@ -45,7 +45,7 @@ class Histogram:
     origin: str
 
     @classmethod
-    def of(cls, counts: Mapping[int, int], origin: str) -> Histogram:
+    def from_counts(cls, counts: Mapping[int, int], origin: str) -> Histogram:
         """Lengths that never come are left out. Raises RequestError if none is left or a number is out of range."""
         for length, count in counts.items():
             if not 1 <= length <= LONGEST:
@@ -89,7 +89,7 @@ class Histogram:
             pieces[chunk] += whole * count
             pieces[rest] += count
         del pieces[0]
-        return Histogram.of(pieces, f"{self.origin}, in chunks of {chunk}")
+        return Histogram.from_counts(pieces, f"{self.origin}, in chunks of {chunk}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def read_histogram(path: str | Path) -> Histogram:
     """
     text = _text(path)
     if text.lstrip()[:1] in ("{", "["):
-        return Histogram.of(_from_json(text, str(path)), str(path))
+        return Histogram.from_counts(_from_json(text, str(path)), str(path))
     counts: Counter[int] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         cells = [cell.strip().strip('"') for cell in line.split(",")]
@@ -122,7 +122,7 @@ def read_histogram(path: str | Path) -> Histogram:
         where = f"{path}:{number}"
         length = _whole(cells[0], where)
         counts[length] += _checked(length, _whole(cells[1], where) if len(cells) == 2 else 1, where)
-    return Histogram.of(counts, str(path))
+    return Histogram.from_counts(counts, str(path))
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -144,7 +144,7 @@ def read_trace(path: str | Path) -> Trace:
         made = _whole(next((usage[key] for key in _COMPLETION if key in usage), 0), where)
         generated += _checked(length, made, where)
         counts[length] += 1
-    return Trace(Histogram.of(counts, str(path)), generated)
+    return Trace(Histogram.from_counts(counts, str(path)), generated)
 
 
 def default_histogram(name: str, longest: int) -> Histogram:
@@ -154,12 +154,12 @@ def default_histogram(name: str, longest: int) -> Histogram:
     quantile = DEFAULTS[name]
     lengths = (quantile((i + 0.5) / _SAMPLES) for i in range(_SAMPLES))
     counts = Counter(min(max(1, round(length)), longest) for length in lengths)
-    return Histogram.of(counts, f"default {name!r}")
+    return Histogram.from_counts(counts, f"default {name!r}")
 
 
 def uniform(longest: int) -> Histogram:
     """Every length from 1 to ``longest`` once."""
-    return Histogram.of(dict.fromkeys(range(1, longest + 1), 1), f"uniform from 1 to {longest}")
+    return Histogram.from_counts(dict.fromkeys(range(1, longest + 1), 1), f"uniform from 1 to {longest}")
 
 
 def _log_normal(median: float, sigma: float) -> Callable[[float], float]:

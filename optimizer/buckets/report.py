@@ -25,7 +25,7 @@ class Waste:
     share: float
 
     @classmethod
-    def of(cls, histogram: Histogram, sizes: tuple[int, ...], padded: int | None = None) -> Waste:
+    def from_sizes(cls, histogram: Histogram, sizes: tuple[int, ...], padded: int | None = None) -> Waste:
         padded = padding(histogram, sizes) if padded is None else padded
         return cls(sizes, padded, padded / (padded + histogram.tokens))
 
@@ -55,7 +55,7 @@ class KindReport:
     curve: tuple[float, ...]
 
     @classmethod
-    def of(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
+    def from_curve(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
         """Makes a report of the first ``count`` sets of ``solve``'s."""
         chosen = curve[count - 1]
         largest = chosen.sizes[-1]
@@ -65,10 +65,10 @@ class KindReport:
             origin=histogram.origin,
             entries=histogram.entries,
             tokens=histogram.tokens,
-            chosen=Waste.of(histogram, chosen.sizes, chosen.padded),
-            one_size=Waste.of(histogram, (largest,)),
-            powers_of_two=Waste.of(histogram, powers),
-            all_powers_of_two=Waste.of(histogram, powers_of_two(largest, None, multiple)),
+            chosen=Waste.from_sizes(histogram, chosen.sizes, chosen.padded),
+            one_size=Waste.from_sizes(histogram, (largest,)),
+            powers_of_two=Waste.from_sizes(histogram, powers),
+            all_powers_of_two=Waste.from_sizes(histogram, powers_of_two(largest, None, multiple)),
             curve=tuple(s.padded / (s.padded + histogram.tokens) for s in curve),
         )
 

@@ -24,7 +24,7 @@ class MemoryLimit:
     limit: int | None
 
     @staticmethod
-    def of(value: int | str | None) -> MemoryLimit:
+    def parse(value: int | str | None) -> MemoryLimit:
         """The limit as a user gives it, such as "4GiB".
 
         Raises:

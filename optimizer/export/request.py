@@ -56,7 +56,7 @@ class ExportRequest:
     recipe_from: str | Path | None = None
 
     @staticmethod
-    def of(given: ExportArguments, loaded: Recipe | None, on_progress: Progress) -> ExportRequest:
+    def from_arguments(given: ExportArguments, loaded: Recipe | None, on_progress: Progress) -> ExportRequest:
         """Takes the arguments of ``export``; ``loaded``: the recipe, where it was read already.
 
         Raises:
@@ -87,7 +87,7 @@ class ExportRequest:
             given.context_length or chosen.context_length,
             given.calibration,
             trained,
-            MemoryLimit.of(given.max_memory),
+            MemoryLimit.parse(given.max_memory),
             given.tokenizer,
             on_progress,
             given.inputs(chosen),

@@ -101,7 +101,7 @@ def export(
     from .compile_model import compile_model
     from .request import ExportRequest
 
-    report = compile_model(ExportRequest.of(given, chosen, on_progress), output, revision, overwrite)
+    report = compile_model(ExportRequest.from_arguments(given, chosen, on_progress), output, revision, overwrite)
     unchanged = key is not None and key == _key(given, chosen)  # while the export worked
     if key is not None and unchanged and isinstance(source, str | os.PathLike):
         keep_export(key, report, source)

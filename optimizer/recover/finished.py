@@ -160,7 +160,7 @@ class _Tensors(RecoveredWeights):
         digest = digest_of(value)
         if entry is None or entry.digest != digest:
             raise SourceError(f"{self.file}: {name} is not what was written", hint="Recover the model again.")
-        if entry.origin != WeightEntry.of(expr).origin:
+        if entry.origin != WeightEntry.from_expression(expr).origin:
             raise SourceError(
                 f"{self.file}: {name} was trained in the place of other rows of the source than the recipe's passes "
                 "choose now",
@@ -174,5 +174,5 @@ def entries_of(program: Program) -> dict[str, WeightEntry]:
     found: dict[str, WeightEntry] = {}
     for name in program.weights:
         for leaf in recovered_in(program.weights[name]):
-            found.setdefault(leaf.name, WeightEntry.of(leaf.base))
+            found.setdefault(leaf.name, WeightEntry.from_expression(leaf.base))
     return found

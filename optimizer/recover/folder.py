@@ -67,7 +67,7 @@ class WeightEntry(BaseModel):
     digest: str = ""
 
     @staticmethod
-    def of(expr: WeightExpr) -> WeightEntry:
+    def from_expression(expr: WeightExpr) -> WeightEntry:
         """Describes the expression that a weight is trained from."""
         text = repr([[str(p) for p in expr.parts(axis)] for axis in range(min(2, len(expr.shape)))])
         return WeightEntry(shape=expr.shape, origin=hashlib.sha256(text.encode()).hexdigest())

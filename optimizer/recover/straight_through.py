@@ -56,7 +56,7 @@ class RoundedWeight:
     beyond: torch.Tensor | None
 
     @staticmethod
-    def of(weight: torch.Tensor, codes: Codes, code_format: CodeFormat) -> RoundedWeight:
+    def from_codes(weight: torch.Tensor, codes: Codes, code_format: CodeFormat) -> RoundedWeight:
         """``weight`` [.., N, K] float32 is what ``codes`` were made of."""
         value = decode(codes, code_format)
         width = code_format.group_size or weight.shape[-1]

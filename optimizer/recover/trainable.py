@@ -187,7 +187,7 @@ class TrainableProgram(torch.nn.Module):
         rounded = self._rounded.get(name)
         if rounded is None:
             parts = [self.program.weights[str(n.target)].evaluate() for n in (values, scales, offsets) if n is not None]
-            rounded = self._rounded[name] = RoundedWeight.of(exact.detach(), Codes(*parts), expr.format)
+            rounded = self._rounded[name] = RoundedWeight.from_codes(exact.detach(), Codes(*parts), expr.format)
         shared[name] = straight_through(exact, rounded.value, rounded.beyond)
         return shared[name]
 

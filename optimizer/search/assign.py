@@ -28,7 +28,7 @@ class Assignment:
     cost: float
 
     @classmethod
-    def of(cls, units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
+    def from_choices(cls, units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
         """The options with these indices."""
         pairs = list(zip(units, chosen, strict=True))
         return cls(tuple(chosen), sum(u.sizes[o] for u, o in pairs), sum(u.costs[o] for u, o in pairs))
@@ -44,10 +44,10 @@ def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
             price = (unit.costs[after] - unit.costs[before]) / (unit.sizes[before] - unit.sizes[after])
             steps.append((price, i, at))
     chosen = [hull[0] for hull in hulls]
-    curve = [Assignment.of(units, chosen)]
+    curve = [Assignment.from_choices(units, chosen)]
     for _, i, at in sorted(steps):  # along a hull the prices rise, so that a unit's steps come in order
         chosen[i] = hulls[i][at]
-        curve.append(Assignment.of(units, chosen))
+        curve.append(Assignment.from_choices(units, chosen))
     return curve
 
 
@@ -57,7 +57,7 @@ def fewest_bytes(units: Sequence[Options], most_cost: float) -> Assignment | Non
     if not fitting:
         return None
     sizes, costs = [u.sizes for u in units], [u.costs for u in units]
-    return Assignment.of(units, _spend(fitting[-1].chosen, most_cost, sizes, costs))
+    return Assignment.from_choices(units, _spend(fitting[-1].chosen, most_cost, sizes, costs))
 
 
 def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
@@ -66,7 +66,7 @@ def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
     if not fitting:
         return None
     sizes, costs = [u.sizes for u in units], [u.costs for u in units]
-    return Assignment.of(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
+    return Assignment.from_choices(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
 
 
 def _spend(

@@ -125,7 +125,7 @@ class KvHeadSearch(Search[KvSearchReport]):
             return found
         each = [(costs.costs[o], i, o) for i, costs in enumerate(self.options) for o in range(1, len(costs.costs))]
         _, layer, option = min(each)
-        return Assignment.of(self.options, [option if i == layer else 0 for i in range(len(self.options))])
+        return Assignment.from_choices(self.options, [option if i == layer else 0 for i in range(len(self.options))])
 
     def applied(self, choice: Assignment) -> Recipe:
         """With the numbers that were chosen, if they are fewer. What its heads may cost, it may cost."""

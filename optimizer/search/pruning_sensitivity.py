@@ -90,7 +90,7 @@ def measure_layers(
 
     found: dict[str, PrunableLayer] = {}
 
-    def of(path: str) -> PrunableLayer:
+    def layer_of(path: str) -> PrunableLayer:
         layer = layer_path(path)
         return found.setdefault(layer, PrunableLayer(layer, {}, {}, None))
 
@@ -98,18 +98,18 @@ def measure_layers(
         added = contributions[network.down]
         size = _parameters(program, network) // network.width
         kl = measured(network.path, partial(runs.kl_without, network.down, added.argsort()[: counts[-1]]))
-        of(network.path).channels[network.path] = _shares(added, counts, network.width, size, kl)
+        layer_of(network.path).channels[network.path] = _shares(added, counts, network.width, size, kl)
     for attention, counts in heads.items():
         added = contributions[attention.site.output].view(attention.queries, -1).sum(1)  # [Nq]
         size = attention.value_size * 2 * _width(program, attention)
         gone = torch.tensor(attention.columns(added.argsort()[: counts[-1]].tolist()))
         kl = measured(attention.path, partial(runs.kl_without, attention.site.output, gone))
-        of(attention.path).heads[attention.path] = _shares(added, counts, attention.queries, size, kl)
+        layer_of(attention.path).heads[attention.path] = _shares(added, counts, attention.queries, size, kl)
     if pruning.layers:
         whole: dict[Layer, float] = {x: measured(x.path, partial(runs.kl, [x])) for x in layers}
         most = min(pruning.layers, len(layers) + len(others) - 1)  # one has to stay, whatever the recipe allows
         for layer in sorted(layers, key=whole.__getitem__)[:most]:
-            own = of(layer.path)
+            own = layer_of(layer.path)
             size = _layer_parameters(program, layer.path)
             found[own.path] = PrunableLayer(own.path, own.channels, own.heads, Share(1.0, size, whole[layer]))
     on_progress(total, total, "")

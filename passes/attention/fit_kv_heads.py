@@ -39,7 +39,7 @@ class RopeLayout:
     rest: tuple[int, ...]
 
     @staticmethod
-    def of(size: int, pairs: int, interleaved: bool) -> RopeLayout:
+    def from_sizes(size: int, pairs: int, interleaved: bool) -> RopeLayout:
         """``pairs`` of ``ew.rope`` in heads of ``size`` dimensions; 0 for a head that isn't rotated."""
         first = range(0, 2 * pairs, 2) if interleaved else range(pairs)
         second = range(1, 2 * pairs, 2) if interleaved else range(pairs, 2 * pairs)

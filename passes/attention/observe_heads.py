@@ -84,6 +84,6 @@ def layout_of(program: Program, site: Site) -> RopeLayout:
     size = int(program.value(site.k.pre).shape[2])
     rope = site.k.rope
     if rope is None:
-        return RopeLayout.of(size, 0, False)
+        return RopeLayout.from_sizes(size, 0, False)
     given = bound_arguments(rope)
-    return RopeLayout.of(size, int(program.value(given["table"]).shape[-1]) // 2, bool(given["interleaved"]))
+    return RopeLayout.from_sizes(size, int(program.value(given["table"]).shape[-1]) // 2, bool(given["interleaved"]))

@@ -39,7 +39,7 @@ class Choices:
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
 
     @staticmethod
-    def of(indices: torch.Tensor) -> Choices:
+    def from_indices(indices: torch.Tensor) -> Choices:
         """Kept in memory."""
         content = indices.contiguous()
         return Choices(tuple(content.shape), hashlib.sha256(content.numpy().tobytes()).hexdigest(), lambda: content)

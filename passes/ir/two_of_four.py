@@ -84,7 +84,7 @@ class Sparsified(InPlaceOf):
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
 
     @staticmethod
-    def of(base: WeightExpr, values: torch.Tensor, file: Path | None = None) -> Sparsified:
+    def from_values(base: WeightExpr, values: torch.Tensor, file: Path | None = None) -> Sparsified:
         """Kept in ``file``, which is read each time, or without one in memory.
 
         Raises CapacityError naming the file if it can't be written.

@@ -60,7 +60,7 @@ class _Sinking:
             found = handler(self, node) if handler is not None else None
             if found is not None:
                 self.laid[node] = found
-                if node.target in _VIEWS and found.base is self.of(node.args[0]).base:
+                if node.target in _VIEWS and found.base is self.laid_of(node.args[0]).base:
                     self.result.matched += 1
                 return
             if handler is not None:
@@ -71,7 +71,7 @@ class _Sinking:
             node.args = map_arg(node.args, lambda n: self.remade(n) if n in with_views else n)
             node.kwargs = map_arg(node.kwargs, lambda n: self.remade(n) if n in with_views else n)
 
-    def of(self, node: Any) -> Laid:
+    def laid_of(self, node: Any) -> Laid:
         """How a value lies in its base; itself where nothing is known."""
         return self.laid[node] if node in self.laid else as_it_is(self.program, node)
 
@@ -109,13 +109,13 @@ def _removed(dims: Sequence[int | None], at: int) -> tuple[int | None, ...]:
 
 
 def _unsqueeze(s: _Sinking, node: Node) -> Laid | None:
-    x, dim = s.of(node.args[0]), node.args[1]
+    x, dim = s.laid_of(node.args[0]), node.args[1]
     at = _dim(dim, x.rank + 1)  # type: ignore[arg-type]
     return Laid(x.base, (*x.dims[:at], None, *x.dims[at:]))
 
 
 def _squeeze(s: _Sinking, node: Node) -> Laid | None:
-    x = s.of(node.args[0])
+    x = s.laid_of(node.args[0])
     at = dims_of(bound_arguments(node), x.rank)
     if any(x.dims[i] is not None for i in at):
         return None
@@ -123,7 +123,7 @@ def _squeeze(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _select(s: _Sinking, node: Node) -> Laid | None:
-    x, dim, index = s.of(node.args[0]), node.args[1], node.args[2]
+    x, dim, index = s.laid_of(node.args[0]), node.args[1], node.args[2]
     at = _dim(dim, x.rank)  # type: ignore[arg-type]
     where = x.dims[at]
     if where is None:
@@ -132,17 +132,17 @@ def _select(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _permute(s: _Sinking, node: Node) -> Laid | None:
-    x = s.of(node.args[0])
+    x = s.laid_of(node.args[0])
     return Laid(x.base, tuple(x.dims[d] for d in dimension_order(bound_arguments(node), x.rank)))
 
 
 def _reshape(s: _Sinking, node: Node) -> Laid | None:
-    return reshape(s.program, s.of(node.args[0]), s.program.shape(node), node.meta[WHERE])
+    return reshape(s.program, s.laid_of(node.args[0]), s.program.shape(node), node.meta[WHERE])
 
 
 def _expand(s: _Sinking, node: Node) -> Laid | None:
     """Where it changes nothing, or repeats dimensions that the base lacks: those it gets before its last one."""
-    x = s.of(node.args[0])
+    x = s.laid_of(node.args[0])
     if s.program.shape(node) == s.program.shape(node.args[0]):  # type: ignore[arg-type]
         return x
     old, new = s.program.shape(node.args[0]), s.program.shape(node)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def _pointwise(s: _Sinking, node: Node) -> Laid | None:
     if not given or any(isinstance(a, (list, tuple)) for a in node.args):
         return None
     rank = s.program.value(node).dim()
-    values = {n: s.of(n) for n in given}
+    values = {n: s.laid_of(n) for n in given}
     target = _common_order(s.program, list(values.values()), rank)
     arranged = {n: arrange(s.program, v, target, rank, broadcast=True) for n, v in values.items()}
     base = s.emit(node, *map_arg(node.args, arranged.__getitem__), **map_arg(node.kwargs, arranged.__getitem__))
@@ -186,7 +186,7 @@ def _common_order(program: Program, values: Sequence[Laid], rank: int) -> list[i
 
 
 def _reduce(s: _Sinking, node: Node) -> Laid | None:
-    x, dims = s.of(node.args[0]), node.args[1]
+    x, dims = s.laid_of(node.args[0]), node.args[1]
     keep = len(node.args) > 2 and bool(node.args[2])
     if not isinstance(dims, (list, tuple)) or len(dims) != 1:
         return None
@@ -203,7 +203,7 @@ def _slice(s: _Sinking, node: Node) -> Laid | None:
     if bounds is None:
         return None
     source, dim, start, stop, step = bounds
-    x = s.of(source)
+    x = s.laid_of(source)
     where = x.dims[dim]
     if where is None:
         return x if (start, stop) == (0, 1) else None
@@ -212,7 +212,7 @@ def _slice(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _cat(s: _Sinking, node: Node) -> Laid | None:
-    parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
+    parts = [s.laid_of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
     at = _dim(bound_arguments(node)["dim"], rank)
     if any(p.rank != rank or p.dims[at] is None for p in parts):
@@ -225,7 +225,7 @@ def _cat(s: _Sinking, node: Node) -> Laid | None:
 
 def _stack(s: _Sinking, node: Node) -> Laid | None:
     """Sinks a stack along a new last dimension only."""
-    parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
+    parts = [s.laid_of(n) for n in node.args[0]]  # type: ignore[union-attr]
     rank = parts[0].rank
     if _dim(bound_arguments(node)["dim"], rank + 1) != rank:
         return None
@@ -236,7 +236,7 @@ def _stack(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _repeat_interleave(s: _Sinking, node: Node) -> Laid | None:
-    x = s.of(node.args[0])
+    x = s.laid_of(node.args[0])
     if len(node.args) < 3 or node.kwargs:
         return None
     where = x.dims[_dim(node.args[2], x.rank)]  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ def _repeat_interleave(s: _Sinking, node: Node) -> Laid | None:
 
 def _over_last(s: _Sinking, node: Node) -> Laid | None:
     """Ops of the first argument's last dimension: linear, norms, gated activations."""
-    x = s.of(node.args[0])
+    x = s.laid_of(node.args[0])
     if not x.last_is_last():
         return None
     others = [map_arg(a, s.remade) for a in node.args[1:]]
@@ -272,7 +272,7 @@ def _softmax(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _embedding(s: _Sinking, node: Node) -> Laid | None:
-    ids = s.of(node.args[1])
+    ids = s.laid_of(node.args[1])
     base = s.emit(node, node.args[0], ids.base, *node.args[2:], **node.kwargs)
     return Laid(base, (*ids.dims, len(ids.real)))
 
@@ -284,7 +284,7 @@ def _index(s: _Sinking, node: Node) -> Laid | None:
         return None
     if s.program.value(indices[0]).dtype not in (torch.int32, torch.int64):  # type: ignore[arg-type,index]
         return None
-    ids = s.of(indices[0])  # type: ignore[index]
+    ids = s.laid_of(indices[0])  # type: ignore[index]
     return Laid(s.emit(node, table, [ids.base]), (*ids.dims, len(ids.real)))
 
 

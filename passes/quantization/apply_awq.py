@@ -90,7 +90,9 @@ class _Clipping:
             group = node.meta[FORMAT].group_size
             each = list(zip(one.products, one.rows, factors, strict=True))
             picked = [search_clipping(p, gram_of_groups(rows, group), f) for p, rows, f in each]
-            self.choices[node] = Choices.of(picked[0] if node.target is ew.linear.default else torch.stack(picked))
+            self.choices[node] = Choices.from_indices(
+                picked[0] if node.target is ew.linear.default else torch.stack(picked)
+            )
             after += [output_error(p, f, c) for (p, _, f), c in zip(each, picked, strict=True) if len(p.x)]
         where = join_where(where_of(seen))
         names = (

@@ -26,7 +26,7 @@ class Moments:
     tokens: int
 
     @staticmethod
-    def of(x: torch.Tensor, rows: int = 1024) -> Moments:
+    def from_inputs(x: torch.Tensor, rows: int = 1024) -> Moments:
         """Sums x^T x of x [T, K], a few rows at a time."""
         total = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
         for part in x.split(rows):

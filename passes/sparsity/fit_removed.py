@@ -139,7 +139,7 @@ def fit_in_order(
         path, fitting = fittings[node]
         context.progress(len(found), len(fittings), path)
         x, weight, bias = args[0], args[1].float(), args[2]
-        fit, counts = fitting([Moments.of(x[half]) for half in halves], weight)
+        fit, counts = fitting([Moments.from_inputs(x[half]) for half in halves], weight)
         expr = program.weight_of(node.args[1])
         assert expr is not None
         file = None if context.scratch is None else context.scratch / f"{path}.mix"

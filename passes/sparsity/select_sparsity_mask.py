@@ -162,7 +162,7 @@ class _Sweep:
         code_format, scratch = CodeFormat.of(wanted), self._context.scratch
         file = None if scratch is None else scratch / f"{len(self.kept)}.kept"
         if code_format is None:
-            return Sparsified.of(expr, sparsegpt(value, factor), file)
+            return Sparsified.from_values(expr, sparsegpt(value, factor), file)
         # The base says that zeros are kept in place; what stands for it are the integers.
         base = TwoOfFour(expr)
         return ChosenCodes.of(base, code_format, sparsegpt_codes(value, hessian.sum, factor, code_format), file)

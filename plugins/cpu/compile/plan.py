@@ -153,7 +153,7 @@ KindTimes = RowTimes | AttentionTimes | None
 
 
 @dataclass(frozen=True)
-class Around:
+class Overhead:
     """Seconds by requests of what a step costs beside its kernels: the run, the engine, the sampler."""
 
     run: Line
@@ -169,16 +169,21 @@ class CpuModel:
     """One program on this machine. ``context``: of ``Grid.rows``."""
 
     def __init__(
-        self, steps: CountedSteps, times: Mapping[Hashable, KindTimes], around: Around, machine: Machine, context: int
+        self,
+        steps: CountedSteps,
+        times: Mapping[Hashable, KindTimes],
+        overhead: Overhead,
+        machine: Machine,
+        context: int,
     ) -> None:
-        self._steps, self._times, self._around, self._machine = steps, times, around, machine
+        self._steps, self._times, self._overhead, self._machine = steps, times, overhead, machine
         self._context = context
 
     def seconds(self, sizes: StepSizes) -> float:
         """Predicts the seconds of a step of the engine."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         kernels = sum(kind.count * self._of_kind(kind, cost, sizes) for kind, cost in pairs)
-        return self._around.at(len(sizes.lengths)) + kernels
+        return self._overhead.at(len(sizes.lengths)) + kernels
 
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
@@ -240,14 +245,14 @@ def measure(
         timed[sizes] = probe.seconds(sizes)
     progress(ProgressEvent(STAGE, len(grid.sizes), len(grid.sizes)))
     logits = steps.program.outputs["logits"].shape[-1].constant
-    around = Around(
+    overhead = Overhead(
         Line.through([(len(s.lengths), timed[s].around * len(steps.keys)) for s in grid.rows]),
         Line.through([(requests, engine(requests)) for requests in (2, 32)]),
         sampler_seconds(logits, (1, 8), threads),
     )
     machine = measure_machine(isas()[0], threads, types, steps.total(decode(1, 1)).weights)
     times = {kind.key: _times(kind, steps, grid, timed) for kind in steps.kinds}
-    return CpuModel(steps, times, around, machine, grid.rows[0].contexts[0])
+    return CpuModel(steps, times, overhead, machine, grid.rows[0].contexts[0])
 
 
 def _times(kind: StepKind, steps: CountedSteps, grid: Grid, timed: Mapping[StepSizes, Timed]) -> KindTimes:
@@ -276,12 +281,12 @@ def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
     sampler = RowSampler(threads)
     random = np.random.default_rng(0)
 
-    def of(count: int) -> float:
+    def seconds(count: int) -> float:
         logits = random.standard_normal((count, vocabulary), np.float32)
         batch = sampling_batch([(SamplingParams(), 0, 0)] * count)
         return _median(partial(sampler.sample, logits, batch), _SAMPLES)
 
-    return Line.through([(n, of(n)) for n in rows])
+    return Line.through([(n, seconds(n)) for n in rows])
 
 
 def _median(call: Callable[[], object], times: int) -> float:

@@ -38,7 +38,7 @@ def _linear(k: Kernel) -> None:
 
 def _paged_attention(k: Kernel) -> None:
     """A thread for a token's head, key by key with a running maximum and sum."""
-    a, (keys, values, group), attrs = Attention.of(k), k.cache(), k.step.attrs
+    a, (keys, values, group), attrs = Attention.from_kernel(k), k.cache(), k.step.attrs
     heads, size = a.q.shape[1].constant, group.block_size
     depth, channels = group.key_head_size, group.value_head_size
     shared, window, softcap = heads // group.kv_heads, int(attrs["window"]), float(attrs["softcap"])

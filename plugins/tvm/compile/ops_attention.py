@@ -35,7 +35,7 @@ class Attention:
     out: Memory
 
     @classmethod
-    def of(cls, k: Kernel) -> Attention:
+    def from_kernel(cls, k: Kernel) -> Attention:
         q, table, q_start, kv_len, *rest = k.inputs
         sinks = rest.pop(0) if k.step.attrs.get("has_sinks") else None
         slopes = rest.pop(0) if k.step.attrs.get("has_slopes") else None
@@ -43,7 +43,7 @@ class Attention:
 
 
 def _paged_attention(k: Kernel) -> None:
-    a = Attention.of(k)
+    a = Attention.from_kernel(k)
     group = k.cache()[2]
     heads = a.q.shape[1].constant // group.kv_heads
     together = next(n for n in range(min(heads, k.level.rows), 0, -1) if heads % n == 0)

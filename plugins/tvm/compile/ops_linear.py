@@ -163,17 +163,17 @@ def grouped_linear(k: Kernel) -> None:
     scales = rest.pop(0) if use.dtype == "fp8" else None
 
     def one(e: Expr, first: Expr, rows: Expr) -> None:
-        def of(memory: Memory, size: int) -> Memory:
+        def own(memory: Memory, size: int) -> Memory:
             return replace(memory, base=memory.base + e * int64(size), shape=memory.shape[1:])
 
         product = Product.of(k, rest, e)
         if use.dtype == "bf16":
             k.check_layout(use, "panel32x2")
-            own = of(weight, padded * -(-depth // 2))
-            bf16_product(k, k.words(k.step.inputs[0]), own, product, rows, first)
+            words = k.words(k.step.inputs[0])
+            bf16_product(k, words, own(weight, padded * -(-depth // 2)), product, rows, first)
             return
-        own_scales = of(scales, padded * scales.shape[-1].constant) if scales is not None else None
-        _float_product(k, x, of(weight, padded * depth), use, own_scales, product, rows, first)
+        own_scales = own(scales, padded * scales.shape[-1].constant) if scales is not None else None
+        _float_product(k, x, own(weight, padded * depth), use, own_scales, product, rows, first)
 
     expert_rows(starts, experts, one)
 

@@ -14,10 +14,10 @@ from enginewright.optimizer.bench.result import Spread
     ],
 )
 def test_a_spread(values: list[float], wanted: tuple[float, ...]) -> None:
-    s = Spread.of(values)
+    s = Spread.from_values(values)
     assert (s.median, s.low, s.high, s.least, s.most, s.count) == wanted
 
 
 def test_of_nothing() -> None:
     with pytest.raises(ValueError, match="nothing to take a median of"):
-        Spread.of([])
+        Spread.from_values([])

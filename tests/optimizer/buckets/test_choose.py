@@ -33,7 +33,7 @@ def padded(report: SizesReport) -> Fraction:
 def test_no_other_split_pads_less(file: str, most: int) -> None:
     chosen = choose(BucketSource(histogram=file, most=most, multiple=1, max_batch=12))
     assert len(chosen.tokens) + len(chosen.batch) <= most
-    prompts, decodes = Histogram.of(LENGTHS, "h"), uniform(12)
+    prompts, decodes = Histogram.from_counts(LENGTHS, "h"), uniform(12)
     weight = Fraction(prompts.tokens, decodes.tokens)
     splits = [
         padding(prompts, p.sizes) + weight * padding(decodes, d.sizes)
@@ -64,7 +64,7 @@ def test_one_bucket_is_for_everything(file: str) -> None:
 
 
 def test_equal_splits_have_more_for_prompts() -> None:
-    prompts, decodes = solve(Histogram.of(LENGTHS, "h"), 4), solve(uniform(12), 4)
+    prompts, decodes = solve(Histogram.from_counts(LENGTHS, "h"), 4), solve(uniform(12), 4)
     assert share_out(prompts, decodes, 4, Fraction(0)) == (3, 1)
     assert share_out(prompts, decodes, 20, Fraction(1)) == (4, 4)
 

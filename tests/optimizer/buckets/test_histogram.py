@@ -142,14 +142,14 @@ def test_what_is_no_trace(content: str | bytes, message: str, tmp_path: Path) ->
 
 
 def test_lengths_beyond_the_context() -> None:
-    histogram = Histogram.of({3: 5, 10: 2, 400: 1}, "mine.csv")
+    histogram = Histogram.from_counts({3: 5, 10: 2, 400: 1}, "mine.csv")
     histogram.check_context(400)
     with pytest.raises(RequestError, match=r"mine\.csv: 3 of 8 lengths are beyond the context of 9 tokens, up to 400"):
         histogram.check_context(9)
 
 
 def test_chunks() -> None:
-    histogram = Histogram.of({3: 5, 10: 2, 400: 1, 100: 1}, "mine")
+    histogram = Histogram.from_counts({3: 5, 10: 2, 400: 1, 100: 1}, "mine")
     assert histogram.in_chunks(50).counts == ((3, 5), (10, 2), (50, 10))
     assert histogram.in_chunks(30).counts == ((3, 5), (10, 4), (30, 16))
     assert histogram.in_chunks(30).tokens == histogram.tokens

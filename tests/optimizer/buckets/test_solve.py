@@ -25,10 +25,10 @@ def brute_force(histogram: Histogram, count: int, multiple: int, limit: int) -> 
 @given(HISTOGRAMS, st.integers(1, 4), st.sampled_from([1, 3, 8]))
 @settings(max_examples=60, deadline=None)
 def test_no_other_sizes_are_better(counts: dict[int, int], most: int, multiple: int) -> None:
-    histogram = Histogram.of(counts, "test")
+    histogram = Histogram.from_counts(counts, "test")
     limit = min(histogram.longest, 14) if multiple == 1 else round_up(histogram.longest, multiple)
     if multiple == 1:  # every size from 1 on is tried: keep that within bounds
-        histogram = Histogram.of({min(length, limit): n for length, n in counts.items()}, "test")
+        histogram = Histogram.from_counts({min(length, limit): n for length, n in counts.items()}, "test")
     found = solve(histogram, most, multiple, limit)
     for k, best in enumerate(found, 1):
         assert len(best.sizes) == k and list(best.sizes) == sorted(set(best.sizes))
@@ -39,7 +39,7 @@ def test_no_other_sizes_are_better(counts: dict[int, int], most: int, multiple: 
 @given(st.dictionaries(st.integers(1, 5000), st.integers(1, 10**15), min_size=1, max_size=60), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_large_numbers_are_exact_and_never_worse_than_others(counts: dict[int, int], most: int) -> None:
-    histogram = Histogram.of(counts, "test")
+    histogram = Histogram.from_counts(counts, "test")
     for multiple in (1, 8, 48):
         found = solve(histogram, most, multiple)
         costs = [s.padded for s in found]
@@ -73,7 +73,7 @@ def test_quadratic_programming_finds_the_same_on_a_large_histogram() -> None:
 
 
 def test_as_many_sizes_as_lengths_pad_nothing() -> None:
-    histogram = Histogram.of({3: 5, 9: 1, 10: 2}, "test")
+    histogram = Histogram.from_counts({3: 5, 9: 1, 10: 2}, "test")
     assert solve(histogram, 8) == [Sizes((10,), 36), Sizes((3, 10), 1), Sizes((3, 9, 10), 0)]
     assert solve(histogram, 8, 8) == [Sizes((16,), 84), Sizes((8, 16), 44)]
     assert solve(histogram, 8, 8, 12) == [Sizes((12,), 52), Sizes((8, 12), 32)]
@@ -83,7 +83,7 @@ def test_as_many_sizes_as_lengths_pad_nothing() -> None:
 def test_equal_sets_are_decided_the_same_way() -> None:
     histogram = uniform(4)  # (1, 4) pads 3, (2, 4) pads 2, (3, 4) pads 3: none is equal
     assert solve(histogram, 2)[1] == Sizes((2, 4), 2)
-    tied = Histogram.of({1: 1, 2: 1, 3: 1}, "test")  # (1, 3) and (2, 3) both pad 1
+    tied = Histogram.from_counts({1: 1, 2: 1, 3: 1}, "test")  # (1, 3) and (2, 3) both pad 1
     assert solve(tied, 2)[1] == solve(tied, 3)[1] == Sizes((1, 3), 1)
 
 

@@ -9,7 +9,7 @@ from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 
 def test_without_a_limit_all_is_as_it_was() -> None:
-    limit = MemoryLimit.of(None)
+    limit = MemoryLimit.parse(None)
     assert (limit.memory_budget(), limit.keep_bytes(), limit.cache_bytes(), limit.report()) == (
         None,
         KEEP_BYTES,
@@ -20,7 +20,7 @@ def test_without_a_limit_all_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("extra", [1 << 30, 64 << 30])
 def test_room_is_what_is_left_of_the_limit(extra: int) -> None:
-    limit = MemoryLimit.of(rss_bytes() + extra)
+    limit = MemoryLimit.parse(rss_bytes() + extra)
     memory_budget = limit.memory_budget()
     assert memory_budget is not None
     assert 0.9 * extra < memory_budget <= extra + (16 << 20)
@@ -44,10 +44,10 @@ def test_too_little_says_how_much_is_needed() -> None:
     with pytest.raises(
         CapacityError, match=r"max_memory: 100MB is too little: the process itself takes [\d,]+"
     ) as error:
-        MemoryLimit.of("100MB")
+        MemoryLimit.parse("100MB")
     assert "Allow" in str(error.value.hint)
 
 
 def test_no_size_at_all() -> None:
     with pytest.raises(RequestError, match="max_memory: 'lots' isn't a size"):
-        MemoryLimit.of("lots")
+        MemoryLimit.parse("lots")

@@ -16,7 +16,7 @@ from enginewright.runtime.shared.progress import silent
 
 
 def asked(**given: Any) -> ExportRequest:
-    return ExportRequest.of(ExportArguments(source="no model is looked at", **given), None, silent)
+    return ExportRequest.from_arguments(ExportArguments(source="no model is looked at", **given), None, silent)
 
 
 def test_what_is_said_beside_a_recipe_counts_more() -> None:

@@ -34,11 +34,11 @@ def test_only_values_more_than_half_a_step_off_are_beyond(group: int) -> None:
     values = torch.full((2, 8), 7, dtype=torch.int8)
     codes, form = Codes(values, scales), CodeFormat(4, group)
     weight = decode(codes, form)
-    assert RoundedWeight.of(weight, codes, form).beyond is None
+    assert RoundedWeight.from_codes(weight, codes, form).beyond is None
     weight[0, 0] += 0.25  # half a step: the nearest integer all the same
     weight[0, 1] += 0.3
     weight[1, 7] -= 0.3
-    found = RoundedWeight.of(weight, codes, form)
+    found = RoundedWeight.from_codes(weight, codes, form)
     assert torch.equal(found.value, decode(codes, form)) and found.beyond is not None
     assert found.beyond.nonzero().tolist() == [[0, 1], [1, 7]]
     assert (found.beyond[0, 1], found.beyond[1, 7]) == (1, -1)
@@ -46,5 +46,5 @@ def test_only_values_more_than_half_a_step_off_are_beyond(group: int) -> None:
 
 def test_a_group_that_has_vanished_lets_every_gradient_through() -> None:
     codes = Codes(torch.zeros(1, 4, dtype=torch.int8), torch.zeros(1, 1).half())
-    found = RoundedWeight.of(torch.tensor([[1e-9, -1e-9, 0, 3.0]]), codes, CodeFormat(4, 4))
+    found = RoundedWeight.from_codes(torch.tensor([[1e-9, -1e-9, 0, 3.0]]), codes, CodeFormat(4, 4))
     assert found.beyond is None

@@ -141,7 +141,7 @@ def test_gradients_that_lead_farther_out_of_range_are_cut_off() -> None:
     weight = torch.zeros(1, 32)
     weight[0, :4] = torch.tensor([-8.0, 9.0, 7.0, 3.2])  # the scale is 1: 9 saturates at 7
     codes = Codes(weight.round().clamp(-8, 7).to(torch.int8), torch.ones(1, 1, dtype=torch.half))
-    rounded = RoundedWeight.of(weight, codes, CodeFormat(4, 32))
+    rounded = RoundedWeight.from_codes(weight, codes, CodeFormat(4, 32))
     assert rounded.beyond is not None
     assert rounded.beyond.nonzero().tolist() == [[0, 1]]
     moving = weight.clone().requires_grad_()
@@ -151,7 +151,7 @@ def test_gradients_that_lead_farther_out_of_range_are_cut_off() -> None:
         assert moving.grad is not None
         assert moving.grad[0, 1] == kept
         assert moving.grad[0, 0] == sign
-    inside = RoundedWeight.of(
+    inside = RoundedWeight.from_codes(
         weight[:, 2:3].expand(1, 32), Codes(torch.full((1, 32), 7, dtype=torch.int8), codes.scales), CodeFormat(4, 32)
     )
     assert inside.beyond is None
@@ -160,4 +160,4 @@ def test_gradients_that_lead_farther_out_of_range_are_cut_off() -> None:
 def test_a_group_that_vanished_may_come_back() -> None:
     weight = torch.full((1, 32), 1e-9)
     codes = Codes(torch.zeros(1, 32, dtype=torch.int8), torch.zeros(1, 1, dtype=torch.half))
-    assert RoundedWeight.of(weight, codes, CodeFormat(4, 32)).beyond is None
+    assert RoundedWeight.from_codes(weight, codes, CodeFormat(4, 32)).beyond is None

@@ -32,7 +32,7 @@ def score_error(q: torch.Tensor, k: torch.Tensor, keys: torch.Tensor, queries: t
 @pytest.mark.parametrize(("pairs", "interleaved"), [(4, False), (4, True), (2, False), (0, False)])
 def test_keys_are_fitted_better_than_their_mean(heads: int, size: int, pairs: int, interleaved: bool) -> None:
     q, k = numbers(300, heads, 2, size), numbers(300, heads, size, seed=1) * torch.linspace(0.3, 2, size)
-    found = fit_keys(q, k, RopeLayout.of(size, pairs, interleaved))
+    found = fit_keys(q, k, RopeLayout.from_sizes(size, pairs, interleaved))
     same = torch.eye(size, dtype=torch.float64).expand(heads, -1, -1)
     assert score_error(q, k, found.keys, found.queries) < score_error(q, k, mean_of_heads(heads, size), same)
     made = (k.flatten(1) @ found.keys.T).square().mean()
@@ -45,7 +45,7 @@ def test_a_rotation_changes_nothing_of_the_fit(interleaved: bool) -> None:
     ew, size = torch.ops.ew, 12
     q, k = numbers(40, 2, 1, size).float(), numbers(40, 2, size, seed=3).float()
     table = ew.rope_table(torch.arange(40), 10000.0 ** -torch.linspace(0, 1, 4), 1.0)  # 8 of 12 dimensions
-    found = fit_keys(q, k, RopeLayout.of(size, 4, interleaved))
+    found = fit_keys(q, k, RopeLayout.from_sizes(size, 4, interleaved))
     mixed = (k.flatten(1) @ found.keys.float().T)[:, None]
     turned = ew.rope(k, table, interleaved).flatten(1) @ found.keys.float().T
     # Sums of 24 float32 products of numbers around 1.

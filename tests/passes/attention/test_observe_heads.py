@@ -69,7 +69,7 @@ def test_attention_again(family: str, overrides: dict[str, Any], rotated: tuple[
         heads, size = kept.q.shape[1], rotated[0]
         assert kept.q.shape == (22, len(site.q.rows), size) and kept.k.shape == (22, len(site.k.rows), size)
         assert kept.normed == (family == "Qwen3")
-        assert kept.layout == layout_of(program, site) == RopeLayout.of(size, rotated[1] // 2, False)
+        assert kept.layout == layout_of(program, site) == RopeLayout.from_sizes(size, rotated[1] // 2, False)
         again = kept.attend(kept.after_q(kept.q), kept.after_k(kept.k), kept.v, torch.arange(heads))
         torch.testing.assert_close(again, wanted, rtol=TOLERANCE, atol=TOLERANCE)
         # The last group alone: keys and queries of other heads have no part in it.

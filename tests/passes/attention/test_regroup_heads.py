@@ -34,7 +34,7 @@ def seen(queries: int, heads: int, size: int, alike: tuple[int, ...] | None = No
     if alike is not None:
         k, v = k[:, list(alike)], v[:, list(alike)]
     output = torch.randn(24, queries * size, generator=generator)
-    return Seen(q, k, v, same, same, False, RopeLayout.of(size, size // 2, False), attend, output)
+    return Seen(q, k, v, same, same, False, RopeLayout.from_sizes(size, size // 2, False), attend, output)
 
 
 def test_neighbours_and_their_mean() -> None:

@@ -31,7 +31,7 @@ def test_integers_scales_and_offsets_are_their_definition(
     torch.manual_seed(1)
     weight, chosen = torch.randn(shape), choices(*shape[:-1], shape[-1] // group)
     chosen[..., 0] = 0
-    clipped = Clipped(source(weight), Choices.of(chosen), CodeFormat(4, group, offsets))
+    clipped = Clipped(source(weight), Choices.from_indices(chosen), CodeFormat(4, group, offsets))
     codes = clipped.codes()
     assert (codes.values.shape, codes.values.dtype, codes.scales.shape) == (shape, torch.int8, chosen.shape)
     assert (codes.offsets is not None) == offsets
@@ -68,7 +68,7 @@ def test_all_of_a_group_is_in_range_with_the_largest_share() -> None:
 def test_a_group_of_zeros_stays_zero(offsets: bool) -> None:
     weight = torch.cat((torch.zeros(1, 32), torch.ones(1, 32)), dim=1)
     chosen = torch.zeros(1, 2, dtype=torch.uint8)
-    value = Clipped(source(weight), Choices.of(chosen), CodeFormat(4, 32, offsets)).evaluate()
+    value = Clipped(source(weight), Choices.from_indices(chosen), CodeFormat(4, 32, offsets)).evaluate()
     assert torch.equal(value[:, :32], weight[:, :32])
     torch.testing.assert_close(value[:, 32:], weight[:, 32:], rtol=0.15, atol=0)  # 8/7 of the range, where 7 steps fit
 
@@ -76,14 +76,14 @@ def test_a_group_of_zeros_stays_zero(offsets: bool) -> None:
 def test_experts_keep_their_provenance_and_equal_choices_are_equal() -> None:
     experts = Stack(tuple(source(torch.randn(2, 32), f"e{i}") for i in range(3)))
     chosen = choices(3, 2, 1)
-    one, same = (Clipped(experts, Choices.of(chosen.clone()), CodeFormat(4, 32)) for _ in range(2))
+    one, same = (Clipped(experts, Choices.from_indices(chosen.clone()), CodeFormat(4, 32)) for _ in range(2))
     assert one == same
     assert not one.of_source
     values, _, _ = quantized(one, CodeFormat(4, 32))
     values.evaluate()
     assert values.counts == QuantizationCounts(3 * 2 * 32), "chosen here, not kept"
     assert one.parts(0)[2] == Part("e2", 0, 2)
-    assert one != Clipped(experts, Choices.of((chosen + 1) % len(SHARES)), CodeFormat(4, 32))
+    assert one != Clipped(experts, Choices.from_indices((chosen + 1) % len(SHARES)), CodeFormat(4, 32))
     assert one.describe().startswith("clipped(stack(")
 
 
@@ -91,6 +91,6 @@ def test_what_does_not_fit_is_refused() -> None:
     weight, chosen = source(torch.randn(2, 64)), torch.zeros(2, 2, dtype=torch.uint8)
     for code_format in (CodeFormat(8, 32), CodeFormat(4, 48), CodeFormat(4, 64)):
         with pytest.raises(PassError, match=r"for a weight|a weight of shape"):
-            Clipped(weight, Choices.of(chosen), code_format)
+            Clipped(weight, Choices.from_indices(chosen), code_format)
     with pytest.raises(PassError, match="too large for float16"):
         round_groups(torch.full((1, 32), 1e9), CodeFormat(4, 32), 1.0)

@@ -52,12 +52,12 @@ def test_provenance_is_the_sources(tmp_path: Path) -> None:
     base = Concat((source(torch.ones(2, 4), "a"), source(torch.ones(3, 4), "b")))
     parts = (Part("a", 0, 2), Part("b", 0, 3))
     assert TwoOfFour(base).parts() == parts
-    chosen = Sparsified.of(base, torch.zeros(5, 4), tmp_path / "kept")
+    chosen = Sparsified.from_values(base, torch.zeros(5, 4), tmp_path / "kept")
     assert chosen.parts() == parts
-    assert chosen == Sparsified.of(base, torch.zeros(5, 4))
+    assert chosen == Sparsified.from_values(base, torch.zeros(5, 4))
     assert torch.equal(chosen.evaluate(), torch.zeros(5, 4))
     with pytest.raises(CapacityError, match="can't be written"):
-        Sparsified.of(base, torch.zeros(5, 4), tmp_path / "none" / "kept")
+        Sparsified.from_values(base, torch.zeros(5, 4), tmp_path / "none" / "kept")
 
 
 def test_what_keeps_zeros_keeps_the_form() -> None:

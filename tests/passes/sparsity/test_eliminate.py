@@ -26,7 +26,7 @@ def naive(moments: Moments, weight: torch.Tensor, count: int, damping: float) ->
 def problem(size: int, seed: int) -> tuple[Moments, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(4 * size, size, generator=generator) @ torch.randn(size, size, generator=generator)
-    return Moments.of(x, rows=17), torch.randn(20, size, generator=generator), x
+    return Moments.from_inputs(x, rows=17), torch.randn(20, size, generator=generator), x
 
 
 @pytest.mark.parametrize("together", [1, 3, 8, 64])
