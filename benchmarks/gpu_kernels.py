@@ -45,7 +45,7 @@ from enginewright.plugins.gpu.step_calls import (
     work_call,
     work_size,
 )
-from enginewright.plugins.gpu.tiles import Gpu, Tile, gpu_of, number_of
+from enginewright.plugins.gpu.tiles import GpuLimits, Tile, gpu_of, number_of
 
 if TYPE_CHECKING:
     from gpu_truth import Figure, Machine, Record
@@ -69,7 +69,7 @@ class Place(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> GpuLimits:
         """What kernels were compiled for."""
 
     @property
@@ -402,7 +402,7 @@ def _nothing() -> None:
 
 
 def note(
-    folder: Path, gpu: Gpu, compiler: KernelCompiler, described: Callable[[Launcher, Place], object]
+    folder: Path, gpu: GpuLimits, compiler: KernelCompiler, described: Callable[[Launcher, Place], object]
 ) -> list[CompiledKernel]:
     """Compiles what ``described`` launches, and writes kernels and tiles to the folder."""
     collector = SpecCollector(gpu.capability, compiler.compile, compiler.start)

@@ -125,7 +125,7 @@ def simulate(load: Sequence[Arrival], scheduling: Scheduling | None, seed: int =
         if not scheduler.has_work():
             continue
         batch = scheduler.schedule()
-        clock.now += seconds(StepSize.of(batch.chunks)) * (1 + 0.05 * rng.standard_normal())
+        clock.now += seconds(StepSize.from_chunks(batch.chunks)) * (1 + 0.05 * rng.standard_normal())
         tokens = [
             END if chunk.request.output_length + 1 >= of[chunk.request].answer else 0
             for chunk in batch.chunks

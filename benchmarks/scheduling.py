@@ -157,7 +157,7 @@ def _step(engine: Engine, errors: list[float]) -> list[Request]:
     """``Engine.step``; how far its time is from the predicted one goes to ``errors``."""
     times, begin = engine.scheduler.times, time.perf_counter()
     batch = engine.scheduler.schedule()
-    expected = times.seconds(StepSize.of(batch.chunks)) if times.known else None
+    expected = times.seconds(StepSize.from_chunks(batch.chunks)) if times.known else None
     pending = engine.executor.submit(batch.step)
     engine.scheduler.prepare_next(batch)
     advanced = engine.scheduler.commit(batch, pending.result())

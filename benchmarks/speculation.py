@@ -152,12 +152,12 @@ def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 submit, taken = llm.engine.executor.submit, []
 
                 def counted(step: StepInput) -> Pending:
-                    taken.append(costs.of(len(step.ids)) if len(step.ids) <= DRAFT_ROWS else 0.0)  # noqa: B023
+                    taken.append(costs.seconds(len(step.ids)) if len(step.ids) <= DRAFT_ROWS else 0.0)  # noqa: B023
                     return submit(step)  # noqa: B023
 
                 llm.engine.executor.submit = counted  # type: ignore[method-assign]
                 (answer,) = llm.generate([TASKS[task]], replace(params, temperature=temperature, seed=1))
-                plain = (len(answer.token_ids) - 1) * costs.of(1)
+                plain = (len(answer.token_ids) - 1) * costs.seconds(1)
             found[name][f"{task}, temperature {temperature}"] = plain / sum(taken)
         print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in found[name].items()), flush=True)
     return found

@@ -33,7 +33,7 @@ from enginewright.plugins.gpu.specs import KernelSpec
 from enginewright.plugins.gpu.tiles import (
     FEWEST_ROWS,
     GPUS,
-    Gpu,
+    GpuLimits,
     Tile,
     TileCase,
     decode_rows,
@@ -69,7 +69,7 @@ Timer = Callable[[TileCase, Tile], float | None]
 Measured = dict[TileCase, tuple[Tile, dict[str, Any]]]
 
 
-def candidates(case: TileCase, gpu: Gpu) -> Iterator[Tile]:
+def candidates(case: TileCase, gpu: GpuLimits) -> Iterator[Tile]:
     """All that may be worth timing: more than the rule has."""
     group = power_of_2(case.group)
     if case.decode:
@@ -82,12 +82,12 @@ def candidates(case: TileCase, gpu: Gpu) -> Iterator[Tile]:
             yield tile
 
 
-def fits(gpu: Gpu, kernel: CompiledKernel) -> bool:
+def fits(gpu: GpuLimits, kernel: CompiledKernel) -> bool:
     """Whether a kernel fits the GPU and needs no stack."""
     return kernel.shared_memory <= gpu.shared_memory and not kernel.stack
 
 
-def compile_candidates(case: TileCase, gpu: Gpu, compiler: KernelCompiler, folder: Path) -> list[Tile]:
+def compile_candidates(case: TileCase, gpu: GpuLimits, compiler: KernelCompiler, folder: Path) -> list[Tile]:
     """Writes the kernels of all tiles that fit; the tiles."""
     found, tiles = [], list(candidates(case, gpu))
     specs = [_specs_of(case, tile, gpu) for tile in tiles]
@@ -104,7 +104,7 @@ def compile_candidates(case: TileCase, gpu: Gpu, compiler: KernelCompiler, folde
     return found
 
 
-def _specs_of(case: TileCase, tile: Tile, gpu: Gpu) -> list[KernelSpec]:
+def _specs_of(case: TileCase, tile: Tile, gpu: GpuLimits) -> list[KernelSpec]:
     """What a step with this tile launches."""
     import torch
     from gpu_kernels import AttentionStep, Rehearsal
@@ -126,7 +126,7 @@ def _attention_of(case: TileCase) -> Any:
     return Attention((new,) * requests, (past,) * requests, dtype=case.dtype, cache=case.cache, **sizes)
 
 
-def pack(folder: Path, gpu: Gpu, compiler: KernelCompiler, cases: Sequence[TileCase] = CASES) -> None:
+def pack(folder: Path, gpu: GpuLimits, compiler: KernelCompiler, cases: Sequence[TileCase] = CASES) -> None:
     """Writes the candidates of some cases, and ``CANDIDATES_FILE``."""
     from enginewright.plugins.cuda.serve.kernels import TILES_FILE
 

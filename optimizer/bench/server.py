@@ -102,7 +102,7 @@ class Server:
     @property
     def cache_bytes(self) -> int:
         """The bytes of all blocks."""
-        return PoolPlan.of(self.executor.cache_groups, self.executor.blocks).bytes
+        return PoolPlan.from_blocks(self.executor.cache_groups, self.executor.blocks).bytes
 
     @property
     def reads_prompts(self) -> bool:

@@ -54,4 +54,4 @@ def buckets_of(section: BucketsSection, context_length: int) -> ExportBuckets:
             hint="No step has more tokens than a request may: leave it out, or export for a longer context.",
         )
     sizes = BucketsSection(tokens=tokens, batch=batch, max_batch=section.max_batch)
-    return ExportBuckets(sizes, BucketPlan.of(tokens, batch, section.max_batch), report)
+    return ExportBuckets(sizes, BucketPlan.from_sizes(tokens, batch, section.max_batch), report)

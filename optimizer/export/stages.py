@@ -358,7 +358,7 @@ def _passes_of_targets(asked: ExportRequest, model: OpenModel) -> dict[str, list
 def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: Sequence[str]) -> Manifest:
     """The manifest before targets and files are known."""
     return Manifest(
-        model=ModelSection.of(info),
+        model=ModelSection.from_info(info),
         source=model.captured.source,
         targets=(),
         recipe=model.recipe.model_dump(mode="json"),

@@ -93,7 +93,7 @@ def _select(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 def _index(b: Builder, index: Any, size: Affine) -> Affine:
     """A place along a dimension of ``size``; negative ones count from its end, and none lies beyond it."""
     if not isinstance(index, int):
-        return Affine.of(index)
+        return Affine.parse(index)
     if index < 0:
         return size + index
     if size.is_constant:

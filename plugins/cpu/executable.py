@@ -324,9 +324,9 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         if buffer.offset is None:
             raise ValueError(f"buffer {buffer.name} has no offset: memory was not planned")
         indices["buffer", buffer.name] = program.add_buffer(
-            buffer.name, Affine.of(buffer.size).coefficients(), Affine.of(buffer.offset).coefficients()
+            buffer.name, Affine.parse(buffer.size).coefficients(), Affine.parse(buffer.offset).coefficients()
         )
-    program.set_arena(Affine.of(lowered.arena_bytes).coefficients())
+    program.set_arena(Affine.parse(lowered.arena_bytes).coefficients())
 
     def operand(o: Operand, subject: str) -> OperandTuple:
         if (o.kind, o.name) not in indices:

@@ -13,7 +13,7 @@ from enginewright.runtime.shared.errors import (
     TargetError,
 )
 
-from ..gpu.cuda_driver import Gpu
+from ..gpu.cuda_driver import InstalledGpu
 from .machine import Machine
 
 
@@ -41,7 +41,7 @@ class Problem:
 
 
 def gpu_problem(
-    gpus: Sequence[Gpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
+    gpus: Sequence[InstalledGpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
 ) -> Problem | None:
     """No GPU, or none of the right kind.
 
@@ -67,7 +67,7 @@ def gpu_problem(
     return None
 
 
-def choose_gpu(gpus: Sequence[Gpu], capabilities: Sequence[str]) -> Gpu | None:
+def choose_gpu(gpus: Sequence[InstalledGpu], capabilities: Sequence[str]) -> InstalledGpu | None:
     """The first GPU of one of the capabilities; of none, the first at all."""
     return next((gpu for gpu in gpus if not capabilities or gpu.capability in capabilities), None)
 

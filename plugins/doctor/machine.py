@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import EnginewrightError, TargetError
 from enginewright.runtime.shared.memory import free_memory
 from enginewright.runtime.shared.targets import OWN, part
 
-from ..gpu.cuda_driver import Gpu, load_cuda
+from ..gpu.cuda_driver import InstalledGpu, load_cuda
 
 PACKAGES = (
     *("enginewright", "jaxlib", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm"),
@@ -74,7 +74,7 @@ class Machine:
     torch_cuda: str = ""
     driver: str = ""
     cuda: str = ""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[InstalledGpu, ...] = ()
     gpu_problem: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ def driver_version(library: str = _NVML) -> str:
     return "" if status else text.value.decode(errors="replace")
 
 
-def _gpus() -> tuple[str, tuple[Gpu, ...], str]:
+def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
     """(newest CUDA, GPUs, why there are none)."""
     try:
         cuda = load_cuda()

@@ -350,7 +350,7 @@ class WeightsWriter:
         """Completes the last blob and writes the index; called by ``BundleWriter.finish_weights``."""
         self.finished = True
         self._end_blob()
-        index = WeightsIndex.of(tuple(self._blobs), dict(sorted(self._tensors.items())))
+        index = WeightsIndex.from_tensors(tuple(self._blobs), dict(sorted(self._tensors.items())))
         self._writer.write_text(INDEX_PATH, index.to_json())
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from enginewright.runtime.executors.kept_files import cache_file
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 
-from ..gpu.cuda_driver import Cuda, Device, Gpu, load_cuda
+from ..gpu.cuda_driver import Cuda, Device, InstalledGpu, load_cuda
 from .api import ContextApi, EngineApi
 from .checks import FLAVOURS, Flavour, library_problem
 from .section import TensorRtSection
@@ -61,7 +61,7 @@ class Library:
         gpu: one of a capability that the engines are for.
     """
 
-    def __init__(self, flavour: Flavour, module: ModuleType, cuda: Cuda, gpu: Gpu) -> None:
+    def __init__(self, flavour: Flavour, module: ModuleType, cuda: Cuda, gpu: InstalledGpu) -> None:
         self.flavour = flavour
         self.version = str(module.__version__)
         self.gpu = gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening
+from enginewright.runtime.executors.target import ExecutorArguments, Opening
 from enginewright.runtime.shared.contracts import CacheGroup
 
 from .section import TensorRtSection
@@ -35,7 +35,7 @@ def _memory(bundle: Bundle, target: str) -> int:
     return gpu_budget(bundle, target)
 
 
-def _make(asked: Asked) -> Executor:
+def _make(asked: ExecutorArguments) -> Executor:
     from .blocks import PackedExecutor
     from .slots import TensorRtExecutor
 

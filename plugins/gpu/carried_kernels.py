@@ -18,7 +18,7 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from .call import Call
 from .compile_ahead import THREADS_OF_WARP, CompiledKernel, read_kernel
 from .cuda_driver import Argument, Device
-from .tiles import GPUS, Gpu, machine_code_runs
+from .tiles import GPUS, GpuLimits, machine_code_runs
 
 
 def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
@@ -77,7 +77,7 @@ _REGISTERS, _MOST_RESIDENT = 65536, 4
 """A multiprocessor's registers, of 32 bits; and the most programs of it that go through a list together."""
 
 
-def resident_programs(kernel: CompiledKernel, gpu: Gpu) -> int:
+def resident_programs(kernel: CompiledKernel, gpu: GpuLimits) -> int:
     """Blocks of a kernel that a multiprocessor has shared memory and registers for at a time, 4 at most.
 
     CUDA takes 1 KiB of shared memory for each block; a multiprocessor has that much more than a block may take. A

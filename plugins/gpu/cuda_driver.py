@@ -32,7 +32,7 @@ Argument = int | np.int32 | np.float32
 
 
 @dataclass(frozen=True)
-class Gpu:
+class InstalledGpu:
     """A GPU. ``capability`` is written "8.9", ``memory_bytes`` is all that it has."""
 
     index: int
@@ -58,7 +58,7 @@ class Device(Protocol):
     """
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> InstalledGpu:
         """Which one."""
 
     @property
@@ -123,10 +123,10 @@ class Cuda(Protocol):
         """The newest CUDA that it runs, such as "13.0"."""
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[InstalledGpu, ...]:
         """The GPUs in the driver's order; CUDA_VISIBLE_DEVICES hides some."""
 
-    def open(self, gpu: Gpu) -> Device:
+    def open(self, gpu: InstalledGpu) -> Device:
         """Opens a GPU for the calling thread."""
 
 
@@ -163,10 +163,10 @@ class _Cuda:
             self._call("cuDeviceGetCount", ctypes.byref(count))
         self.gpus = tuple(self._gpu(index) for index in range(count.value))
 
-    def open(self, gpu: Gpu) -> Device:
+    def open(self, gpu: InstalledGpu) -> Device:
         return _Device(self._call, gpu)
 
-    def _gpu(self, index: int) -> Gpu:
+    def _gpu(self, index: int) -> InstalledGpu:
         device = _device(self._call, index)
         name = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", name, ctypes.c_int(len(name)), device)
@@ -176,7 +176,7 @@ class _Cuda:
         memory = ctypes.c_size_t()
         self._call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
         capability = ".".join(str(number.value) for number in numbers)
-        return Gpu(index, name.value.decode(errors="replace"), capability, memory.value)
+        return InstalledGpu(index, name.value.decode(errors="replace"), capability, memory.value)
 
 
 class _Calls:
@@ -211,7 +211,7 @@ def _device(call: _Calls, index: int) -> ctypes.c_int:
 class _Device:
     """A GPU in its primary context, which TensorRT uses too."""
 
-    def __init__(self, call: _Calls, gpu: Gpu) -> None:
+    def __init__(self, call: _Calls, gpu: InstalledGpu) -> None:
         self._call = call
         self.gpu = gpu
         self._device = _device(call, gpu.index)

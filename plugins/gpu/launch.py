@@ -16,7 +16,7 @@ from .step_calls import (
     work_call,
     work_size,
 )
-from .tiles import GPUS, SPLIT_KEYS, Gpu, Tile, gpu_of
+from .tiles import GPUS, SPLIT_KEYS, GpuLimits, Tile, gpu_of
 
 _INTERPRETED = GPUS[80]  # tiles as this GPU has them; any would do
 
@@ -180,7 +180,7 @@ def _run(call: Call) -> None:
     JitLauncher().bind(call)()
 
 
-def _gpu_of(x: torch.Tensor) -> Gpu:
+def _gpu_of(x: torch.Tensor) -> GpuLimits:
     """The GPU that ``x`` is on; the next older one that is known where its own capability isn't."""
     if x.device.type != "cuda":
         return _INTERPRETED

@@ -13,7 +13,18 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from enginewright.runtime.shared.errors import TargetError
 
-from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
+from .tiles import (
+    SPLIT_KEYS,
+    CacheFormat,
+    FloatType,
+    GpuLimits,
+    Tile,
+    TileCase,
+    gpu_of,
+    looks_ahead,
+    power_of_2,
+    width_of,
+)
 
 SamplingKernel = Literal[
     "penalize", "widen", "edit", "largest", "choose_largest", "sums", "narrow", "cut", "spread", "nearest", "draw"
@@ -129,7 +140,7 @@ class KernelSpec:
         return Tile(queries, rows, keys, self.warps, self.stages)
 
 
-def read_format(cache: CacheFormat, gpu: Gpu) -> str:
+def read_format(cache: CacheFormat, gpu: GpuLimits) -> str:
     """The attention kernel's FORMAT: fp8 is converted by instructions where there are some, else by its bits."""
     if cache == "fp8":
         return "fp8" if gpu.fp8 else "e4m3"
@@ -165,7 +176,7 @@ class AttentionConstants:
     AHEAD: bool
 
 
-def attention_constants(shape: AttentionShape, gpu: Gpu, tile: Tile, split_keys: int) -> dict[str, Constant]:
+def attention_constants(shape: AttentionShape, gpu: GpuLimits, tile: Tile, split_keys: int) -> dict[str, Constant]:
     """Makes the constants of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
     constants = AttentionConstants(
         Q_HEADS=shape.heads,

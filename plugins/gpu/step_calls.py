@@ -32,7 +32,7 @@ from .tiles import (
     SPLIT_KEYS,
     CacheFormat,
     FloatType,
-    Gpu,
+    GpuLimits,
     ProductTile,
     Tile,
     power_of_2,
@@ -59,14 +59,14 @@ class Stored:
     offsets: torch.Tensor | None = None
     group: int = 0
 
-    def read(self, gpu: Gpu) -> tuple[torch.Tensor, str]:
+    def read(self, gpu: GpuLimits) -> tuple[torch.Tensor, str]:
         """Values and format as a kernel takes them: where there are no instructions for 8-bit floats, their bytes."""
         if self.format == "fp8" and not gpu.fp8:
             return self.values.view(torch.uint8), "e4m3"
         return self.values, self.format
 
 
-def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tensor, gpu: Gpu) -> Call:
+def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tensor, gpu: GpuLimits) -> Call:
     """ids [T], table [V, size] -> out [T, size]."""
     values, form = table.read(gpu)
     constants: dict[str, Constant] = {
@@ -127,7 +127,7 @@ class LayerCaches:
         """The format as kernels name it."""
         return CACHE_FORMATS_OF[self.keys.dtype]
 
-    def named(self, gpu: Gpu | None, suffix: str = "") -> dict[str, Argument]:
+    def named(self, gpu: GpuLimits | None, suffix: str = "") -> dict[str, Argument]:
         """Names them as kernels' arguments. ``gpu`` reads 8-bit floats; for who writes them (None) they are bytes."""
         caches = [self.keys, self.values]
         if self.format == "fp8" and not (gpu is not None and gpu.fp8):
@@ -214,7 +214,7 @@ def attention_calls(
     slopes: torch.Tensor | None,
     out: torch.Tensor,
     scratch: torch.Tensor,
-    gpu: Gpu,
+    gpu: GpuLimits,
     tiles: TileOf,
     *,
     scale: float,
@@ -293,7 +293,7 @@ def product_call(
     weight: Stored,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    gpu: Gpu,
+    gpu: GpuLimits,
     *,
     activation: str = "",
     starts: torch.Tensor | None = None,
@@ -345,7 +345,7 @@ def split_product_calls(
     weight: Stored,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    gpu: Gpu,
+    gpu: GpuLimits,
     scratch: torch.Tensor,
     *,
     activation: str = "",

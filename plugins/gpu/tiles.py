@@ -32,7 +32,7 @@ FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuLimits:
     """One compute capability: 89 is 8.9.
 
     Attributes:
@@ -55,17 +55,17 @@ class Gpu:
 GPUS = {
     gpu.capability: gpu
     for gpu in (
-        Gpu(80, 163 * 1024, fp8=False),
-        Gpu(86, 99 * 1024, fp8=False),
-        Gpu(89, 99 * 1024, fp8=True),
-        Gpu(90, 227 * 1024, fp8=True),
-        Gpu(100, 227 * 1024, fp8=True, ptx=86),
-        Gpu(120, 99 * 1024, fp8=True, ptx=87),
+        GpuLimits(80, 163 * 1024, fp8=False),
+        GpuLimits(86, 99 * 1024, fp8=False),
+        GpuLimits(89, 99 * 1024, fp8=True),
+        GpuLimits(90, 227 * 1024, fp8=True),
+        GpuLimits(100, 227 * 1024, fp8=True, ptx=86),
+        GpuLimits(120, 99 * 1024, fp8=True, ptx=87),
     )
 }
 
 
-def gpu_of(capability: int) -> Gpu:
+def gpu_of(capability: int) -> GpuLimits:
     """Raises TargetError for a capability that kernels aren't compiled for."""
     if capability not in GPUS:
         known = ", ".join(map(str, GPUS))
@@ -143,7 +143,7 @@ class TileCase:
     decode: bool
 
 
-def looks_ahead(tile: Tile, gpu: Gpu) -> bool:
+def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
     """Whether the kernel looks blocks up a step before it copies their keys, so that copies may be several steps ahead.
 
     Triton 3.9 fails at that where it has the tensor cores of 10.0 multiply.
@@ -151,13 +151,13 @@ def looks_ahead(tile: Tile, gpu: Gpu) -> bool:
     return gpu.capability != 100 or tile.queries == 1
 
 
-def least_shared_memory(tile: Tile, case: TileCase, gpu: Gpu) -> int:
+def least_shared_memory(tile: Tile, case: TileCase, gpu: GpuLimits) -> int:
     """Bytes that a tile takes at least: keys and values, of the step that is attended to and of those copied ahead."""
     copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
     return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
 
 
-def attention_tiles(case: TileCase, gpu: Gpu, shared_memory: int | None = None) -> Iterator[Tile]:
+def attention_tiles(case: TileCase, gpu: GpuLimits, shared_memory: int | None = None) -> Iterator[Tile]:
     """Tiles from the most to the least wanted: a measured one if there is one, then those of the rule.
 
     Those that can't fit ``shared_memory`` (None: the GPU's) are left out; ``compile_attention`` finds those that do.
@@ -172,7 +172,7 @@ def attention_tiles(case: TileCase, gpu: Gpu, shared_memory: int | None = None) 
             yield tile
 
 
-def _rule(case: TileCase, gpu: Gpu) -> Iterator[tuple[int, int, int, int]]:
+def _rule(case: TileCase, gpu: GpuLimits) -> Iterator[tuple[int, int, int, int]]:
     """(rows, keys, warps, stages): as much as there may be first, and then less and less.
 
     When decoding, copies ahead (3 stages) come before wide tiles: bytes under way are what counts. A prompt's tiles are

@@ -98,7 +98,7 @@ def emit_model(
         contrib=variant,
         narrow=beside,
         kernels=None if kernels is None else _emit_kernels(KernelsBuilder(program, weights, kernels), writer),
-        cache_groups=tuple(LinearCacheGroup.of(group, floats) for group in program.cache_groups),
+        cache_groups=tuple(LinearCacheGroup.from_group(group, floats) for group in program.cache_groups),
         summed_products=summed_products(program),
     )
 

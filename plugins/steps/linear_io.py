@@ -53,7 +53,7 @@ class LinearCacheGroup(CacheGroupShape, frozen=True, kw_only=True):
     mask: str
 
     @classmethod
-    def of(cls, group: CacheGroup, dtype: CacheDtype = "f32") -> LinearCacheGroup:
+    def from_group(cls, group: CacheGroup, dtype: CacheDtype = "f32") -> LinearCacheGroup:
         """A group of a program, with caches of ``dtype``."""
         shape = group.model_dump(exclude={"block_size"}) | {"dtype": dtype}
         return cls(**shape, mask=mask_name(group.window))

@@ -80,7 +80,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
             raise ValueError("a batch has more requests than the buckets of kind tokens take")
 
     @classmethod
-    def of(cls, tokens: tuple[int, ...], batch: tuple[int, ...], most_requests: int) -> BucketPlan:
+    def from_sizes(cls, tokens: tuple[int, ...], batch: tuple[int, ...], most_requests: int) -> BucketPlan:
         """The plan of so many tokens and so many requests a decode step, in any order."""
         most = max(batch) if batch else min(most_requests, max(tokens))
         buckets = [Bucket.of_tokens(t, most) for t in sorted(tokens)] + [Bucket.of_batch(b) for b in sorted(batch)]

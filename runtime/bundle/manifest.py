@@ -66,7 +66,7 @@ class ModelSection(Record, frozen=True, kw_only=True):
     generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, info: ModelInfo) -> ModelSection:
+    def from_info(cls, info: ModelInfo) -> ModelSection:
         return cls(
             name=info.name,
             architecture=info.architecture,

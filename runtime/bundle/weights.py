@@ -113,7 +113,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
+    def from_tensors(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
         """An index of the lowest version that has what it lists."""
         kinds = [kind for t in tensors.values() for kind in (t.layout, t.stored_as or t.dtype)]
         least = max((_SINCE.get(kind, 1) for kind in kinds), default=1)

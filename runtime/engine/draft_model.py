@@ -95,7 +95,7 @@ class DraftModel:
         self._times, self._steps = DecodeTimes(), 0
 
     def seconds(self, rows: int) -> float:
-        return self._times.of(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
+        return self._times.seconds(min(rows, DRAFT_ROWS)) if self._steps >= _TRIED else 0.0
 
     def behind(self, request: Generation) -> float:
         follower = self._followers.get(request)
@@ -124,7 +124,7 @@ class DraftModel:
         self.cache.forget(namespace)
 
     def describe(self) -> dict[str, Any]:
-        plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
+        plan = PoolPlan.from_blocks(self._executor.cache_groups, self._executor.blocks)
         about: dict[str, Any] = {"model": self._name, "kv_cache_bytes": plan.bytes}
         about["kv_blocks_free"] = {name: pool.free_blocks for name, pool in self.cache.pools.items()}
         return about | self._times.describe()
@@ -157,7 +157,7 @@ class DraftModel:
 
     def _run(self, chunks: Sequence[Chunk]) -> list[int]:
         """A step; what it draws for those that have their last token in it."""
-        step = self._inputs.of(chunks)
+        step = self._inputs.build(chunks)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
         began = self._clock()
         output = self._executor.submit(step).result()
@@ -206,7 +206,7 @@ class DraftModel:
         own.tokens[follower.known :] = known[follower.known :]
         follower.known = len(known)
         if follower.ran:
-            self.cache.stepped(own)
+            self.cache.after_step(own)
 
     def _switch_off(self, cause: Exception) -> None:
         message = cause.message if isinstance(cause, EnginewrightError) else repr(cause)

@@ -73,7 +73,7 @@ def scheduler_config(
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
     """See ``LLM.info``."""
-    plan, scheduler = PoolPlan.of(executor.cache_groups, executor.blocks), engine.scheduler
+    plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
     return {
         "model": model.name,
         "architecture": model.architecture,

@@ -29,7 +29,7 @@ from .engine_loop import EngineLoop
 from .info import check_options, describe, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import Options, RequestMaker
-from .run_requests import aanswers, answers, astream, scored, stream, wanted
+from .run_requests import answers, answers_async, astream, scored, stream, wanted
 
 if TYPE_CHECKING:
     from ..text.chat_template import Message
@@ -304,7 +304,7 @@ class LLM:
         arguments.check_type("params", params, (BeamSearchParams,), "BeamSearchParams(beam_width=..., max_tokens=...)")
         found = self.generate(prompts, params.sampling(), use_tqdm=use_tqdm, raise_errors=True)
         decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self._requests.has_tokenizer else None
-        return [BeamSearchOutput.of(result, decode) for result in found]
+        return [BeamSearchOutput.from_result(result, decode) for result in found]
 
     async def agenerate(
         self,
@@ -319,7 +319,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await aanswers(self._loop, *self._requests.of_prompts(prompts, options))
+        return await answers_async(self._loop, *self._requests.of_prompts(prompts, options))
 
     async def achat(
         self,
@@ -337,7 +337,7 @@ class LLM:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await aanswers(self._loop, *self._requests.of_chats(messages, options, variables))
+        return await answers_async(self._loop, *self._requests.of_chats(messages, options, variables))
 
     def stream(
         self,

@@ -71,7 +71,7 @@ def _checked_priority(value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PreparedPrompt:
     """What a prompt became.
 
     Attributes:
@@ -130,13 +130,15 @@ class RequestMaker:
     def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
 
-    def of_prompts(self, prompts: Any, options: Options) -> tuple[list[Asked], bool]:
+    def of_prompts(self, prompts: Any, options: Options) -> tuple[list[PreparedPrompt], bool]:
         """The requests, and whether the error of one is raised; see ``arguments.raises``."""
         given, single = arguments.listed(prompts)
         requests = self._requests(self._encoded(given, single), options)
         return requests, arguments.raises(options.raise_errors, single)
 
-    def of_chats(self, messages: Any, options: Options, variables: Mapping[str, Any]) -> tuple[list[Asked], bool]:
+    def of_chats(
+        self, messages: Any, options: Options, variables: Mapping[str, Any]
+    ) -> tuple[list[PreparedPrompt], bool]:
         """Does the same for conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
         most, found = self._model.context_length - 1, []
@@ -175,11 +177,11 @@ class RequestMaker:
         context = self._model.context_length
         return arguments.checked_ids(prompt, context, context, self._model.vocab_size)
 
-    def of_prompt(self, prompt: Prompt, options: Options) -> Asked:
+    def of_prompt(self, prompt: Prompt, options: Options) -> PreparedPrompt:
         """Makes the requests of one prompt."""
         return self._requests(self._encoded([prompt], True), options)[0]
 
-    def of_chat(self, messages: Iterable[Message], options: Options, variables: Mapping[str, Any]) -> Asked:
+    def of_chat(self, messages: Iterable[Message], options: Options, variables: Mapping[str, Any]) -> PreparedPrompt:
         """Makes the requests of one conversation."""
         requests, single = self.of_chats(messages, options, arguments.template_variables(None, variables))
         if not single:
@@ -191,7 +193,7 @@ class RequestMaker:
     def _encoded(self, prompts: Sequence[Any], single: bool) -> list[Encoded]:
         return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self._model.context_length - 1)
 
-    def _requests(self, prompts: Sequence[Encoded], options: Options) -> list[Asked]:
+    def _requests(self, prompts: Sequence[Encoded], options: Options) -> list[PreparedPrompt]:
         each = arguments.params_for(len(prompts), options.params, options.sampling_params)
         asked = [(one, self._class_of(one)) for one in options.each(len(prompts))]
         rows = zip(prompts, each, asked, strict=True)
@@ -209,7 +211,9 @@ class RequestMaker:
                 )
         return NO_TARGETS
 
-    def _request(self, given: Encoded, params: SamplingParams, whose: Options, of_class: RequestClass) -> Asked:
+    def _request(
+        self, given: Encoded, params: SamplingParams, whose: Options, of_class: RequestClass
+    ) -> PreparedPrompt:
         assert not isinstance(whose.priority, Sequence)  # see Options.each
         context = self._model.context_length
         prompt = arguments.checked_ids(given, context - 1, context, self._model.vocab_size)
@@ -247,7 +251,7 @@ class RequestMaker:
         else:
             requests = [each(text=text(), bad_words=bad_words, sample=i) for i in range(params.answers)]
         self._scheduler.check(requests[0])
-        return Asked(tuple(requests), params)
+        return PreparedPrompt(tuple(requests), params)
 
     def _text(self, prompt: Sequence[int], params: SamplingParams) -> OutputText | None:
         if self._tokenizer is None or not params.detokenize:

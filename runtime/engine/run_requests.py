@@ -15,7 +15,7 @@ from ..requests.request import HiddenStates, Request, Scoring
 from ..shared.contracts import FloatArray
 from ..shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
 from .engine_loop import EngineLoop
-from .request_maker import Asked
+from .request_maker import PreparedPrompt
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,14 +60,14 @@ async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
 
 
 def answers(
-    engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool, progress: bool | None = False
+    engine: EngineLoop, asked: Sequence[PreparedPrompt], raise_errors: bool, progress: bool | None = False
 ) -> list[RequestOutput]:
     """``run_all``, and the ``results``."""
     run_all(engine, [request for one in asked for request in one.requests], progress)
     return results(asked, raise_errors)
 
 
-async def aanswers(engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
+async def answers_async(engine: EngineLoop, asked: Sequence[PreparedPrompt], raise_errors: bool) -> list[RequestOutput]:
     """``answers`` for coroutines."""
     await arun_all(engine, [request for one in asked for request in one.requests])
     return results(asked, raise_errors)
@@ -83,13 +83,13 @@ def scored(engine: EngineLoop, request: Scoring | HiddenStates) -> FloatArray:
     return found
 
 
-def stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, None]:
+def stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
     """The pieces of a prompt's requests; closing the generator aborts them. Raises the error that one ends with."""
     _check_streamed(asked)
     return _stream(engine, asked)
 
 
-def _stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, None]:
+def _stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
         for request in asked.requests:
@@ -105,13 +105,13 @@ def _stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, No
             engine.abort(request)
 
 
-def astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPiece, None]:
+def astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
     """``stream`` for coroutines."""
     _check_streamed(asked)
     return _astream(engine, asked)
 
 
-async def _astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPiece, None]:
+async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[StreamPiece, None]:
     events, put = _async_queue()
     try:
         for request in asked.requests:
@@ -127,7 +127,7 @@ async def _astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPie
             engine.abort(request)
 
 
-def results(asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
+def results(asked: Sequence[PreparedPrompt], raise_errors: bool) -> list[RequestOutput]:
     """Gives the results of requests that have ended, in their order."""
     found = [one.result() for one in asked]
     failed = next((output.error for output in found if output.error is not None), None)
@@ -201,7 +201,7 @@ def _async_queue() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
     return events, put
 
 
-def _check_streamed(asked: Asked) -> None:
+def _check_streamed(asked: PreparedPrompt) -> None:
     params = asked.params
     for name, wrong in (("best_of", params.best_of is not None), ("num_beams", params.num_beams > 1)):
         if wrong:
@@ -211,7 +211,7 @@ def _check_streamed(asked: Asked) -> None:
             )
 
 
-def _check_piece(piece: StreamPiece, asked: Asked) -> None:
+def _check_piece(piece: StreamPiece, asked: PreparedPrompt) -> None:
     if piece.finish_reason == "error":
         error = asked.requests[piece.index].error
         assert error is not None

@@ -14,7 +14,7 @@ from ..shared.errors import BundleError, CapacityError, RequestError
 from ..shared.targets import OWN, Halves
 from .base import Executor
 from .static_shapes import StaticShapes, padding_blocks
-from .target import Asked, Opening, Placement, ServedTarget
+from .target import ExecutorArguments, Opening, Placement, ServedTarget
 
 LEAST_CONTEXT = 2
 """A prompt of one token, and one more."""
@@ -139,7 +139,7 @@ def make_executor(
         if said != getattr(Placement(), field) and field not in _opening(target).takes:
             owners = " or ".join(repr(name) for name in running() if field in _opening(name).takes)
             raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
-    return _opening(target).make(Asked(bundle, target, blocks, context, placement))
+    return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement))
 
 
 def open_executor(

@@ -31,7 +31,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExecutorArguments:
     """What an executor is made for: see ``make_executor``."""
 
     bundle: Bundle
@@ -63,7 +63,7 @@ class Opening:
         variants: what ``Placement.variant`` may be.
     """
 
-    make: Callable[[Asked], Executor]
+    make: Callable[[ExecutorArguments], Executor]
     groups: Callable[[Bundle, str, int], tuple[CacheGroup, ...]] = program_groups
     most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
     memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()

@@ -223,7 +223,7 @@ class CacheManager:
             count = min(count, blocks * group.block_size - request.computed)
         return count
 
-    def stepped(self, request: Request) -> None:
+    def after_step(self, request: Request) -> None:
         """After a step of a request: blocks that got full can be found, and those before a window are given back."""
         if self.index is not None:
             self._add_full_blocks(self.index, request)

@@ -29,7 +29,7 @@ class PoolPlan:
     blocks: Mapping[str, int]
 
     @classmethod
-    def of(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
+    def from_blocks(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
         """The plan that these pools follow."""
         whole = [g for g in groups if not g.window] or groups
         return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in whole), default=0), blocks)

@@ -63,7 +63,7 @@ class LogitRules:
         self.changing = self.counting or bool(self._words) or self._min_tokens > 0
 
     @classmethod
-    def of(
+    def from_params(
         cls,
         params: SamplingParams,
         tokens: list[int],

@@ -196,7 +196,7 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
     @classmethod
-    def of(cls, result: RequestOutput, decode: Callable[[list[int]], str] | None) -> BeamSearchOutput:
+    def from_result(cls, result: RequestOutput, decode: Callable[[list[int]], str] | None) -> BeamSearchOutput:
         """A request's result in this form; ``decode`` makes text of tokens."""
         found = []
         for answer, output in zip((result, *result.others), result.outputs, strict=True):

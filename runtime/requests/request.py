@@ -244,7 +244,7 @@ class Generation(Request):
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
-        self.rules = LogitRules.of(params, self.tokens, self._end_token_ids, bad_words)
+        self.rules = LogitRules.from_params(params, self.tokens, self._end_token_ids, bad_words)
         # What counts its new tokens, for penalties.
         self._counted = None if self.rules is None or not self.rules.counting else self.rules.push
         # Of the prompt's tokens; those of the first ``scored`` are known.

@@ -31,9 +31,9 @@ class AcceptanceRates:
         self._before = before
         self._seen: dict[int, list[float]] = {}  # kind -> accepted tokens, tokens
 
-    def of(self, kind: int) -> float:
+    def rate(self, kind: int) -> float:
         """Gives the rate of a kind."""
-        expected = _EXPECTED[abs(kind)] if self._before is None else self._before.of(kind)
+        expected = _EXPECTED[abs(kind)] if self._before is None else self._before.rate(kind)
         accepted, tokens = self._seen.get(kind, (0.0, 0.0))
         return (accepted + _WEIGHT * expected) / (tokens + _WEIGHT)
 
@@ -55,11 +55,11 @@ class Credit:
     def __init__(self) -> None:
         self._left: dict[int, tuple[float, int]] = {}  # kind -> credit, after so many steps
 
-    def of(self, kind: int, step: int) -> float:
+    def left(self, kind: int, step: int) -> float:
         """Gives what is left in a step, by its number."""
         left, then = self._left.get(kind, (CREDIT, step))
         return left + MORE_CREDIT * (step - then)
 
     def spend(self, kind: int, cost: float, step: int) -> None:
         """Takes what a draft cost; less than 0 is what it saved."""
-        self._left[kind] = min(self.of(kind, step) - cost, _MOST_CREDIT), step
+        self._left[kind] = min(self.left(kind, step) - cost, _MOST_CREDIT), step

@@ -152,7 +152,7 @@ class ContinuousScheduler:
 
     def _step_of(self, chunks: Sequence[Chunk]) -> StepInput:
         try:
-            step = self._inputs.of(chunks)
+            step = self._inputs.build(chunks)
         except Exception:
             self._inputs.forget()
             for chunk in chunks:
@@ -170,8 +170,8 @@ class ContinuousScheduler:
         count, now = len(batch.step.ids), self._clock()
         if self.cache.disk is not None:
             self.cache.disk.computed(count, now - self._began)
-        self.drafts.stepped(batch, now - self._scheduled)
-        self.policy.stepped(batch.chunks, count, now - self._began)
+        self.drafts.after_step(batch, now - self._scheduled)
+        self.policy.after_step(batch.chunks, count, now - self._began)
         advanced, row, searches = list[Request](), 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -197,11 +197,11 @@ class ContinuousScheduler:
         request, end = chunk.request, first + chunk.rows
         if chunk.draft and drawn[0] != NO_TOKEN:
             self.drafts.verify(chunk, drawn, output, first)
-            self.cache.stepped(request)
+            self.cache.after_step(request)
             self._retire(request)
             return request
         request.computed = chunk.start + chunk.count
-        self.cache.stepped(request)
+        self.cache.after_step(request)
         sound = drawn.index(NO_TOKEN) if NO_TOKEN in drawn else chunk.rows
         if chunk.scores and isinstance(request, Generation):
             request.accept_scored(chunk.start, sound, scored(request, output, chunk.start, first, sound))

@@ -66,7 +66,7 @@ class NoDrafts:
         """Gives tokens to compute behind the last one of a request that decodes."""
         return ()
 
-    def stepped(self, batch: Batch, seconds: float) -> None:
+    def after_step(self, batch: Batch, seconds: float) -> None:
         """Learns from a step, which took so long with making it. Its drafts are verified after this."""
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
@@ -125,13 +125,13 @@ class _Step:
             credit: seconds that they may cost.
             each: seconds that it takes to propose one token more for all of them.
         """
-        before, expected = self.times.of(self.rows) + self.proposal_seconds, self.tokens
+        before, expected = self.times.seconds(self.rows) + self.proposal_seconds, self.tokens
         best = _Choice(LEAST_GAIN * expected / before, 0, expected)
         accepted = [1.0] * len(rates)
         for length in range(1, most + 1):
             accepted = [share * rate for share, rate in zip(accepted, rates, strict=True)]
             expected += sum(accepted)
-            seconds = self.times.of(self.rows + len(rates) * length) + self.proposal_seconds + length * each
+            seconds = self.times.seconds(self.rows + len(rates) * length) + self.proposal_seconds + length * each
             if seconds - before > credit:
                 break
             if expected / seconds > best.speed:
@@ -186,7 +186,7 @@ class Drafts(NoDrafts):
         sources = {name: {"drafted": of[0], "accepted": of[1]} for name, of in self.by_source.items()}
         found = {"drafted": drafted, "accepted": accepted, "sources": sources, **self.times.describe()}
         if (model := self._draft_model) is not None:
-            own, least = model.seconds(1), self.times.of(1)
+            own, least = model.seconds(1), self.times.seconds(1)
             slow = f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms"
             found["draft_model"] = model.describe() | {"off": model.off or (slow if own > least else None)}
         return found
@@ -206,7 +206,7 @@ class Drafts(NoDrafts):
         if self.times.measured and running:
             self.times.at(sum(request.computed for request in running) / len(running))
         decoding = len(running)
-        self._step = _Step(self.times, decoding, self.times.of(decoding), rows=decoding, tokens=decoding)
+        self._step = _Step(self.times, decoding, self.times.seconds(decoding), rows=decoding, tokens=decoding)
         if self._draft_model is not None and self._draft_model.off is None:
             decodes = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
             self._propose(self._draft_model, self._step, [one for one in decodes if one not in paused])
@@ -231,12 +231,12 @@ class Drafts(NoDrafts):
         if not proposal.tokens:
             return ()
         kind = proposal.kind
-        best = step.best([own.rates.of(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+        best = step.best([own.rates.rate(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
         if not best.length:
             own.rates.fade(kind)
             self._rates.fade(kind)
             return ()
-        more = self.times.of(step.rows + best.length) - self.times.of(step.rows)
+        more = self.times.seconds(step.rows + best.length) - self.times.seconds(step.rows)
         self._spend(step, kind, more + (LEAST_GAIN - 1) * step.plain_seconds)
         step.rows, step.tokens = step.rows + best.length, best.tokens
         self._found(own, kind)
@@ -266,7 +266,7 @@ class Drafts(NoDrafts):
 
     def _credit_seconds(self, step: _Step, kind: int) -> float:
         """Says how many seconds drafts of this kind may cost now."""
-        return self._credit.of(kind, self._steps) * step.plain_seconds
+        return self._credit.left(kind, self._steps) * step.plain_seconds
 
     def _spend(self, step: _Step, kind: int, seconds: float) -> None:
         """Notes what drafts of this kind cost; less than 0 is what they saved."""
@@ -284,8 +284,8 @@ class Drafts(NoDrafts):
         candidates = []  # acceptance rate, most tokens, request
         for (request, most), proposal in zip(able, self._looked_up([(one, room) for one, _ in able]), strict=True):
             rates, kind = self._history(request).rates, proposal.kind
-            rate = rates.of(MODEL)
-            by_lookup = step.best([rates.of(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+            rate = rates.rate(MODEL)
+            by_lookup = step.best([rates.rate(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
             if not by_lookup.length or by_lookup.speed < step.best([rate], min(most, room), credit, each).speed:
                 candidates.append((rate, most, request))
         # How many of them get drafts, those with the largest rates first, and how long these are.
@@ -314,16 +314,16 @@ class Drafts(NoDrafts):
             if proposal.tokens:
                 own = self._history(request)
                 self._found(own, MODEL)
-                rate, length = own.rates.of(MODEL), len(proposal.tokens)
+                rate, length = own.rates.rate(MODEL), len(proposal.tokens)
                 step.proposed[request] = proposal.tokens
                 step.rows, step.tokens = step.rows + length, step.tokens + sum(rate**at for at in range(1, length + 1))
         if step.proposed:
             step.proposal_seconds = best.length * model.seconds(len(step.proposed))
-            self._spend(step, MODEL, self.times.of(step.rows) - step.plain_seconds + step.proposal_seconds)
+            self._spend(step, MODEL, self.times.seconds(step.rows) - step.plain_seconds + step.proposal_seconds)
 
     # After it
 
-    def stepped(self, batch: Batch, seconds: float) -> None:
+    def after_step(self, batch: Batch, seconds: float) -> None:
         step, rows = self._step, len(batch.step.ids)
         if step is None or rows > DRAFT_ROWS:
             return
@@ -331,7 +331,7 @@ class Drafts(NoDrafts):
         if rows != len(batch.chunks) + drafted:  # it has prompts
             return
         if drafted and self.times.known:
-            expected = self.times.of(rows) + step.proposal_seconds
+            expected = self.times.seconds(rows) + step.proposal_seconds
             step.late = (min(seconds, 2 * expected) - expected) / drafted
         if drafted or self._steps < 64 or not self._steps % 16:  # plain ones are known by then
             self.times.took(rows, seconds - step.proposal_took)

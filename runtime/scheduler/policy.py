@@ -68,7 +68,7 @@ class Policy:
     def ended(self, request: Request) -> None:
         """Notes that a request has ended, or is about to."""
 
-    def stepped(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
+    def after_step(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
         """Learns from a step."""
 
     def describe(self) -> dict[str, float] | None:
@@ -158,14 +158,14 @@ class RankedPolicy(Policy):
         if self.shares is not None:
             self.shares.ends(request, self.times.row_tokens)
 
-    def stepped(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
+    def after_step(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
         if tokens == len(chunks):
             self._decodes += 1
             if self._decodes % _DECODES_A_SAMPLE and self.times.known:
                 return
         else:
             self._prompts += 1
-        self.times.observe(StepSize.of(chunks), seconds)
+        self.times.observe(StepSize.from_chunks(chunks), seconds)
 
     def describe(self) -> dict[str, float]:
         return {"waiting": len(self.waiting), "refused": self.refused} | self.times.describe()

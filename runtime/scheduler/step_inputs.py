@@ -28,7 +28,7 @@ class StepInputs:
         self._starts: list[int] = []  # where each of them is when that step was committed
         self._last: StepInput | None = None
 
-    def of(self, chunks: Sequence[Chunk]) -> StepInput:
+    def build(self, chunks: Sequence[Chunk]) -> StepInput:
         """See ``contracts.StepInput``."""
         requests = [chunk.request for chunk in chunks]
         starts = [chunk.start for chunk in chunks]

@@ -85,7 +85,7 @@ class DecodeTimes:
     def took(self, rows: int, seconds: float) -> None:
         """Learns from a step of ``DRAFT_ROWS`` rows at most that took so long."""
         if self.known:
-            seconds = min(seconds, 2 * self.of(rows))  # something else ran
+            seconds = min(seconds, 2 * self.seconds(rows))  # something else ran
         self.known, expected = True, self._expected[rows]
         of_step = 1, expected, expected * expected, seconds, expected * seconds
         self._sums = [_KEPT * before + now for before, now in zip(self._sums, of_step, strict=True)]
@@ -108,7 +108,7 @@ class DecodeTimes:
     def _line(self, rows: int) -> float:
         return max(self._base + self._slope * self._expected[rows], 1e-9)
 
-    def of(self, rows: int) -> float:
+    def seconds(self, rows: int) -> float:
         """Gives the seconds of a step of so many rows."""
         count = self._counts[rows]
         apart = (count * self._apart[rows] + _LIKE_OTHERS * self._all_apart) / (count + _LIKE_OTHERS)
@@ -141,7 +141,7 @@ class StepSize:
     steps: float = 1
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> StepSize:
+    def from_chunks(cls, chunks: Sequence[Chunk]) -> StepSize:
         """Counts what a step has."""
         rows = prompt = context = products = 0
         for chunk in chunks:

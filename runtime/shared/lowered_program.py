@@ -43,7 +43,7 @@ class Affine:
         self.constant, self.t, self.b, self.r = int(constant), int(t), int(b), int(r)
 
     @classmethod
-    def of(cls, value: Affine | int | Mapping[str, int]) -> Affine:
+    def parse(cls, value: Affine | int | Mapping[str, int]) -> Affine:
         """Makes one of an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
         if isinstance(value, Affine):
             return value
@@ -63,7 +63,7 @@ class Affine:
         try:
             return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
         except TypeError:  # what can't be hashed isn't an expression either
-            return cls.of(value)
+            return cls.parse(value)
 
     def coefficients(self) -> tuple[int, int, int, int]:
         """(constant, T, B, R), the order that the C++ interpreter takes."""
@@ -83,15 +83,15 @@ class Affine:
         return {k: v for k, v in named.items() if v}
 
     def __add__(self, other: Affine | int) -> Affine:
-        o = Affine.of(other)
+        o = Affine.parse(other)
         return Affine(self.constant + o.constant, self.t + o.t, self.b + o.b, self.r + o.r)
 
     def __sub__(self, other: Affine | int) -> Affine:
-        return self + Affine.of(other) * -1
+        return self + Affine.parse(other) * -1
 
     def __mul__(self, other: Affine | int) -> Affine:
         """Product with a constant; raises ValueError if both sides depend on symbols."""
-        o = Affine.of(other)
+        o = Affine.parse(other)
         if not o.is_constant:
             if not self.is_constant:
                 raise ValueError(f"({self}) * ({o}) is not affine")
@@ -120,7 +120,7 @@ class Affine:
 @functools.lru_cache(4096, typed=True)  # True isn't 1
 def _affine(*terms: Any) -> Affine:
     half = len(terms) // 2
-    return Affine.of(terms[0] if len(terms) == 1 else dict(zip(terms[:half], terms[half:], strict=True)))
+    return Affine.parse(terms[0] if len(terms) == 1 else dict(zip(terms[:half], terms[half:], strict=True)))
 
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

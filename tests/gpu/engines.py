@@ -32,7 +32,7 @@ def equal_heads() -> Iterator[None]:
 
 
 def linear_io() -> LinearIo:
-    groups = tuple(LinearCacheGroup.of(group) for group in tiny.GROUPS)
+    groups = tuple(LinearCacheGroup.from_group(group) for group in tiny.GROUPS)
     return LinearIo(file="", opset=24, onnxruntime="1.25.0", cache_groups=groups, summed_products=8)
 
 

@@ -231,7 +231,7 @@ def saying_fixture() -> Callable[[str | bytes, int], dict[int, int]]:
 @pytest.fixture
 def manifest(model_info: ModelInfo) -> Manifest:
     return Manifest(
-        model=ModelSection.of(model_info),
+        model=ModelSection.from_info(model_info),
         source=SourceSection(kind="module", name="toy"),
         targets=(),
         recipe={"name": "f32"},

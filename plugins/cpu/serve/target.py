@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, ServedTarget
 
 
-def _make(asked: Asked) -> Executor:
+def _make(asked: ExecutorArguments) -> Executor:
     from .executor import CpuExecutor
 
     placement = asked.placement

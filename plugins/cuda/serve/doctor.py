@@ -11,7 +11,7 @@ from ...doctor.checks import (
     torch_problems,
 )
 from ...doctor.machine import Machine
-from ...gpu.cuda_driver import Gpu
+from ...gpu.cuda_driver import InstalledGpu
 from ...gpu.tiles import machine_code_runs, number_of
 from ..section import CudaSection
 
@@ -30,7 +30,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
     return Checked(tuple(problems), said + (_as_ptx(machine, section, fitting[0]) if section and fitting else ()))
 
 
-def _as_ptx(machine: Machine, section: CudaSection, gpu: Gpu) -> tuple[str, ...]:
+def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[str, ...]:
     """Why a GPU's driver translates a bundle's kernels from PTX, if it does: that takes time at the first start."""
     made_for = section.kernels_for(gpu.capability)
     assert made_for is not None

@@ -20,7 +20,7 @@ from enginewright.runtime.shared.contracts import (
 from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
-from ...gpu.cuda_driver import Gpu, load_cuda
+from ...gpu.cuda_driver import InstalledGpu, load_cuda
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import lacks_of, missing_kernels
 from ...gpu.tiles import GPUS, gpu_of
@@ -146,7 +146,7 @@ class _Interpreted:
 class _OnGpu:
     """The first GPU that the bundle has kernels for, and the stream on which all runs."""
 
-    def __init__(self, found: Gpu, capability: str) -> None:
+    def __init__(self, found: InstalledGpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
         self.gpu = gpu_of(int(capability.replace(".", "")))
         self.device = torch.device("cuda", found.index)
@@ -194,7 +194,7 @@ def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _gpu_for(section: CudaSection) -> tuple[Gpu, str]:
+def _gpu_for(section: CudaSection) -> tuple[InstalledGpu, str]:
     """The first GPU here that there are kernels for, and the capability of those. Raises TargetError."""
     if not torch.cuda.is_available():
         what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"

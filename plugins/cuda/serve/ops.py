@@ -32,7 +32,7 @@ from ...gpu.step_calls import (
     rope_kv_write_call,
     split_product_calls,
 )
-from ...gpu.tiles import Gpu, Tile
+from ...gpu.tiles import GpuLimits, Tile
 
 Work = Callable[[], object]
 
@@ -69,7 +69,7 @@ class Cache:
 class Binder(Protocol):
     """What ops need of the program whose steps are bound."""
 
-    gpu: Gpu
+    gpu: GpuLimits
     choices: Choices
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:

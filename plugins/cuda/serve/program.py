@@ -28,7 +28,7 @@ from ...gpu.step_calls import (
     work_call,
     work_size,
 )
-from ...gpu.tiles import Gpu, Tile
+from ...gpu.tiles import GpuLimits, Tile
 from ...steps.packed_steps import StepLimits, StepShape
 from ...steps.paged_section import Q_START
 from .ops import HANDLERS, Cache, Choices, Launcher, Work
@@ -65,7 +65,7 @@ class CudaProgram:
         weights: Mapping[str, Tensor],
         *,
         device: torch.device,
-        gpu: Gpu,
+        gpu: GpuLimits,
         launcher: Launcher,
         blocks: Mapping[str, int],
         limits: StepLimits,

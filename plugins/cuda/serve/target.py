@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening, Placement, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget
 
 
-def _make(asked: Asked) -> Executor:
+def _make(asked: ExecutorArguments) -> Executor:
     from .executor import CudaExecutor
 
     return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)

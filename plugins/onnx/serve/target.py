@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening, Placement, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget
 from enginewright.runtime.shared.contracts import CacheGroup
 
 from ...steps.linear_io import LinearIo
@@ -17,7 +17,7 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Pl
     return slot_groups(io, slot_capacity(context))
 
 
-def _make(asked: Asked) -> Executor:
+def _make(asked: ExecutorArguments) -> Executor:
     from .executor import OnnxExecutor, slot_capacity
 
     return OnnxExecutor(

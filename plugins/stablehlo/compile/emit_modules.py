@@ -97,7 +97,7 @@ def emit_modules(
         modules=modules,
         caches=tuple(v.name.replace("present_", "past_") for v in model.graph.output if v.name != LOGITS),
         weights=tuple(t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL),
-        cache_groups=tuple(LinearCacheGroup.of(group) for group in program.cache_groups),
+        cache_groups=tuple(LinearCacheGroup.from_group(group) for group in program.cache_groups),
         summed_products=summed_products(program),
         kernels=names,
         iree=iree,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, ServedTarget
 from enginewright.runtime.shared.contracts import CacheGroup
 
 
@@ -20,7 +20,7 @@ def _context(bundle: Bundle, target: str) -> int:
     return stablehlo_section(bundle, target).lengths[-1] - 1
 
 
-def _make(asked: Asked) -> Executor:
+def _make(asked: ExecutorArguments) -> Executor:
     from .executor import StableHloExecutor
 
     placement = asked.placement

@@ -23,7 +23,7 @@ from ...emit.engine_report import BuildReport, BuiltPlan
 from ...emit.finished_bundle import add_file, hash_files, replace_manifest
 from ...engines.checks import FLAVOURS, build_problem, holds_copies
 from ...engines.section import EngineSection, TensorRtSection
-from ...gpu.cuda_driver import Gpu
+from ...gpu.cuda_driver import InstalledGpu
 from ...steps.paged_section import PagedSection
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
@@ -117,7 +117,7 @@ def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
     )
 
 
-def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Gpu:
+def _check_machine(machine: Machine, what: str, paged: PagedSection) -> InstalledGpu:
     """The GPU that engines are built for. Raises TargetError that names all that is missing, and what is there."""
     flavour = FLAVOURS["tensorrt"]
     needs = "the attention kernels"
@@ -141,7 +141,9 @@ def _tensorrt() -> MakeEngines:
     return build_engines
 
 
-def _make(bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress) -> Made:
+def _make(
+    bundle: Bundle, target: str, paged: PagedSection, gpu: InstalledGpu, make: MakeEngines, progress: Progress
+) -> Made:
     """Writes all engines, or none that weren't there."""
     folder, total = bundle.path / target_folder(target), len(paged.profiles)
     built: list[tuple[EngineSection, int]] = []

@@ -270,7 +270,7 @@ class Kernel:
 
     def value(self, affine: Affine | int) -> Expr:
         """A size as an int64."""
-        affine = Affine.of(affine)
+        affine = Affine.parse(affine)
         total: Expr = None
         for symbol, factor in (("T", affine.t), ("B", affine.b), ("R", affine.r)):
             if factor:

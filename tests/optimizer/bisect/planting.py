@@ -147,7 +147,7 @@ def emit_bundle(model: PreTrainedModel | Path, folder: Path, recipe: str = "f32"
 def write_bundle(captured: CapturedModel, recipe: Recipe, program: Program, folder: Path) -> Path:
     """The files of a bundle."""
     manifest = Manifest(
-        model=ModelSection.of(captured.model_info),
+        model=ModelSection.from_info(captured.model_info),
         source=captured.source,
         targets=(),
         recipe=recipe.model_dump(mode="json"),

@@ -26,7 +26,7 @@ from enginewright.runtime.shared.errors import BundleError, RecipeError, Request
 from tests.sealed import sealed
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}
-PLAN = BucketPlan.of((16, 40, 96, 200), (3, 6), 6)
+PLAN = BucketPlan.from_sizes((16, 40, 96, 200), (3, 6), 6)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ SIZES = ((3, 1, 1), (5, 2, 4), (1, 1, 1))
 
 
 def dense(*shape: Affine | int) -> View:
-    sizes = tuple(Affine.of(s) for s in shape)
+    sizes = tuple(Affine.parse(s) for s in shape)
     return View("buffer", "b", "f32", sizes, contiguous_strides(sizes))
 
 
@@ -38,7 +38,7 @@ def reached(view: View, batch: tuple[int, int, int]) -> torch.Tensor:
 
 
 def base(batch: tuple[int, int, int], *shape: Affine | int) -> torch.Tensor:
-    sizes = [Affine.of(s).evaluate(*batch) for s in shape]
+    sizes = [Affine.parse(s).evaluate(*batch) for s in shape]
     return torch.arange(1 << 14)[: torch.Size(sizes).numel()].view(sizes)
 
 

@@ -44,7 +44,7 @@ def aligned(array: Array, offset: int = 0) -> Array:
 def dense_strides(shape: Sequence[Size]) -> tuple[Affine, ...]:
     strides = [Affine(1)]
     for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * Affine.of(size))
+        strides.insert(0, strides[0] * Affine.parse(size))
     return tuple(strides)
 
 
@@ -52,9 +52,9 @@ def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None
     """The same memory under another shape; ``offset`` in elements is added."""
     return operand.model_copy(
         update={
-            "shape": tuple(Affine.of(s) for s in shape),
-            "strides": tuple(Affine.of(s) for s in strides) if strides is not None else dense_strides(shape),
-            "offset": operand.offset + Affine.of(offset),
+            "shape": tuple(Affine.parse(s) for s in shape),
+            "strides": tuple(Affine.parse(s) for s in strides) if strides is not None else dense_strides(shape),
+            "offset": operand.offset + Affine.parse(offset),
         }
     )
 
@@ -111,7 +111,7 @@ class LoweredBuilder:
     def buffer(self, *shape: Size, dtype: str = "f32", padding: int = 1) -> Operand:
         """``padding``: the row stride is a multiple of that many elements."""
         name = f"b{len(self.buffers)}"
-        sizes = tuple(Affine.of(s) for s in shape)
+        sizes = tuple(Affine.parse(s) for s in shape)
         strides = list(dense_strides(shape))
         if padding > 1:
             strides[-2] = Affine(-(-sizes[-1].constant // padding) * padding)

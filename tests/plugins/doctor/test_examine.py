@@ -11,7 +11,7 @@ from enginewright.plugins.cuda.serve.doctor import check
 from enginewright.plugins.doctor.examine import Examination, Finding, examine
 from enginewright.plugins.doctor.machine import Machine
 from enginewright.plugins.engines.section import TensorRtSection
-from enginewright.plugins.gpu.cuda_driver import Gpu
+from enginewright.plugins.gpu.cuda_driver import InstalledGpu
 from enginewright.plugins.stablehlo.section import KERNELS, ModuleSection, StableHloSection
 from enginewright.plugins.steps.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
 from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
@@ -22,8 +22,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Blob, WeightsIndex
 from enginewright.runtime.shared.errors import RequestError
 
-ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
-HOPPER = Gpu(0, "NVIDIA H200", "9.0", 139 << 30)
+ADA = InstalledGpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
+HOPPER = InstalledGpu(0, "NVIDIA H200", "9.0", 139 << 30)
 PLAIN = Machine(
     system="Linux x86_64",
     processor="Some processor",

@@ -4,10 +4,10 @@ import pytest
 
 from enginewright.plugins.doctor.checks import choose_gpu, gpu_problem
 from enginewright.plugins.engines.checks import FLAVOURS, build_problem, library_problem
-from enginewright.plugins.gpu.cuda_driver import Gpu
+from enginewright.plugins.gpu.cuda_driver import InstalledGpu
 from enginewright.runtime.shared.errors import MissingDependencyError, TargetError
 
-ADA, HOPPER = Gpu(0, "RTX 4090", "8.9", 24 << 30), Gpu(1, "H200", "9.0", 139 << 30)
+ADA, HOPPER = InstalledGpu(0, "RTX 4090", "8.9", 24 << 30), InstalledGpu(1, "H200", "9.0", 139 << 30)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())

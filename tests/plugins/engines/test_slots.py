@@ -76,7 +76,7 @@ def write_bundle(
         dtype="f32",
         engines=(engine,),
     )
-    groups = tuple(LinearCacheGroup.of(group) for group in tiny.GROUPS)
+    groups = tuple(LinearCacheGroup.from_group(group) for group in tiny.GROUPS)
     io = LinearIo(file="", opset=24, onnxruntime="1.25.0", cache_groups=groups, summed_products=8)
     manifest = Manifest(
         model=ModelSection(name="tiny", architecture="Tiny", vocab_size=tiny.V, context_length=tiny.CONTEXT),

@@ -10,10 +10,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from enginewright.plugins.gpu.cuda_driver import Argument, Gpu
+from enginewright.plugins.gpu.cuda_driver import Argument, InstalledGpu
 from enginewright.runtime.shared.errors import CapacityError
 
-ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 1 << 30)
+ADA = InstalledGpu(0, "NVIDIA RTX 4090", "8.9", 1 << 30)
 STREAM = 77
 
 Kernel = Callable[["FakeDevice", bytes, tuple[int, int, int], Sequence[Argument]], None]
@@ -39,7 +39,7 @@ class FakeDevice:
 
     stream = STREAM
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: InstalledGpu) -> None:
         self.gpu = gpu
         self.memory: dict[int, np.ndarray] = {}
         self.capturing: list[Callable[[], None]] | None = None
@@ -149,11 +149,11 @@ class FakeDevice:
 class FakeCuda:
     version = "13.0"
 
-    def __init__(self, gpus: Sequence[Gpu] = (ADA,)) -> None:
+    def __init__(self, gpus: Sequence[InstalledGpu] = (ADA,)) -> None:
         self.gpus = tuple(gpus)
         self.devices: list[FakeDevice] = []
         self.engines: WeakSet[Any] = WeakSet()
 
-    def open(self, gpu: Gpu) -> FakeDevice:
+    def open(self, gpu: InstalledGpu) -> FakeDevice:
         self.devices.append(FakeDevice(gpu))
         return self.devices[-1]

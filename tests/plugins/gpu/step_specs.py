@@ -14,7 +14,7 @@ from enginewright.plugins.gpu.choose_tiles import choose_tile
 from enginewright.plugins.gpu.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec, attention_scratch
 from enginewright.plugins.gpu.step_calls import LayerCaches, Stored
-from enginewright.plugins.gpu.tiles import Gpu, Tile, gpu_of
+from enginewright.plugins.gpu.tiles import GpuLimits, Tile, gpu_of
 from enginewright.runtime.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
@@ -43,22 +43,22 @@ def _stored(form: str, *lead: int, size: int) -> Stored:
     return Stored(values, form, scales, scales if form == "uint4" else None, 128)
 
 
-def _embedding(form: str, gpu: Gpu) -> Call:
+def _embedding(form: str, gpu: GpuLimits) -> Call:
     return calls.embedding_call(_integers(ROWS), _stored(form, VOCAB, size=HIDDEN), HIDDEN, _new(ROWS, HIDDEN), gpu)
 
 
-def _norm(layer: bool, gpu: Gpu) -> Call:
+def _norm(layer: bool, gpu: GpuLimits) -> Call:
     x, bias = _new(ROWS, HIDDEN), _floats(HIDDEN) if layer else None
     added = None if layer else x
     return calls.norm_call(x, added, _floats(HIDDEN), bias, x, added, 1e-5, layer=layer)
 
 
-def _rope(gpu: Gpu) -> Call:
+def _rope(gpu: GpuLimits) -> Call:
     x = _new(ROWS, HEADS, SIZE)
     return calls.rope_call(x, _floats(ROWS, SIZE), x, interleaved=False)
 
 
-def _rope_kv_write(cache: torch.dtype, gpu: Gpu) -> Call:
+def _rope_kv_write(cache: torch.dtype, gpu: GpuLimits) -> Call:
     blocks = _new(64, 32, KV_HEADS, SIZE, dtype=cache)
     scales = _floats(64, 32, KV_HEADS) if cache.itemsize == 1 else None
     q, k = _new(ROWS, HEADS, SIZE), _new(ROWS, KV_HEADS, SIZE)
@@ -66,7 +66,7 @@ def _rope_kv_write(cache: torch.dtype, gpu: Gpu) -> Call:
     return calls.rope_kv_write_call(q, k, k, _floats(ROWS, SIZE), _integers(ROWS), q, caches, interleaved=False)
 
 
-def _listed(cache: torch.dtype, gpu: Gpu) -> Call:
+def _listed(cache: torch.dtype, gpu: GpuLimits) -> Call:
     """Attention by a work list, of requests with room for 64 blocks each."""
 
     def tile(shape: AttentionShape, decode: bool) -> Tile:
@@ -83,25 +83,25 @@ def _listed(cache: torch.dtype, gpu: Gpu) -> Call:
     return listed
 
 
-def _work(gpu: Gpu) -> Call:
+def _work(gpu: GpuLimits) -> Call:
     return calls.work_call(_integers(ROWS), _integers(1), 4096, 256)
 
 
-def _activation(gpu: Gpu) -> Call:
+def _activation(gpu: GpuLimits) -> Call:
     return calls.gated_activation_call(_new(ROWS, 2 * INNER), _new(ROWS, INNER), "silu")
 
 
-def _product(form: str, rows: int, gpu: Gpu) -> Call:
+def _product(form: str, rows: int, gpu: GpuLimits) -> Call:
     weight = _stored(form, HIDDEN, size=INNER)
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu)
 
 
-def _experts(form: str, rows: int, gpu: Gpu) -> Call:
+def _experts(form: str, rows: int, gpu: GpuLimits) -> Call:
     weight, starts = _stored(form, EXPERTS, HIDDEN, size=INNER), _integers(EXPERTS + 1)
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu, starts=starts)
 
 
-def _sampling(kernel: str, cuts: bool, gpu: Gpu) -> Call:
+def _sampling(kernel: str, cuts: bool, gpu: GpuLimits) -> Call:
     """The last of its calls, by weight where there are several; with ``cuts`` all of what a row may ask for."""
     options = {name: _floats(ROWS) for name in SAMPLING_OPTIONS} | {"top_k": _integers(ROWS)}
     options |= {name: _integers(ROWS + 1) for name in SAMPLING_LISTS} | {"lists": _integers(256)}
@@ -114,7 +114,7 @@ def _sampling(kernel: str, cuts: bool, gpu: Gpu) -> Call:
     return [call for call in every if call.kernel == kernel][-1]
 
 
-_CALLS: dict[str, Callable[[Gpu], Call]] = {
+_CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "embedding bf16": partial(_embedding, "float"),
     "embedding int4": partial(_embedding, "int4"),
     "norm": partial(_norm, False),

@@ -11,7 +11,7 @@ import pytest
 from enginewright.plugins.gpu.call import Call, DeviceArray
 from enginewright.plugins.gpu.carried_kernels import CarriedKernels, assembler_of, resident_programs
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, write_kernels
-from enginewright.plugins.gpu.cuda_driver import Gpu
+from enginewright.plugins.gpu.cuda_driver import InstalledGpu
 from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
@@ -25,7 +25,7 @@ CUBIN = b"\x7fELF Cuda compilation tools, release 13.4, V13.4.59"
 class Driver(FakeDevice):
     """Refuses code that begins as one of ``refused``."""
 
-    def __init__(self, gpu: Gpu, *refused: bytes, error: type[EnginewrightError] = EnginewrightError) -> None:
+    def __init__(self, gpu: InstalledGpu, *refused: bytes, error: type[EnginewrightError] = EnginewrightError) -> None:
         super().__init__(gpu)
         self.refused, self.error = refused, error
 
@@ -50,7 +50,7 @@ def carried(folder: Path, capability: int, shared_memory: int = 64) -> None:
     ],
 )
 def test_machine_code_is_loaded_or_else_ptx(
-    gpu: Gpu, capability: int, refused: tuple[bytes, ...], code: bytes, said: str, tmp_path: Path
+    gpu: InstalledGpu, capability: int, refused: tuple[bytes, ...], code: bytes, said: str, tmp_path: Path
 ) -> None:
     carried(tmp_path, capability)
     device = Driver(gpu, *refused)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.gpu.cuda_driver import Gpu, load_cuda
+from enginewright.plugins.gpu.cuda_driver import InstalledGpu, load_cuda
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, TargetError
 
 SOURCE = r"""
@@ -109,7 +109,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_gpus(library: str) -> None:
     cuda = load_cuda(library)
     assert cuda.version == "12.8"
-    assert cuda.gpus == (Gpu(0, "GPU 10", "8.6", 10 << 32), Gpu(1, "GPU 11", "8.7", 11 << 32))
+    assert cuda.gpus == (InstalledGpu(0, "GPU 10", "8.6", 10 << 32), InstalledGpu(1, "GPU 11", "8.7", 11 << 32))
 
 
 def test_a_driver_that_does_not_start(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_memory(library: str) -> None:
     device.close()
     assert ctypes.CDLL(library).blocks_left() == 0
     with pytest.raises(EnginewrightError, match="cuDeviceGet failed: error 101"):
-        cuda.open(Gpu(2, "none", "8.0", 0))
+        cuda.open(InstalledGpu(2, "none", "8.0", 0))
 
 
 def test_graphs(library: str) -> None:

@@ -16,7 +16,7 @@ GROUPS = (CacheGroup("full", (0, 2), 2, 16, 24), CacheGroup("window8", (1,), 4, 
 
 
 def _io() -> LinearIo:
-    groups = tuple(LinearCacheGroup.of(group) for group in GROUPS)
+    groups = tuple(LinearCacheGroup.from_group(group) for group in GROUPS)
     return LinearIo(opset=24, onnxruntime="1.25", cache_groups=groups, summed_products=100)
 
 

@@ -132,11 +132,11 @@ def write_bundle(path: Path, *, onnxruntime: str = "1.25.0", io: bool = True, mo
     section = LinearIo(
         opset=24,
         onnxruntime=onnxruntime,
-        cache_groups=tuple(LinearCacheGroup.of(group) for group in GROUPS),
+        cache_groups=tuple(LinearCacheGroup.from_group(group) for group in GROUPS),
         summed_products=H * 8,
     )
     manifest = Manifest(
-        model=ModelSection.of(info),
+        model=ModelSection.from_info(info),
         source=SourceSection(kind="module", name="tiny"),
         targets=(),
         recipe={"name": "f32"},

@@ -8,7 +8,7 @@ import pytest
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
 from enginewright.runtime.shared.errors import BundleError
 
-PLAN = BucketPlan.of((96, 7, 40), (6, 1, 2), 64)
+PLAN = BucketPlan.from_sizes((96, 7, 40), (6, 1, 2), 64)
 
 
 def read(data: Any, context: int = 128) -> BucketPlan:
@@ -27,12 +27,12 @@ def test_a_plan_reads_as_it_was_written() -> None:
 def test_limits_and_padding() -> None:
     assert (PLAN.sizes("tokens"), PLAN.sizes("batch")) == ((7, 40, 96), (1, 2, 6))
     assert (PLAN.most_tokens, PLAN.most_requests, PLAN.most_padding) == (96, 6, 55)
-    alone = BucketPlan.of((16,), (), 64)
+    alone = BucketPlan.from_sizes((16,), (), 64)
     assert (alone.most_requests, alone.most_padding) == (16, 15)
-    assert BucketPlan.of((16, 17), (1, 9), 64).most_padding == 15
-    assert BucketPlan.of((200,), (), 4).most_requests == 4
+    assert BucketPlan.from_sizes((16, 17), (1, 9), 64).most_padding == 15
+    assert BucketPlan.from_sizes((200,), (), 4).most_requests == 4
     # Those that are small take as many requests as they have tokens.
-    assert [b.rows for b in BucketPlan.of((2, 200), (8,), 64).buckets] == [2, 8, 8]
+    assert [b.rows for b in BucketPlan.from_sizes((2, 200), (8,), 64).buckets] == [2, 8, 8]
 
 
 def test_a_plan_beyond_the_context() -> None:

@@ -64,7 +64,7 @@ def test_what_has_three_of_four_is_refused() -> None:
 def index_of(shape: tuple[int, ...], dtype: str, layout: str = "sparse32") -> WeightsIndex:
     size = stored_bytes(shape, layout, dtype)  # type: ignore[arg-type]
     entry = TensorEntry(blob=0, offset=0, bytes=size, dtype=dtype, shape=shape, layout=layout)  # type: ignore[arg-type]
-    return WeightsIndex.of((Blob(file="weights/w.bin", bytes=size),), {"w": entry})
+    return WeightsIndex.from_tensors((Blob(file="weights/w.bin", bytes=size),), {"w": entry})
 
 
 def test_an_index_says_version_2_where_a_weight_is_sparse() -> None:

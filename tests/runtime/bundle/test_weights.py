@@ -108,7 +108,7 @@ def test_an_index_says_the_least_version_that_has_its_layouts() -> None:
     def version(layout: Layout, dtype: Dtype) -> int:
         size = stored_bytes((32, 32), layout, dtype)
         entry = TensorEntry(blob=0, offset=0, bytes=size, dtype=dtype, shape=(32, 32), layout=layout)
-        return WeightsIndex.of((Blob(file="weights/w.bin", bytes=size),), {"w": entry}).format_version
+        return WeightsIndex.from_tensors((Blob(file="weights/w.bin", bytes=size),), {"w": entry}).format_version
 
     assert (version("rows", "f32"), version("sparse32", "i8"), version("nibbles", "i4")) == (1, 2, 3)
 
@@ -122,7 +122,7 @@ def test_blocks_of_a_format_that_no_kernel_reads_are_loaded_in_their_layout() ->
         blob=0, offset=0, bytes=blocks.nbytes, dtype="f32", shape=(40, 100), layout="panel32", stored_as="nf4"
     )
     blob = Blob(file="weights/w.bin", bytes=blocks.nbytes)
-    made = WeightsIndex.of((blob,), {"w": entry})
+    made = WeightsIndex.from_tensors((blob,), {"w": entry})
     assert made.format_version == 5 and WeightsIndex.from_json(made.to_json()) == made
     loaded = expanded(blocks.reshape(-1), entry)
     assert loaded.shape == entry.stored_shape
@@ -182,13 +182,13 @@ def test_an_index_of_8_bit_floats_says_so() -> None:
     """Versions that don't know them refuse it by its number."""
     entry = TensorEntry(blob=0, offset=0, bytes=6, dtype="fp8", shape=(2, 3))
     blob = Blob(file="weights/w.bin", bytes=6)
-    made = WeightsIndex.of((blob,), {"w": entry})
+    made = WeightsIndex.from_tensors((blob,), {"w": entry})
     assert made.format_version == 4
     assert WeightsIndex.from_json(made.to_json()) == made
     assert entry.stored_dtype == NUMPY_DTYPES["fp8"]
     panels = entry.model_copy(update={"layout": "panel32", "bytes": 96})
-    wide = WeightsIndex.of((blob.model_copy(update={"bytes": 96}),), {"w": panels})
+    wide = WeightsIndex.from_tensors((blob.model_copy(update={"bytes": 96}),), {"w": panels})
     assert WeightsIndex.from_json(wide.to_json()) == wide
     panels = panels.model_copy(update={"layout": "panel32x4"})
     with pytest.raises(BundleError, match=r"tensors\.w: layout panel32x4 is not for fp8"):
-        WeightsIndex.from_json(WeightsIndex.of((blob,), {"w": panels}).to_json())
+        WeightsIndex.from_json(WeightsIndex.from_tensors((blob,), {"w": panels}).to_json())

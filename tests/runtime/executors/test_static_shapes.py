@@ -25,7 +25,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
 from enginewright.runtime.shared.errors import CapacityError, RequestError
 
-PLAN = BucketPlan.of((7, 40, 96), (1, 2, 6), 64)
+PLAN = BucketPlan.from_sizes((7, 40, 96), (1, 2, 6), 64)
 GROUPS = (CacheGroup("full", (0,), 1, 8, 8), CacheGroup("window", (1,), 1, 8, 8, window=8, block_size=16))
 
 
@@ -74,7 +74,7 @@ def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> lis
 
 @pytest.mark.parametrize("name", ["f32", "int8"])
 def test_random_traffic_has_the_same_bits(name: str, bundles: dict[str, Path]) -> None:
-    for seed, plan in enumerate((PLAN, BucketPlan.of((130,), (), 4))):
+    for seed, plan in enumerate((PLAN, BucketPlan.from_sizes((130,), (), 4))):
         prompts, params = traffic(seed)
         llm, executor = static(bundles[name], plan, blocks=24)  # too few for all at once: some start over
         found = run(llm, prompts, params)
@@ -225,7 +225,7 @@ def test_padding_stands_apart(counts: tuple[int, ...]) -> None:
 def test_any_step_within_the_limits_has_a_bucket(data: st.DataObject) -> None:
     tokens = data.draw(st.sets(st.integers(1, 90), min_size=1, max_size=4))
     batch = data.draw(st.sets(st.integers(1, max(tokens)), max_size=3))
-    plan = BucketPlan.of(tuple(tokens), tuple(batch), data.draw(st.integers(1, 20)))
+    plan = BucketPlan.from_sizes(tuple(tokens), tuple(batch), data.draw(st.integers(1, 20)))
     executor = StaticShapes(Recorder(), plan)  # type: ignore[arg-type]
     counts = [data.draw(st.integers(1, executor.caps.max_tokens))]
     while (

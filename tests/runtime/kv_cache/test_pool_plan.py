@@ -20,7 +20,7 @@ def test_pools_fit_the_budget(groups: tuple[CacheGroup, ...], unit_bytes: int, u
         assert plan.bytes <= budget < plan.bytes + unit_bytes
         assert all(plan.blocks[g.name] * g.block_size == plan.tokens for g in groups)
         assert bytes_for(groups, plan.tokens) == plan.bytes
-        assert PoolPlan.of(groups, plan.blocks) == plan
+        assert PoolPlan.from_blocks(groups, plan.blocks) == plan
 
 
 def test_no_more_than_is_needed() -> None:

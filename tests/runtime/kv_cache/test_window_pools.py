@@ -29,7 +29,7 @@ def test_windows_take_what_is_enough_for_them() -> None:
     assert enough == {"512": 2 * (64 * (512 + 64) + 2 * 512)}
     plan, whole = (plan_pools([full, window], 4 << 30, 64 * 32768, 0, each) for each in (enough, {}))
     assert plan.tokens > 3.9 * whole.tokens and plan.blocks == {"0": plan.tokens // 32, "512": enough["512"] // 32}
-    assert PoolPlan.of([full, window], plan.blocks) == plan
+    assert PoolPlan.from_blocks([full, window], plan.blocks) == plan
     # Alone there is nothing to weigh it against.
     assert enough_for_windows([window], 64, 512) == {}
 

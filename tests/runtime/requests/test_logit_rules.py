@@ -15,13 +15,13 @@ PROMPT = [5, 6, 5]
 
 
 def rules(bad_words: list[list[int]] | None = None, tokens: list[int] | None = None, **params: Any) -> LogitRules:
-    found = LogitRules.of(SamplingParams(**params), tokens or PROMPT.copy(), [1, 2], bad_words or [])
+    found = LogitRules.from_params(SamplingParams(**params), tokens or PROMPT.copy(), [1, 2], bad_words or [])
     assert found is not None
     return found
 
 
 def test_most_requests_have_none() -> None:
-    assert LogitRules.of(SamplingParams(temperature=1.0, top_p=0.5, logprobs=3), PROMPT, [1]) is None
+    assert LogitRules.from_params(SamplingParams(temperature=1.0, top_p=0.5, logprobs=3), PROMPT, [1]) is None
 
 
 def test_penalties_follow_the_tokens() -> None:
@@ -85,7 +85,7 @@ def test_the_arrays_of_rows_with_and_without_rules() -> None:
         SamplingParams(presence_penalty=0.5, allowed_token_ids=[9, 3, 9]),
         SamplingParams(logit_bias={4: 2.0}),
     ]
-    each = [LogitRules.of(one, PROMPT.copy()) for one in params]
+    each = [LogitRules.from_params(one, PROMPT.copy()) for one in params]
     assert each[1] is None and each[2] is not None
     each[2].push(3)
     batch = sampling_batch([(one, 0, 0) for one in params], each)
@@ -109,7 +109,7 @@ def test_the_lists_of_the_next_steps_are_those_of_a_new_batch() -> None:
         SamplingParams(presence_penalty=0.5, min_tokens=2),
     ]
     tokens = [PROMPT.copy() for _ in params]
-    each = [LogitRules.of(one, own, [1]) for one, own in zip(params, tokens, strict=True)]
+    each = [LogitRules.from_params(one, own, [1]) for one, own in zip(params, tokens, strict=True)]
     rows = [(one, 0, 0) for one in params]
     batch = sampling_batch(rows, each)
     lists = RowLists(batch, each)

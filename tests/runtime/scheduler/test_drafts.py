@@ -151,7 +151,7 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
 def test_drafts_are_as_long_as_pays(each: float, rate: float, decoding: int) -> None:
     """A step of one row takes 1, and each more ``each``."""
     times = DecodeTimes({100: [1 + each * rows for rows in range(DRAFT_ROWS)]})
-    step = _Step(times, decoding, times.of(decoding), rows=decoding, tokens=decoding)
+    step = _Step(times, decoding, times.seconds(decoding), rows=decoding, tokens=decoding)
     speed, found, step.tokens = step.best([rate], DRAFT_ROWS - decoding, math.inf)
     speeds = [
         (decoding + sum(rate**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
@@ -203,13 +203,13 @@ def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
     requests = [Generation([1, 2], PARAMS) for _ in range(4)]
     drafts.times.took(1, 1.0)
-    before = [drafts.times.of(rows) for rows in range(1, DRAFT_ROWS + 1)]
+    before = [drafts.times.seconds(rows) for rows in range(1, DRAFT_ROWS + 1)]
     drafts.begin(requests, ())
     chunks = (Chunk(requests[0], 1, DRAFT_ROWS, [5] * (DRAFT_ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
     ints = np.zeros(DRAFT_ROWS + 3, np.int32)
     step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
-    drafts.stepped(Batch(chunks, step), 9.0)
-    assert [drafts.times.of(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
+    drafts.after_step(Batch(chunks, step), 9.0)
+    assert [drafts.times.seconds(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
 
 
 @pytest.mark.parametrize("decoding", [1, 4])
@@ -237,7 +237,7 @@ def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, deco
         lost, tried = lost + more, tried + (more > 0)
         ints = np.zeros(rows, np.int32)
         step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
-        drafts.stepped(Batch(tuple(chunks), step), 1.0 + more)
+        drafts.after_step(Batch(tuple(chunks), step), 1.0 + more)
         for chunk in chunks:
             if chunk.draft:
                 drafts.verify(chunk, [6] * chunk.count, StepOutput(None), 0)

@@ -60,7 +60,7 @@ class Run:
     def step(self) -> Batch:
         """One step."""
         batch = self.scheduler.schedule()
-        self.clock.now += self.seconds(StepSize.of(batch.chunks))
+        self.clock.now += self.seconds(StepSize.from_chunks(batch.chunks))
         self.scheduler.prepare_next(batch)
         output = StepOutput(tokens=np.zeros(len(batch.step.rows), np.int32))
         self.ended += [r for r in self.scheduler.commit(batch, output) if r.finished]

@@ -102,7 +102,7 @@ def test_what_was_given_out_stays_as_it_was() -> None:
     given = []
     for token in range(20):
         made = chunks(requests)
-        given.append((inputs.of(made), step_input(made, GROUPS)))
+        given.append((inputs.build(made), step_input(made, GROUPS)))
         for request in requests:
             request.computed += 1
             request.accept(token)
@@ -115,14 +115,14 @@ def test_a_step_that_is_scheduled_again() -> None:
     """As after a failure: nothing was committed, so nothing has moved."""
     inputs, requests = StepInputs(GROUPS), decodes(3, 8)
     for _ in range(3):
-        assert_same(inputs.of(chunks(requests)), step_input(chunks(requests), GROUPS))
+        assert_same(inputs.build(chunks(requests)), step_input(chunks(requests), GROUPS))
 
 
 def test_others_or_another_order() -> None:
     inputs, requests = StepInputs(GROUPS), decodes(3, 8, 13)
     for order in ([0, 1, 2], [2, 1, 0], [1], [1, 2]):
         some = chunks([requests[b] for b in order])
-        assert_same(inputs.of(some), step_input(some, GROUPS))
+        assert_same(inputs.build(some), step_input(some, GROUPS))
         for chunk in some:
             chunk.request.computed += 1
             chunk.request.accept(7)

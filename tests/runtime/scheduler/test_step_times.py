@@ -43,7 +43,7 @@ def test_the_size_of_a_step() -> None:
     def chunk(start: int, count: int) -> Chunk:
         return Chunk(Generation(range(start + count), SamplingParams()), start, count)
 
-    assert StepSize.of([chunk(9, 1), chunk(4, 1), chunk(10, 5)]) == StepSize(2, 5, 15, 62)
+    assert StepSize.from_chunks([chunk(9, 1), chunk(4, 1), chunk(10, 5)]) == StepSize(2, 5, 15, 62)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
@@ -154,23 +154,23 @@ def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) 
 
 def test_costs_are_those_that_were_measured() -> None:
     costs = DecodeTimes()
-    assert costs.of(1) == 1 < costs.of(2) < costs.of(16) and not costs.describe()
+    assert costs.seconds(1) == 1 < costs.seconds(2) < costs.seconds(16) and not costs.describe()
     for seconds in (*[2.0] * 12, 50.0):  # another program ran once
         costs.took(1, seconds)
-    assert costs.of(1) == pytest.approx(2, rel=0.3)
-    assert costs.of(16) / costs.of(1) == pytest.approx(1 + 15 * _ROW, rel=0.1)
+    assert costs.seconds(1) == pytest.approx(2, rel=0.3)
+    assert costs.seconds(16) / costs.seconds(1) == pytest.approx(1 + 15 * _ROW, rel=0.1)
     for i in range(200):
         costs.took(1 + i % 3, 2 + 0.5 * (i % 3))
-    assert costs.of(1) == pytest.approx(2, rel=0.1) and costs.of(3) == pytest.approx(3, rel=0.1)
+    assert costs.seconds(1) == pytest.approx(2, rel=0.1) and costs.seconds(3) == pytest.approx(3, rel=0.1)
     for i in range(800):  # the machine has become slower
         costs.took(1 + i % 3, 4 + 0.1 * (i % 3))
-    assert costs.of(1) == pytest.approx(4, rel=0.05) and costs.of(3) == pytest.approx(4.2, rel=0.1)
+    assert costs.seconds(1) == pytest.approx(4, rel=0.05) and costs.seconds(3) == pytest.approx(4.2, rel=0.1)
     for i in range(100):
         costs.took(1 + i % 4, 4 - 0.5 * (i % 4))
-    assert costs.of(16) > 0 and costs.describe()["row_us"] == 0
+    assert costs.seconds(16) > 0 and costs.describe()["row_us"] == 0
     for i in range(200):  # two rows cost as much as one, and four as three
         costs.took(1 + i % 4, 2 + i % 4 // 2)
-    assert [costs.of(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
+    assert [costs.seconds(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
 
 
 @pytest.mark.parametrize(("first", "later"), [(50.0, 1.0), (1.0, 0.6), (1.0, 1.6)])
@@ -180,20 +180,20 @@ def test_steps_of_more_rows_follow_those_that_are_seen(first: float, later: floa
     for i in range(200):
         costs.took(8, first if i == 0 else 1.0 if i < 100 else later)
         if i >= 20:
-            assert [costs.of(rows) / costs.of(8) for rows in (9, 16)] == pytest.approx([1.05, 1.38], rel=0.08)
+            assert [costs.seconds(rows) / costs.seconds(8) for rows in (9, 16)] == pytest.approx([1.05, 1.38], rel=0.08)
 
 
 def test_costs_begin_with_what_was_measured() -> None:
     """By context; the machine may be slower now than it was then."""
     short, long = [1.0] * 8 + [1.5] * 8, [2.0] * 8 + [4.0] * 8
     costs = DecodeTimes({1000: long, 200: short, 5000: [1.0]})
-    assert [costs.of(rows) for rows in (1, 8, 9, 16)] == [1, 1, 1.5, 1.5] and not costs.describe()
+    assert [costs.seconds(rows) for rows in (1, 8, 9, 16)] == [1, 1, 1.5, 1.5] and not costs.describe()
     costs.at(600)
-    assert [costs.of(rows) for rows in (8, 9)] == [1.5, 2.75]
+    assert [costs.seconds(rows) for rows in (8, 9)] == [1.5, 2.75]
     costs.at(9000)
-    assert [costs.of(rows) for rows in (8, 9)] == [2, 4]
+    assert [costs.seconds(rows) for rows in (8, 9)] == [2, 4]
     for _ in range(40):
         costs.took(1, 3.0)
-    assert (costs.of(1), costs.of(16)) == pytest.approx((3, 6), rel=0.05)
+    assert (costs.seconds(1), costs.seconds(16)) == pytest.approx((3, 6), rel=0.05)
     costs.at(0)
-    assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)
+    assert (costs.seconds(1), costs.seconds(16)) == pytest.approx((1.5, 2.25), rel=0.05)

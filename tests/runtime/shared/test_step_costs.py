@@ -23,7 +23,7 @@ WINDOWED = GROUP.model_copy(update={"window": 40})
 
 
 def operand(kind: str, name: str, *shape: Affine | int, dtype: str = "f32") -> Operand:
-    sizes = tuple(Affine.of(n) for n in shape)
+    sizes = tuple(Affine.parse(n) for n in shape)
     strides = tuple(Affine(1) for _ in shape)  # of no account but for zeros
     return Operand(kind=kind, name=name, dtype=dtype, shape=sizes, strides=strides)  # type: ignore[arg-type]
 

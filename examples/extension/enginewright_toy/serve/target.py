@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import Asked, Opening, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, ServedTarget
 
 
-def make(asked: Asked) -> Executor:
+def make(asked: ExecutorArguments) -> Executor:
     return CpuExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
 
 

@@ -26,7 +26,7 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.gpu.choose_tiles import Compile
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
-from enginewright.plugins.gpu.cuda_driver import Argument, Gpu
+from enginewright.plugins.gpu.cuda_driver import Argument, InstalledGpu
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.gpu.sampling import lacks_of, missing_kernels
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS, KernelSpec
@@ -45,7 +45,7 @@ SECTION = CudaSection(compute_capabilities=("9.0",), dtype="bf16", requests=8, c
 class StubDevice:
     """A driver that loads and launches nothing; it counts, and checks what a driver would choke on."""
 
-    gpu = Gpu(0, "stub", "9.0", 1 << 34)
+    gpu = InstalledGpu(0, "stub", "9.0", 1 << 34)
     stream = 1
 
     def __init__(self) -> None:

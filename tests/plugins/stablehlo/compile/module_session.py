@@ -26,7 +26,7 @@ from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.progress import silent
 
 CONTEXT = 31
-SIZES = BucketPlan.of((4, 12), (1, 4), 4)
+SIZES = BucketPlan.from_sizes((4, 12), (1, 4), 4)
 
 
 def write_bundle(
@@ -35,7 +35,9 @@ def write_bundle(
     """A bundle of the stablehlo target alone, for slots of 32 places."""
     vocabulary = int(program.shape(program.logits)[-1])
     info = ModelInfo(name="tiny", architecture="x", vocab_size=vocabulary, context_length=CONTEXT)
-    manifest = Manifest(model=ModelSection.of(info), source=SourceSection(kind="module", name="tiny"), targets=())
+    manifest = Manifest(
+        model=ModelSection.from_info(info), source=SourceSection(kind="module", name="tiny"), targets=()
+    )
     options = EmitOptions(
         engines=EnginesSection(),
         context_length=CONTEXT,

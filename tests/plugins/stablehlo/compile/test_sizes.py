@@ -24,7 +24,7 @@ def test_defaults() -> None:
 
 
 def test_a_recipe_s_buckets_and_engines() -> None:
-    plan = BucketPlan.of((8, 24), (2, 3), 3)
+    plan = BucketPlan.from_sizes((8, 24), (2, 3), 3)
     modules = modules_of(EnginesSection(context=30, requests=4), 300, plan)
     assert [module.name for module in modules] == [
         *("decode-1x31", "decode-2x31", "decode-3x31", "decode-4x31"),
@@ -37,8 +37,16 @@ def test_a_recipe_s_buckets_and_engines() -> None:
     ("engines", "plan", "message"),
     [
         ({"context": 400}, None, "engines.context: slots of 400 tokens are longer than the model's context of 300"),
-        ({"context": 20}, BucketPlan.of((8, 24), (), 4), "buckets.tokens: 24 tokens are more than the slots can hold"),
-        ({"requests": 2}, BucketPlan.of((8,), (4,), 4), "buckets.batch: 4 requests are more than engines.requests, 2"),
+        (
+            {"context": 20},
+            BucketPlan.from_sizes((8, 24), (), 4),
+            "buckets.tokens: 24 tokens are more than the slots can hold",
+        ),
+        (
+            {"requests": 2},
+            BucketPlan.from_sizes((8,), (4,), 4),
+            "buckets.batch: 4 requests are more than engines.requests, 2",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit(engines: dict[str, int], plan: BucketPlan | None, message: str) -> None:

@@ -13,7 +13,7 @@ from enginewright.plugins.doctor.machine import Machine
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.emit.engine_report import BuildReport, BuiltPlan
 from enginewright.plugins.engines.section import TensorRtSection
-from enginewright.plugins.gpu.cuda_driver import Gpu
+from enginewright.plugins.gpu.cuda_driver import InstalledGpu
 from enginewright.plugins.steps.paged_section import PagedProfile, PagedSection
 from enginewright.plugins.tensorrt.compile.build import MakeEngines, build
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
@@ -31,7 +31,7 @@ BARE = Machine(
     python="3.11",
     gpu_problem="there is no NVIDIA driver here",
 )
-GPU = Gpu(index=0, name="RTX 4090", capability="8.9", memory_bytes=24 << 30)
+GPU = InstalledGpu(index=0, name="RTX 4090", capability="8.9", memory_bytes=24 << 30)
 READY = replace(BARE, packages={"tensorrt": "11.4.0.106"}, gpus=(GPU,), gpu_problem="")
 PLANS: dict[str, bytes] = {"decode": b"one token each", "prefill": b"prompts"}
 

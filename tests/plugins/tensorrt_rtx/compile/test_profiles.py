@@ -27,7 +27,7 @@ def test_a_short_context_has_short_chunks() -> None:
 
 
 def test_each_bucket_has_a_profile_for_the_sizes_down_to_the_one_before() -> None:
-    plan = BucketPlan.of((32, 128), (1, 8), 8)
+    plan = BucketPlan.from_sizes((32, 128), (1, 8), 8)
     profiles = profiles_of(EnginesSection(), 512, plan)
     assert [(p.phase, p.B, p.S) for p in profiles] == [
         ("decode", (1, 1, 1), (1, 1, 1)),
@@ -45,13 +45,17 @@ def test_each_bucket_has_a_profile_for_the_sizes_down_to_the_one_before() -> Non
         ({"context": 16, "chunk": 17}, None, r"engines.chunk: 17 tokens are more than the slots can hold, 16"),
         (
             {"context": 16},
-            BucketPlan.of((32,), (), 4),
+            BucketPlan.from_sizes((32,), (), 4),
             r"buckets.tokens: 32 tokens are more than the slots can hold, 16",
         ),
-        ({"chunk": 8}, BucketPlan.of((32,), (), 4), r"buckets.tokens: 32 tokens are more than engines.chunk .* 8"),
+        (
+            {"chunk": 8},
+            BucketPlan.from_sizes((32,), (), 4),
+            r"buckets.tokens: 32 tokens are more than engines.chunk .* 8",
+        ),
         (
             {"requests": 2},
-            BucketPlan.of((32,), (4,), 4),
+            BucketPlan.from_sizes((32,), (4,), 4),
             r"buckets.batch: 4 requests are more than engines.requests .* 2",
         ),
     ],

@@ -68,7 +68,7 @@ def test_formats(
     program = lowered(tiny_family(family), context)
     PassManager([p for p in TensorRtRtxEmitter().passes() if p.wanted(context)], context).run(program)
     engines = EnginesSection(gpus=gpus, dtype=dtype)
-    target, built = _emit(program, tmp_path, engines=engines, buckets=BucketPlan.of((8, 32), (2,), 2))
+    target, built = _emit(program, tmp_path, engines=engines, buckets=BucketPlan.from_sizes((8, 32), (2,), 2))
     section, io = target.section(TensorRtSection), target.section(LinearIo)
     assert section is not None and section.compute_capabilities == built.compute_capabilities == gpus
     assert io is not None and section.dtype == io.cache_groups[0].dtype == dtype
