@@ -130,7 +130,7 @@ def pipeline(folder: Path, *arguments: str | Path, **environment: str) -> subpro
     )
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_the_pipeline_on_a_tiny_model(tiny_folder: Path, tmp_path: Path) -> None:
     done = pipeline(
         tmp_path, tiny_folder, "out", NAME="tiny", RECIPE="int8", GPUS="8.9", SOURCE_DATE_EPOCH="1700000000"

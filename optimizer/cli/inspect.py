@@ -86,7 +86,7 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
     sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.stored_once().values())
     types = Counter[str]()
     for tensor in bundle.index.stored_once().values():
-        types[tensor.dtype] += tensor.bytes
+        types[tensor.kind] += tensor.bytes
     groups = {name: [g.model_dump(mode="json") for g in p.cache_groups] for name, p in bundle.programs.items()}
     return sections | {
         "recipe": recipe,
@@ -188,7 +188,7 @@ def _print_weights(bundle: Bundle) -> None:
     width = max((len(name) for name in bundle.index.tensors), default=4)
     for name, entry in bundle.index.tensors.items():
         shape = "x".join(str(n) for n in entry.shape)
-        typer.echo(f"{name:<{width}}  {entry.dtype:<4}  {shape:<14} {entry.layout:<8} {format_bytes(entry.bytes):>11}")
+        typer.echo(f"{name:<{width}}  {entry.kind:<4}  {shape:<14} {entry.layout:<8} {format_bytes(entry.bytes):>11}")
 
 
 def _print_program(program: LoweredProgram) -> None:

@@ -75,7 +75,7 @@ class BundleReport:
         nbytes = sum(file.bytes for file in self.bundle.files.values())
         types: Counter[str] = Counter()
         for tensor in self.bundle.index.stored_once().values():
-            types[tensor.dtype] += tensor.bytes
+            types[tensor.kind] += tensor.bytes
         if not types:
             return f"{numbers.format_bytes(nbytes)}: engines, which have the weights in them"
         parts = ", ".join(f"{dtype} {numbers.format_bytes(n)}" for dtype, n in types.most_common())

@@ -72,7 +72,7 @@ def stored_weights(bundle: Bundle) -> list[StoredBytes]:
         if name.endswith(_RECORDS):
             continue
         layer, kind = _place(name)
-        found[layer, tables.get(kind, kind), entry.stored_as or entry.dtype] += entry.bytes
+        found[layer, tables.get(kind, kind), entry.kind] += entry.bytes
     return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(found.items())]
 
 

@@ -97,6 +97,11 @@ class TensorEntry(Record, frozen=True, kw_only=True):
     parts: tuple[SourceRows, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """What its bytes are: a type, or a format whose blocks they are."""
+        return self.stored_as or self.dtype
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         return stored_shape(self.shape, self.layout, self.dtype)
 
@@ -115,7 +120,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
     @classmethod
     def from_tensors(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
         """An index of the lowest version that has what it lists."""
-        kinds = [kind for t in tensors.values() for kind in (t.layout, t.stored_as or t.dtype)]
+        kinds = [kind for t in tensors.values() for kind in (t.layout, t.kind)]
         least = max((_SINCE.get(kind, 1) for kind in kinds), default=1)
         return cls(format_version=least, blobs=blobs, tensors=tensors)
 
@@ -157,8 +162,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         if tensor.stored_as is not None and (FORMATS[tensor.stored_as].layout or not floats):
             return f"{tensor.dtype} is not stored as {tensor.stored_as}"
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype, tensor.stored_as)):
-            kind = tensor.stored_as or tensor.dtype
-            return f"bytes is {tensor.bytes}, but {kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
+            return f"bytes is {tensor.bytes}, but {tensor.kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
             return f"blob is {tensor.blob}, but there are {len(self.blobs)}"
         blob = self.blobs[tensor.blob]

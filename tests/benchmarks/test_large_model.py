@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "large_model.py"
 LIMIT = 720_000_000
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_tight_limit_is_kept(tmp_path: Path) -> None:
     """The weights take 265 MB as float32, and the process some 520 MB before it has read any: torch loads
     Triton, and transformers SciPy, which tests have installed."""

@@ -35,10 +35,13 @@ def test_other_models(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ((replace(FULL, layers=(0, 2, 4)), WINDOW), "layers 4 and 5"),
-        ((replace(FULL, kv_heads=1), WINDOW), "key and value heads 2 and 1, 2, 1, 2"),
-        ((replace(FULL, value_head_size=24), replace(WINDOW, value_head_size=24)), "head size 16/16 and 16/24"),
-        ((FULL, replace(WINDOW, window=16)), "window none, 8, none, 8 and none, 16, none, 16"),
+        ((FULL.model_copy(update={"layers": (0, 2, 4)}), WINDOW), "layers 4 and 5"),
+        ((FULL.model_copy(update={"kv_heads": 1}), WINDOW), "key and value heads 2 and 1, 2, 1, 2"),
+        (
+            (FULL.model_copy(update={"value_head_size": 24}), WINDOW.model_copy(update={"value_head_size": 24})),
+            "head size 16/16 and 16/24",
+        ),
+        ((FULL, WINDOW.model_copy(update={"window": 16})), "window none, 8, none, 8 and none, 16, none, 16"),
     ],
 )
 def test_other_caches(other: tuple[CacheGroup, ...], message: str) -> None:

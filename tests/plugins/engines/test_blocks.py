@@ -22,7 +22,7 @@ from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from tests.plugins.engines import fake_tensorrt as fakes
 from tests.plugins.engines.fake_tensorrt import fake_tensorrt
-from tests.plugins.gpu.fake_driver import ADA, FakeCuda, FakeDevice, Gpu
+from tests.plugins.gpu.fake_driver import ADA, FakeCuda, FakeDevice, InstalledGpu
 from tests.plugins.steps import tiny_onnx as tiny
 
 from .packed_bundles import DECODE, PREFILL, SIZES, write_paged, write_segments
@@ -42,7 +42,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Makes a machine with a library and GPUs of this one."""
 
-    def make(form: str, gpus: tuple[Gpu, ...] = (ADA,), **options) -> FakeCuda:
+    def make(form: str, gpus: tuple[InstalledGpu, ...] = (ADA,), **options) -> FakeCuda:
         cuda = FakeCuda(gpus)
         if form == "paged":
             profiles = {0: (DECODE,), 1: (PREFILL,)}
@@ -155,12 +155,12 @@ def test_caches_leave_room_for_the_weights_of_segments(install: Install, bundles
     weights = sum(opened.weight(name).nbytes for name in names)
     engines = sum(file.stat().st_size for file in (path / "targets" / target).glob("*.plan"))
     assert weights > engines  # so that it matters
-    install("segments", (Gpu(0, "small", "8.9", memory),))
+    install("segments", (InstalledGpu(0, "small", "8.9", memory),))
     with LLM(path, trust="code") as llm:
         caches = llm.info()["kv_cache_bytes"]
         most = int((memory - engines - weights) * FREE_SHARE)
         assert most / 2 < caches <= most
-    install("segments", (Gpu(0, "small", "8.9", engines + weights),))
+    install("segments", (InstalledGpu(0, "small", "8.9", engines + weights),))
     with pytest.raises(CapacityError, match=r"small has .* bytes free, and the engines alone need"):
         LLM(path, trust="code")
 
@@ -236,18 +236,18 @@ def test_pools_are_as_large_as_engines_hold(install: Install, bundles) -> None:
 
 
 def test_a_gpu_without_kernels(install: Install, tmp_path: Path) -> None:
-    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    install("segments", gpus=(InstalledGpu(0, "older", "8.6", 1 << 30),))
     path = write_segments(tmp_path / "ada.bundle")
     said = path / "targets/tensorrt-rtx/segments.json"
     with LLM(path, trust="code") as llm:
         assert llm.info()["executor"]["gpu"] == "older (8.6)"
-    install("segments", gpus=(Gpu(0, "other", "8.0", 1 << 30),))
+    install("segments", gpus=(InstalledGpu(0, "other", "8.0", 1 << 30),))
     with pytest.raises(TargetError, match=r"compute capability 8.6 or 8.9, and the GPU here is another: other \(8.0\)"):
         LLM(path, trust="code")
     kernel = json.loads(said.read_text())["kernels"][0]["write"]
     damaged = path / f"targets/tensorrt-rtx/kernels/{kernel}.json"
     text = damaged.read_text()
-    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    install("segments", gpus=(InstalledGpu(0, "older", "8.6", 1 << 30),))
     damaged.write_text(text.replace('"warps": 4', '"warps": 8'))
     with pytest.raises(BundleError, match=rf"{kernel}.json: made for something else than its name says"):
         LLM(path, trust="code")
@@ -261,7 +261,7 @@ def test_engines_for_prompts_are_needed(install: Install, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
 def test_memory_that_is_not_there(install: Install, bundles, form: str) -> None:
-    small = (Gpu(0, "small", "8.9", 60_000),)
+    small = (InstalledGpu(0, "small", "8.9", 60_000),)
     install(form, gpus=small)
     with pytest.raises(CapacityError, match=r"don't fit into the memory of small"):
         LLM(bundles[form], memory="100kB", trust="code")

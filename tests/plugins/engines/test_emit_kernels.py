@@ -26,7 +26,7 @@ from enginewright.runtime.shared.errors import BundleError, MissingDependencyErr
 from enginewright.runtime.shared.progress import silent
 from tests.passes.small_programs import Shape, decoder
 from tests.plugins.engines.tiny_paged import compile_kernel
-from tests.plugins.gpu.fake_driver import FakeDevice, Gpu
+from tests.plugins.gpu.fake_driver import FakeDevice, InstalledGpu
 
 
 def lowered(**shape):
@@ -58,16 +58,17 @@ def test_kernels_of_sampling_are_compiled_once_for_a_major_number(vocab, tmp_pat
         gpus = {path.stem.split("-")[1] for path in folder.iterdir()}
         assert gpus == {"sm86", "sm120"}
         for capability in ("8.6", "8.9", "12.0", "12.1"):
-            device = FakeDevice(Gpu(0, "some", capability, 1 << 30))
+            device = FakeDevice(InstalledGpu(0, "some", capability, 1 << 30))
             opened = open_sampler(device, folder, 3, vocab, ())
             assert opened.sampler is not None and opened.sampler.lacks == () and opened.where == "on the GPU"
             assert {entry for _, entry in device.kernels} == set(SAMPLING_KERNELS)
-        device = FakeDevice(Gpu(0, "some", "9.0", 1 << 30))  # nothing is for it, but it takes the PTX of 8.6
+        device = FakeDevice(InstalledGpu(0, "some", "9.0", 1 << 30))  # nothing is for it, but it takes the PTX of 8.6
         assert open_sampler(device, folder, 3, vocab, ()).where == "on the GPU"
         for capability in ("7.5", "8.0"):
-            opened = open_sampler(FakeDevice(Gpu(0, "some", capability, 1 << 30)), folder, 3, vocab, ())
+            opened = open_sampler(FakeDevice(InstalledGpu(0, "some", capability, 1 << 30)), folder, 3, vocab, ())
             assert opened.sampler is None and "has no kernels for it on" in opened.where
-        other = open_sampler(FakeDevice(Gpu(0, "some", "8.9", 1 << 30)), folder, 3, vocab, (np.dtype(np.float16),))
+        other = FakeDevice(InstalledGpu(0, "some", "8.9", 1 << 30))
+        other = open_sampler(other, folder, 3, vocab, (np.dtype(np.float16),))
         assert other.sampler is None
 
 

@@ -30,7 +30,7 @@ from enginewright.runtime.shared.errors import (
     TargetError,
 )
 from tests.plugins.engines.fake_tensorrt import fake_tensorrt, rtx_plan
-from tests.plugins.gpu.fake_driver import ADA, FakeCuda, Gpu
+from tests.plugins.gpu.fake_driver import ADA, FakeCuda, InstalledGpu
 from tests.plugins.steps import tiny_onnx as tiny
 
 C = 33
@@ -106,7 +106,9 @@ Install = Callable[..., FakeCuda]
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Makes a machine with TensorRT-RTX and GPUs of this one."""
 
-    def make(gpus: tuple[Gpu, ...] = (ADA,), profiles: tuple[ProfileSection, ...] = PROFILES, **options) -> FakeCuda:
+    def make(
+        gpus: tuple[InstalledGpu, ...] = (ADA,), profiles: tuple[ProfileSection, ...] = PROFILES, **options
+    ) -> FakeCuda:
         cuda = FakeCuda(gpus)
         module = fake_tensorrt(cuda, profiles, **options)
         module.__spec__ = ModuleSpec("tensorrt_rtx", None)
@@ -180,11 +182,11 @@ def test_memory(install: Install, bundle: Path) -> None:
     install()
     with LLM(bundle, memory=3 * slot, trust="code") as llm:
         assert llm.info()["kv_cache_bytes"] == 3 * slot
-    install(gpus=(Gpu(0, "small", "8.9", 400_000),))
+    install(gpus=(InstalledGpu(0, "small", "8.9", 400_000),))
     with LLM(bundle, trust="code") as llm:  # most of what the engine leaves
         size = (bundle / "targets/tensorrt-rtx/model.plan").stat().st_size
         assert llm.info()["kv_cache_bytes"] == int((400_000 - size) * 0.8) // slot * slot
-    install(gpus=(Gpu(0, "tiny", "8.9", 1000),))
+    install(gpus=(InstalledGpu(0, "tiny", "8.9", 1000),))
     with pytest.raises(CapacityError, match="tiny has 1,000 bytes free, and the engines alone need"):
         LLM(bundle, trust="code")
     with pytest.raises(CapacityError, match=r"memory: .* slots of 33 tokens don't fit into the memory of tiny"):
@@ -219,7 +221,7 @@ def test_what_is_missing(install: Install, bundle: Path, monkeypatch: pytest.Mon
     install(version="1.8.0.1")
     with pytest.raises(TargetError, match=r"built by TensorRT-RTX 1.7.1.116, and 1.8.0.1 is installed"):
         LLM(bundle, trust="code")
-    install(gpus=(Gpu(0, "NVIDIA H200", "9.0", 1 << 37),))
+    install(gpus=(InstalledGpu(0, "NVIDIA H200", "9.0", 1 << 37),))
     with pytest.raises(TargetError, match=r"for compute capability 8.0, 8.6 or 8.9.*NVIDIA H200 \(9.0\)"):
         LLM(bundle, trust="code")
     install(gpus=())

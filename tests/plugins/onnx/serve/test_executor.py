@@ -26,7 +26,7 @@ from enginewright.runtime.shared.errors import (
     RequestError,
     TargetError,
 )
-from tests.plugins.gpu.fake_driver import FakeCuda, Gpu
+from tests.plugins.gpu.fake_driver import FakeCuda, InstalledGpu
 from tests.plugins.steps import tiny_onnx as tiny
 
 TOLERANCE = 1e-4
@@ -305,13 +305,13 @@ def test_the_caches_take_the_memory_that_they_lie_in(monkeypatch: pytest.MonkeyP
     bundle: Any = SimpleNamespace(index=index)
     io: dict[str, str] = {"cuda": "standard", "tensorrt-rtx": "standard"}
     monkeypatch.setattr(onnx_slots, "variant_io", lambda b, t, provider, v: SimpleNamespace(variant=io[provider]))
-    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 50_000),)))
+    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((InstalledGpu(0, "small", "8.9", 50_000),)))
     monkeypatch.setattr(onnx_slots, "default_budget", lambda: 7)
     assert [onnx_slots.device_budget(bundle, "onnx", p) for p in ("cpu", "cuda", "tensorrt-rtx")] == [7, 20_000, 20_000]
     io["cuda"] = "f16"
     assert onnx_slots.device_budget(bundle, "onnx", "cuda") == 22_500
     io["cuda"] = "standard"
-    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 10_000),)))
+    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((InstalledGpu(0, "small", "8.9", 10_000),)))
     with pytest.raises(CapacityError, match="small has 10,000 bytes free, and the weights alone need 10,000"):
         onnx_slots.device_budget(bundle, "onnx", "cuda")
     monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda(()))
