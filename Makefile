@@ -87,10 +87,10 @@ try:  ## show commands to try after the demo
 	@echo "  $(PY) examples/stream.py $(BUNDLE)"
 	@echo "or 'source $(BIN)/activate' and 'optimize --help'."
 
-# Types are checked on one core. On another, Python compiles the tests meanwhile, which every worker would do for itself,
-# and g++ the C++ tests, whose errors test-cpp shows.
+# Types are checked on one core. Python compiles the tests meanwhile, which every worker would do for itself, and g++ the
+# C++ tests, whose errors test-cpp shows.
 test: setup  ## check what a change must pass (lint, types, C++ and Python tests)
-	@mkdir -p build; { $(PY) -m pytest --collect-only -qq; $(BUILD_TESTS) --parallel 1; } >build/ahead.log 2>&1 & \
+	@mkdir -p build; { $(PY) -m pytest --collect-only -qq; $(BUILD_TESTS) --parallel $(JOBS); } >build/ahead.log 2>&1 & \
 	status=0; $(AGAIN) lint types || status=$$?; wait; exit $$status
 	@$(AGAIN) test-cpp pytest
 

@@ -17,7 +17,7 @@ from tests.conftest import TIERS, left_out
         ("plugins/cpu/executor.cpp", "tests/plugins/cpu"),
         ("plugins/cpu/kernels/norm.h", "tests/plugins/cpu"),
         ("runtime/executors/__init__.py", "tests/runtime/executors"),
-        ("tests/runtime/test_llm.py", "tests/runtime/test_llm.py"),
+        ("tests/runtime/engine/test_llm.py", "tests/runtime/engine/test_llm.py"),
         ("tests/conftest.py", None),
         ("docs/README.md", None),
         ("README.md", None),

@@ -13,7 +13,7 @@ from enginewright.optimizer.export.report import ExportReport
 
 from .test_invariance import run
 
-pytestmark = pytest.mark.matrix
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
