@@ -66,7 +66,7 @@ $(VENV)/.export: $(VENV)/.tools $(CPP)
 
 $(VENV)/.installed: $(VENV)/.export
 	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
-	$(PIP) --requirement build/requirements.txt --no-build-isolation "enginewright[dev]"
+	$(PIP) "$(TORCH)" --requirement build/requirements.txt --no-build-isolation "enginewright[dev]"
 	@touch $@
 
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs

@@ -37,7 +37,8 @@ def straight_through(exact: torch.Tensor, rounded: torch.Tensor, beyond: torch.T
         beyond: int8, 1 for values that lie above all that can be rounded to, -1 for those below, else 0. A gradient
             that would move such a value farther out is cut off; one that brings it back isn't.
     """
-    result: torch.Tensor = _StraightThrough.apply(exact, rounded, beyond)  # type: ignore[no-untyped-call]
+    apply: Any = _StraightThrough.apply  # torch says what it takes from 2.14 on
+    result: torch.Tensor = apply(exact, rounded, beyond)
     return result
 
 

@@ -92,7 +92,8 @@ class RequestOutput:
         prompt_token_ids: the prompt as the model saw it.
         token_ids: every new token, with the end token if there was one.
         text: their text, without the end token, and cut before a stop string.
-        finish_reason: see ``FinishReason``.
+        finish_reason: "stop" for an end token or a stop string, "length" for ``max_tokens`` or the context. "abort":
+            the caller gave it up; "error": the model's logits for it were not finite.
         logprobs: one entry a new token if the request asked for them, else None.
         stop_reason: the stop string or the token of ``stop_token_ids`` that ended it; None if something else did.
         prompt: the text of the prompt, for a conversation what its template made; None for a prompt of token ids.
