@@ -138,7 +138,7 @@ class Chat:
 
     def check(self, messages: list[dict[str, Any]]) -> None:
         """Raises RequestError for what the model's template would leave out, or refuses."""
-        self.llm.tokenizer.checked_chat(messages, **self.options)
+        self.llm.tokenizer.guarded_chat(messages, **self.options)
 
     def _ask(self, text: str) -> None:
         self._retries = 0

@@ -118,7 +118,7 @@ def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: in
         prompt = text
     if isinstance(prompt, str):
         prompt = str.__str__(prompt)  # no class of the caller's own
-        return Encoded(encode_within(tokenizer(), prompt, most, name) if prompt else [], prompt, name)
+        return Encoded(encode_within(tokenizer().encode, prompt, most, name) if prompt else [], prompt, name)
     return Encoded(token_ids(prompt, name), None, name)
 
 
@@ -128,9 +128,7 @@ def encoded_all(prompts: Sequence[Any], single: bool, tokenizer: Callable[[], To
     return [encoded(prompt, name, tokenizer, most) for prompt, name in zip(prompts, names, strict=True)]
 
 
-def encode_within(
-    tokenizer: Tokenizer, text: str, most: int, name: str = "prompt", *, add_special_tokens: bool = True
-) -> list[int]:
+def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name: str = "prompt") -> list[int]:
     """Token ids of a text that should have ``most`` tokens.
 
     To tokenize megabytes takes seconds, so that of a long text a beginning is tokenized first, and more as long as it
@@ -141,7 +139,7 @@ def encode_within(
     """
     count = _CHARACTERS_A_TOKEN * (most + 128)
     while count < len(text):
-        tokens = len(tokenizer.encode(text[:count], add_special_tokens=False))
+        tokens = len(encode(text[:count]))
         if tokens > 2 * most:
             raise RequestError(
                 f"{name}: the first {count:,} of its {len(text):,} characters have {tokens:,} tokens; there is room "
@@ -149,7 +147,7 @@ def encode_within(
                 hint="Shorten the prompt.",
             )
         count *= 2
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return encode(text)
 
 
 def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> list[int]:

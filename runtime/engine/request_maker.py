@@ -144,9 +144,9 @@ class RequestMaker:
         most, found = self._model.context_length - 1, []
         for i, chat in enumerate(chats):
             name = "messages" if single else f"messages[{i}]"
-            text = self.tokenizer.checked_chat(chat, of_params=_OF_PARAMS, **variables)
-            ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
-            found.append(Encoded(ids, text, name))
+            text = self.tokenizer.guarded_chat(chat, of_params=_OF_PARAMS, **variables)
+            ids = arguments.encode_within(self.tokenizer.encode_guarded, text, most, name)
+            found.append(Encoded(ids, self.tokenizer.unguarded(text), name))
         return self._requests(found, options), arguments.raises(options.raise_errors, single)
 
     def scoring(self, ids: Sequence[int]) -> Scoring:

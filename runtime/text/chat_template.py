@@ -39,6 +39,9 @@ class ChatTemplate:
         special_tokens: variables of the template (bos_token, eos_token, ...).
         name: the template's file, for messages.
 
+    Attributes:
+        source: its Jinja text.
+
     Raises:
         BundleError: ``source`` isn't a valid template; names the line.
         EnginewrightError: the process can't be started.
@@ -61,9 +64,13 @@ class ChatTemplate:
         self._words = frozenset(found["words"])  # texts that it has, and names of fields
         self._roles = sorted({*_ROLES, *found["roles"]})
         self._shows: dict[str, bool] = {}  # what ``_shown`` found out
-        self._source = source
+        self.source = source
         self._name = name
         self._variables = {k: v for k, v in special_tokens.items() if isinstance(v, str)}
+
+    def with_source(self, source: str, variable: Callable[[str], str]) -> ChatTemplate:
+        """The same with another text, and its own variables as ``variable`` changes them."""
+        return ChatTemplate(source, {k: variable(v) for k, v in self._variables.items()}, name=self._name)
 
     def render(
         self,
@@ -209,7 +216,7 @@ class ChatTemplate:
 
     def _render(self, **data: Any) -> str:
         try:
-            kind, text = template_process.ask(self._source, data)
+            kind, text = template_process.ask(self.source, data)
         except StoppedError as e:
             raise RequestError(
                 f"chat: the model's template was stopped ({self._name}): {e}",
@@ -235,7 +242,7 @@ class ChatTemplate:
                 hint="Give it the beginning of the answer.",
             )
         fields = [f for f in _REASONING if message.get(f) == value] if field in _REASONING else [field]
-        if not any(f in self._source for f in fields):
+        if not any(f in self.source for f in fields):
             raise RequestError(f"chat: continue_final_message: the model's template doesn't read {field!r}")
         for name in fields:
             if isinstance(value, str):

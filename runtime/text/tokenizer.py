@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -19,6 +19,7 @@ from enginewright.runtime.bundle.tokenizer_files import (
 )
 
 from ..shared.errors import BundleError, EnginewrightError, RequestError, shown
+from .control_tokens import ControlTokens
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
@@ -60,6 +61,7 @@ class Tokenizer:
         if files.chat_template is not None:
             self.chat_templates["default"] = files.chat_template
         self._compiled: dict[str, ChatTemplate] = {}
+        self._guarded: dict[str, ChatTemplate | None] = {}
 
     @property
     def vocabulary(self) -> dict[int, str]:
@@ -99,8 +101,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``, which raises.
 
-        The template writes the special tokens, so none is added; as in transformers, what looks like one in a message
-        becomes one too.
+        The template writes the special tokens, so none is added. As in transformers, what looks like one in a message
+        becomes one too; ``LLM.chat`` has it encoded as text, see ``guarded_chat``.
         """
         text = self.render_chat(messages, chat_template=chat_template, **options)
         return self.encode(text, add_special_tokens=False)
@@ -127,7 +129,7 @@ class Tokenizer:
         template = self._template(chat_template, options.get("tools") is not None)
         return template.render(messages, **options)
 
-    def checked_chat(
+    def guarded_chat(
         self,
         messages: Sequence[Message],
         *,
@@ -135,12 +137,54 @@ class Tokenizer:
         of_params: Collection[str] = (),
         **options: Any,
     ) -> str:
-        """``render_chat`` for ``LLM.chat``: transformers leaves out what a template doesn't read; this raises.
+        """The text of a conversation for ``encode_guarded``, in which control tokens are the template's alone.
 
-        Raises RequestError for that too; see ``ChatTemplate.checked``.
+        ``render_chat`` leaves out what a template doesn't read, as transformers does; this raises RequestError for that
+        too: see ``ChatTemplate.checked``.
         """
         template = self._template(chat_template, options.get("tools") is not None)
-        return template.render(template.checked(messages, options, of_params), **options)
+        checked = template.checked(messages, options, of_params)
+        control = self._control_tokens
+        source = template.source
+        own = {k: control.guard(v) for k, v in options.items() if k in self._special_tokens and isinstance(v, str)}
+        if source not in self._guarded:
+            self._guarded[source] = self._guarded_template(template)
+        guarded = self._guarded[source]
+        if guarded is None:
+            text = template.render(control.break_up(checked), **control.break_up(options))
+            return control.guard_composed(text, template.render(control.neutral(checked), **control.neutral(options)))
+        try:
+            return guarded.render(checked, **(options | own))
+        except EnginewrightError as e:
+            raise type(e)(control.unguard(e.message), hint=e.hint) from None
+
+    def encode_guarded(self, text: str) -> list[int]:
+        """Token ids of what ``guarded_chat`` gave, or of its beginning. Raises what ``encode`` raises."""
+        return self._control_tokens.encode(text, partial(self.encode, add_special_tokens=False))
+
+    def unguarded(self, text: str) -> str:
+        """The text itself of what ``guarded_chat`` gave."""
+        return self._control_tokens.unguard(text)
+
+    def guarded(self, text: str) -> str:
+        """A text of the model's own as it stands in what ``guarded_chat`` gives."""
+        return self._control_tokens.guard(text)
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self._tokenizer)
+
+    def _guarded_template(self, template: ChatTemplate) -> ChatTemplate | None:
+        """The template that writes control tokens as ``ControlTokens`` guards them; None if it puts them together."""
+        control = self._control_tokens
+        guarded = template.with_source(control.guard(template.source), control.guard)
+        for roles in ("user",), ("system", "user"), ("user", "assistant", "user"):
+            said = [{"role": role, "content": "-"} for role in roles]
+            with suppress(RequestError):
+                text = guarded.render(said)
+                if control.spelled(text) or control.unguard(text) != template.render(said):
+                    return None
+        return guarded
 
     def apply_chat_template(
         self,

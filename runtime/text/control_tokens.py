@@ -1,0 +1,161 @@
+"""Keeps what a caller writes from becoming a control token: those come from the chat template alone.
+
+A tokenizer makes a control token (its ``special`` added tokens, such as ``<|im_end|>``) of every text that is spelled
+like one. In a conversation that would let a message end its own turn and begin another's. So the template that is
+rendered has each of these spellings with a secret behind it, which a message can't contain. What still has the plain
+spelling in the rendered text came from a message, and is encoded as text, by a tokenizer that knows the control tokens
+under their secret spellings alone.
+
+Some templates put a spelling together, from a role for instance, so that the plain template's text has other control
+tokens. Of such the spellings in the messages are broken by the secret instead, before they are rendered. What a
+template makes of the messages' parts there is compared with what it makes of neutral ones, and refused if it differs.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from ..shared.errors import RequestError
+
+_SHORTEST = 3
+"""Characters of a spelling that is guarded: templates are made of shorter ones, such as a line's end."""
+
+
+class ControlTokens:
+    """See the module. Safe to use from any number of threads.
+
+    Args:
+        tokenizer: the model's.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {one.content: i for i, one in added.items() if one.special and len(one.content) >= _SHORTEST}
+        self._tokenizer = tokenizer
+        self._secret = secrets.token_hex(8)
+        spellings = _any_of(self._ids)
+        self._plain = re.compile(spellings)
+        self._own = re.compile(f"(?:{spellings}){self._secret}")
+        # A message's end may be the beginning of a spelling that the template goes on with.
+        self._begun = re.compile(f"(?:{_any_of({s[:n] for s in self._ids for n in range(1, len(s))})})\\Z")
+        self._first = re.compile(_any_of({spelling[0] for spelling in self._ids}))
+        self._normalized = any(one.special and one.normalized for one in added.values())
+        self._lock = threading.Lock()
+        self._guarded: tuple[tokenizers.Tokenizer, dict[int, int]] | None = None
+
+    def guard(self, text: str) -> str:
+        """Puts the secret behind each spelling in a text of the model's own: a template, or one of its variables."""
+        return self._plain.sub(lambda found: found[0] + self._secret, text)
+
+    def unguard(self, text: str) -> str:
+        """Takes the secret out again: for errors, and for whoever asks for the prompt's text."""
+        return text.replace(self._secret, "")
+
+    def break_up(self, value: Any) -> Any:
+        """Puts the secret into each spelling in a message's texts, and into the beginning of one at a text's end."""
+        if isinstance(value, str):
+            broken = self._plain.sub(lambda found: found[0][0] + self._secret + found[0][1:], value)
+            return self._begun.sub(lambda found: found[0][0] + self._secret + found[0][1:], broken)
+        if isinstance(value, Mapping):
+            return {self.break_up(key): self.break_up(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.break_up(one) for one in value]
+        return value
+
+    def neutral(self, value: Any) -> Any:
+        """The same with the first character of any spelling left out, so that none can come from a message."""
+        if isinstance(value, str):
+            return self._first.sub("", value)
+        if isinstance(value, Mapping):
+            return {self.neutral(key): self.neutral(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.neutral(one) for one in value]
+        return value
+
+    def guard_composed(self, text: str, neutral: str) -> str:
+        """Of a text rendered from broken messages: the template's own spellings get the secret, and the messages' are
+        whole again. Raises RequestError where the text has other control tokens than ``neutral`` has.
+        """
+        if self._plain.findall(text) != self._plain.findall(neutral):
+            raise RequestError(
+                "messages: the model's template makes a control token of a part of them",
+                hint="Write it otherwise: control tokens are the template's alone.",
+            )
+        parts, end, secret = [], 0, self._secret
+        for found in self._plain.finditer(text):
+            parts += [text[end : found.start()].replace(secret, ""), found[0], secret]
+            end = found.end()
+        return "".join([*parts, text[end:].replace(secret, "")])
+
+    def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Token ids of a guarded text; ``encode`` is the model's own tokenizer, which is asked where both agree.
+
+        Raises RequestError where a tokenizer has no other way than a control token to write a text.
+        """
+        if not self.spelled(text):
+            return encode(self.unguard(text))
+        guarded, ids = self._guarded_tokenizer()
+        found = guarded.encode(text, add_special_tokens=False).ids
+        if any(index not in ids and index in self._ids.values() for index in found):
+            raise RequestError(
+                "messages: the tokenizer can't write a control token's spelling as text",
+                hint="Leave it out of the messages.",
+            )
+        return [ids.get(index, index) for index in found]
+
+    def spelled(self, text: str) -> bool:
+        """Whether a guarded text has a control token's spelling that isn't the template's own."""
+        rest = self._own.sub("\0", text)
+        if self._plain.search(rest):
+            return True
+        normalizer = self._tokenizer.normalizer
+        return bool(self._normalized and normalizer is not None and self._plain.search(normalizer.normalize_str(rest)))
+
+    def _guarded_tokenizer(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """The tokenizer that knows the control tokens by their secret spellings, and the model's ids of these by its.
+
+        It is made when it is first needed, which most models never do.
+        """
+        with self._lock:
+            if self._guarded is None:
+                known = msgspec.json.decode(self._tokenizer.to_str())
+                names = {spelling: spelling + self._secret for spelling in self._ids}
+                for token in known["added_tokens"]:
+                    token["content"] = names.get(token["content"], token["content"])
+                try:
+                    found = _made(known | {"model": _with_names(known["model"], names)})
+                except Exception:  # noqa: BLE001  merges lead to one of them: its model keeps it, and has others besides
+                    found = _made(known)
+                ids = {found.token_to_id(name): self._ids[spelling] for spelling, name in names.items()}
+                self._guarded = found, {index: own for index, own in ids.items() if index is not None}
+            return self._guarded
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of any of these texts, the longest that fits; of none, one that nothing matches."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+
+
+def _made(known: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer.from_str(msgspec.json.encode({**known, "post_processor": None}).decode())
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _with_names(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The tokenizer's model with other names of some tokens, which keep their ids."""
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        vocab = {names.get(token, token): index for token, index in vocab.items()}
+    else:
+        vocab = [[names.get(entry[0], entry[0]), *entry[1:]] for entry in vocab]
+    unknown = model.get("unk_token")
+    return {**model, "vocab": vocab} | ({"unk_token": names.get(unknown, unknown)} if isinstance(unknown, str) else {})
