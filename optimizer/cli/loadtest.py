@@ -1,0 +1,206 @@
+"""``optimize loadtest``: many clients at a server, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import print_found, reported
+from .options import AsJson, NoProgress, grouped, named_value
+from .progress import stage_bars
+
+NAME = "loadtest"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --clients 16\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --rate 5 --seconds 60 --ttft 500ms --tpot 50ms\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --rate 5 --arrivals bursts --prompt lognormal:200:0.8\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --clients 8 --turns 4 --shared-prefix 500 --leave 0.1\n\n"
+    "  optimize loadtest http://127.0.0.1:8000 --trace requests.jsonl --plot load.svg --json > load.json\n\n"
+    "  optimize loadtest https://models.example.org/v1 --remote --api-key @key.txt --model chat --rate 2\n\n"
+    "  optimize loadtest smollm2.bundle --clients 4"
+)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Whom the load is for."""
+
+    api: Annotated[str, typer.Option(metavar="chat|completions", help="Which of OpenAI's two is asked.")] = "chat"
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model's name; default: the server's first.")] = (
+        None
+    )
+    api_key: Annotated[str | None, typer.Option(metavar="KEY|@FILE", help="A key, or a file with it.")] = None
+    remote: Annotated[
+        bool,
+        typer.Option("--remote", help="The server may be another machine: its owner has permitted this load."),
+    ] = False
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Without a word of the server, until a request has failed.")
+    ] = "120s"
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A field of all bodies: ignore_eos=true, temperature=0.7 (default 0); may be repeated.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Coming:
+    """When requests come."""
+
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", "-c", help="Closed loop: so many, who each wait for an answer; default 4."),
+    ] = None
+    rate: Annotated[float | None, typer.Option(help="Open loop: requests a second, answered or not.")] = None
+    arrivals: Annotated[str, typer.Option(metavar="poisson|constant|bursts", help="How they come in an open loop.")] = (
+        "poisson"
+    )
+    burst: Annotated[
+        str, typer.Option(metavar="FACTORxTIME/TIME", help="Of bursts: 5 times the rate for 4 of every 20 s.")
+    ] = "5x4s/20s"
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of requests with their times: JSON lines, Mooncake's, or Azure's CSV.")
+    ] = None
+    speed: Annotated[float, typer.Option(help="How many times as fast as it says a trace comes.")] = 1.0
+    requests: Annotated[
+        int | None,
+        typer.Option(help="How many, conversations counted once; default 100, or a trace's."),
+    ] = None
+    seconds: Annotated[float | None, typer.Option(help="Send none after so many seconds.")] = None
+    think: Annotated[str | None, typer.Option(metavar="TIME", help="From an answer to the next turn; default 0.")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0
+
+
+@dataclass(frozen=True)
+class Saying:
+    """What requests are like; with --classes the defaults of each class."""
+
+    prompt: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Tokens of a prompt: 128, 20-200, lognormal:MEDIAN:SIGMA, or a file.")
+    ] = "128"
+    answer: Annotated[str, typer.Option(metavar="LENGTH", help="Most tokens of an answer.")] = "64"
+    turns: Annotated[str, typer.Option(metavar="LENGTH", help="Turns of a conversation.")] = "1"
+    shared_prefix: Annotated[int, typer.Option(help="Tokens that all requests begin with.")] = 0
+    prefixes: Annotated[int, typer.Option(help="How many different beginnings there are.")] = 1
+    leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
+    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the first token.")] = None
+    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time for each token.")] = None
+    e2e: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the end.")] = None
+    classes: Annotated[Path | None, typer.Option(help="A TOML file with classes of requests.")] = None
+
+
+@reported
+@grouped
+def command(
+    server: Annotated[
+        str, typer.Argument(metavar="URL|BUNDLE", help="A server's address; or a bundle, which is served meanwhile.")
+    ],
+    *,
+    asking: Asking,
+    coming: Coming,
+    saying: Saying,
+    plot: Annotated[Path | None, typer.Option(help="Draw the times into this SVG file.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Write a line of JSON a request into this file.")] = None,
+    as_json: AsJson = False,
+    quiet: NoProgress = False,
+) -> None:
+    """Sends a server the requests of many clients, and measures what each of them gets.
+
+    The server has OpenAI's API: ours, vLLM's, llama.cpp's and others. Load on one that isn't yours needs permission.
+    """
+    from enginewright.optimizer.bench.plot import check_folder
+    from enginewright.optimizer.loadtest.own_server import served
+    from enginewright.optimizer.loadtest.plot import write_svg
+    from enginewright.optimizer.loadtest.result import result_of
+    from enginewright.optimizer.loadtest.run import LoadRun
+    from enginewright.optimizer.loadtest.text import print_load
+    from enginewright.optimizer.loadtest.workload import Workload
+
+    for path in (plot, records):
+        if path is not None:
+            check_folder(path)
+    with contextlib.ExitStack() as stack:
+        given = _options(asking, coming, saying)
+        url = server
+        if "://" not in server and Path(server).exists():
+            _made("http://127.0.0.1", given)  # what is wrong with the options is told before a server starts
+            url = stack.enter_context(served(Path(server)))
+        options = _made(url, given)
+        workload = Workload(options)
+        show = stack.enter_context(stage_bars(hidden=quiet, counts=True))
+        run = asyncio.run(LoadRun(options, workload, show).run())
+    found = result_of(run, options, workload)
+    if plot is not None:
+        write_svg(found, plot)
+    if records is not None:
+        found.write_records(records)
+    print_found(found, print_load, as_json=as_json, plot=plot)
+    if run.interrupted:
+        raise KeyboardInterrupt
+
+
+def _made(url: str, given: dict[str, Any]) -> Any:
+    from enginewright.optimizer.loadtest.options import LoadOptions
+
+    options = LoadOptions(url=url, **given)
+    options.check()
+    return options
+
+
+def _options(asking: Asking, coming: Coming, saying: Saying) -> dict[str, Any]:
+    """Fields of LoadOptions but its address. Raises RequestError or BadParameter."""
+    from enginewright.optimizer.loadtest.options import Goals, RequestClass, parse_burst, parse_lengths, read_classes
+    from enginewright.optimizer.plan.options import parse_seconds
+
+    for name, value, known in (
+        ("--api", asking.api, ("chat", "completions")),
+        ("--arrivals", coming.arrivals, ("poisson", "constant", "bursts")),
+    ):
+        if value not in known:
+            raise typer.BadParameter(f"{name}: {value!r} isn't one of {', '.join(known)}")
+    times = {name: getattr(saying, name) for name in ("ttft", "tpot", "e2e")}
+    one = RequestClass(
+        **{name: parse_lengths(getattr(saying, name), name) for name in ("prompt", "answer", "turns")},
+        leave=saying.leave,
+        goals=Goals(**{name: parse_seconds(text, name) for name, text in times.items() if text is not None}),
+        body=dict(named_value("--param", text, "ignore_eos=true") for text in asking.param or ()),
+    )
+    return {
+        **{name: getattr(asking, name) for name in ("api", "model", "remote")},
+        "api_key": _key(asking.api_key),
+        "timeout": parse_seconds(asking.timeout, "timeout"),
+        **{
+            name: getattr(coming, name)
+            for name in ("clients", "rate", "arrivals", "trace", "speed", "requests", "seconds", "seed")
+        },
+        "burst": parse_burst(coming.burst),
+        "think": 0.0 if coming.think is None else parse_seconds(coming.think, "think"),
+        "shared_prefix": saying.shared_prefix,
+        "prefixes": saying.prefixes,
+        "classes": (one,) if saying.classes is None else read_classes(saying.classes, one),
+    }
+
+
+def _key(text: str | None) -> str | None:
+    if text is None:
+        return None
+    key = text
+    if text.startswith("@"):
+        try:
+            key = Path(text[1:]).read_text().strip()
+        except (OSError, ValueError) as e:
+            raise typer.BadParameter(f"--api-key: {text[1:]}: {getattr(e, 'strerror', None) or e}") from e
+    if not key or not key.isascii() or not key.isprintable():
+        raise typer.BadParameter("--api-key: it is empty, or has characters that a header can't have")
+    return key

@@ -1,0 +1,263 @@
+"""What a load test is told: by flags, and where there are classes of requests by a TOML file."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from enginewright.optimizer.plan.options import parse_seconds
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
+
+MOST_LENGTH = 1 << 20
+_LENGTHS = "Pass 128, 20-200, lognormal:MEDIAN:SIGMA, or a file of numbers, one a line."
+
+Api = Literal["chat", "completions"]
+Arrivals = Literal["poisson", "constant", "bursts"]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of lengths in tokens: one of ``values`` if there are some, else as ``kind`` says.
+
+    Attributes:
+        text: as it was written.
+        kind: "uniform" from ``low`` to ``high``, or "lognormal" of the median ``low`` and the sigma ``high``.
+    """
+
+    text: str
+    kind: Literal["uniform", "lognormal"] = "uniform"
+    low: float = 1.0
+    high: float = 1.0
+    values: tuple[int, ...] = ()
+
+    def draw(self, rng: Random) -> int:
+        """A length of 1 or more."""
+        if self.values:
+            return rng.choice(self.values)
+        if self.kind == "uniform":
+            return rng.randint(int(self.low), int(self.high))
+        return min(MOST_LENGTH, max(1, round(rng.lognormvariate(math.log(self.low), self.high))))
+
+
+def parse_lengths(text: str | int, option: str) -> Lengths:
+    """Raises RequestError naming the option."""
+    text = str(text).strip()
+    number = r"(\d+(?:\.\d+)?)"
+    if (found := re.fullmatch(r"(\d+)(?:-(\d+))?", text)) is not None:
+        low, high = int(found[1]), int(found[2] or found[1])
+        if not 1 <= low <= high <= MOST_LENGTH:
+            raise RequestError(f"{option}: {text} is out of range", hint=f"It must be from 1 to {MOST_LENGTH:,}.")
+        return Lengths(text, "uniform", low, high)
+    if (found := re.fullmatch(rf"lognormal:{number}:{number}", text)) is not None:
+        median, sigma = float(found[1]), float(found[2])
+        if not 1 <= median <= MOST_LENGTH or sigma > 5:
+            raise RequestError(f"{option}: {text} is out of range", hint="The median is 1 or more, sigma 5 at most.")
+        return Lengths(text, "lognormal", median, sigma)
+    try:
+        data = read_regular(Path(text), most=MOST_JSON_BYTES).decode()
+        values = tuple(int(line) for line in data.splitlines() if line.strip())
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{option}: {text!r} isn't a length: {e}", hint=_LENGTHS) from e
+    if not values or not all(1 <= value <= MOST_LENGTH for value in values):
+        raise RequestError(f"{option}: {text}: not all lines are lengths from 1 to {MOST_LENGTH:,}", hint=_LENGTHS)
+    return Lengths(text, values=values)
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Most seconds to the first token, for each further one, and to the end; None: any."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    @property
+    def some(self) -> bool:
+        """Whether there is a goal."""
+        return any(value is not None for value in vars(self).values())
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """A kind of requests. ``share``: of all; ``leave``: share of its clients that leave before the end; ``body``:
+    further fields of its requests' bodies."""
+
+    name: str = ""
+    share: float = 1.0
+    prompt: Lengths = field(default_factory=lambda: parse_lengths("128", "prompt"))
+    answer: Lengths = field(default_factory=lambda: parse_lengths("64", "answer"))
+    turns: Lengths = field(default_factory=lambda: parse_lengths("1", "turns"))
+    leave: float = 0.0
+    goals: Goals = Goals()
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
+    """The classes of a TOML file, a table each; what one doesn't say is as in ``default``. Raises RequestError."""
+    try:
+        given = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES).decode())
+    except (OSError, ValueError) as e:
+        raise RequestError(f"classes: {path}: {getattr(e, 'strerror', None) or e}") from e
+    found = []
+    known = {one.name for one in fields(RequestClass)} - {"name", "goals"} | {one.name for one in fields(Goals)}
+    for name, table in given.items():
+        where = f"classes: {path}: {name}"
+        if not isinstance(table, dict):
+            raise RequestError(f"{where} isn't a table", hint=f"Write [{name}], and its options below.")
+        if (unknown := next((key for key in table if key not in known), None)) is not None:
+            raise RequestError(
+                f"{where}: there is no option {unknown!r}", hint=f"There are {', '.join(sorted(known))}."
+            )
+        options: dict[str, Any] = vars(default) | {"name": name}
+        times = {key: parse_seconds(str(table[key]), f"{where}: {key}") for key in vars(default.goals) if key in table}
+        options["goals"] = Goals(**(vars(default.goals) | times))
+        for key in ("prompt", "answer", "turns"):
+            if key in table:
+                options[key] = parse_lengths(table[key], f"{where}: {key}")
+        for key in ("share", "leave"):
+            if key in table:
+                options[key] = table[key]
+        if not isinstance(table.get("body", {}), dict):
+            raise RequestError(f"{where}: body isn't a table", hint=f"Write [{name}.body], and its fields below.")
+        options["body"] = {**default.body, **table.get("body", {})}
+        found.append(_checked(RequestClass(**options), where))
+    if not found or sum(one.share for one in found) <= 0:
+        raise RequestError(f"classes: {path}: there is no class with a share", hint="Write [chat] and share = 1.")
+    return tuple(found)
+
+
+def _checked(one: RequestClass, where: str) -> RequestClass:
+    for name, most in (("share", math.inf), ("leave", 1.0)):
+        value = getattr(one, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise RequestError(f"{where}: {name}: {value!r} is out of range", hint="It must be a share, such as 0.1.")
+    return one
+
+
+@dataclass(frozen=True)
+class Burst:
+    """``factor`` times the rate for ``on`` of every ``every`` seconds; less between them, so that the rate is kept."""
+
+    factor: float = 5.0
+    on: float = 4.0
+    every: float = 20.0
+
+
+def parse_burst(text: str) -> Burst:
+    """5x4s/20s: five times the rate for 4 of every 20 seconds. Raises RequestError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)x([^/]+)/([^/]+)", text.strip())
+    if found is None:
+        raise RequestError(f"burst: {text!r} isn't a burst", hint="Pass 5x4s/20s: 5 times the rate for 4 of 20 s.")
+    burst = Burst(float(found[1]), parse_seconds(found[2], "burst"), parse_seconds(found[3], "burst"))
+    if burst.factor < 1 or max(1.0, burst.factor) * burst.on > burst.every:
+        raise RequestError(
+            f"burst: {text} is out of range",
+            hint="The factor is 1 or more, and 1 at most times the burst's share of the time.",
+        )
+    return burst
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """A load test.
+
+    Attributes:
+        url: of the server, with or without /v1.
+        remote: whether it may be another machine.
+        api: which of the two generates.
+        model: its name; None takes the server's first.
+        api_key: sent as a bearer.
+        seed: of all that is drawn: the same seed draws the same requests at the same times.
+        clients: of a closed loop, in which each sends its next request when it has the answer.
+        rate: requests a second of an open loop, which come whether or not the server has answered others.
+        arrivals, burst: how they come.
+        trace: a file of requests, with their times unless ``clients`` or ``rate`` say otherwise.
+        speed: how many times as fast as it says a trace comes.
+        requests: how many are sent, conversations of several turns counted once; None: all of a trace, or 100.
+        seconds: after which none is sent.
+        think: seconds between an answer and its conversation's next turn.
+        shared_prefix: tokens that all requests begin with.
+        prefixes: how many different beginnings there are.
+        timeout: seconds without a word of the server, after which a request has failed.
+        classes: kinds of requests.
+    """
+
+    url: str
+    remote: bool = False
+    api: Api = "chat"
+    model: str | None = None
+    api_key: str | None = None
+    seed: int = 0
+    clients: int | None = None
+    rate: float | None = None
+    arrivals: Arrivals = "poisson"
+    burst: Burst = Burst()
+    trace: Path | None = None
+    speed: float = 1.0
+    requests: int | None = None
+    seconds: float | None = None
+    think: float = 0.0
+    shared_prefix: int = 0
+    prefixes: int = 1
+    timeout: float = 120.0
+    classes: tuple[RequestClass, ...] = (RequestClass(),)
+
+    def check(self) -> None:
+        """Raises RequestError naming the option."""
+        if self.clients is not None and self.rate is not None:
+            raise RequestError(
+                "rate: clients of a closed loop have none", hint="Pass --clients N or --rate R, not both."
+            )
+        for name, low, high in (
+            ("clients", 1, 100_000),
+            ("rate", 1e-6, 1e6),
+            ("speed", 1e-6, 1e6),
+            ("requests", 1, 10**9),
+            ("seconds", 1e-3, 1e9),
+            ("think", 0, 1e6),
+            ("shared_prefix", 0, MOST_LENGTH),
+            ("prefixes", 1, 10**6),
+            ("timeout", 1e-3, 1e6),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"{name}: {value:g} is out of range", hint=f"It must be from {low:g} to {high:g}.")
+        for one in self.classes:
+            _checked(one, f"class {one.name}" if one.name else "options")
+        check_url(self.url, remote=self.remote)
+
+
+def check_url(url: str, *, remote: bool) -> None:
+    """Raises RequestError for what isn't an address of a server, or another machine's without ``remote``."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
+        raise RequestError(f"url: {url!r} isn't a server's address", hint="Pass one such as http://127.0.0.1:8000.")
+    if parts.username is not None or parts.password is not None:
+        raise RequestError("url: it has a name or a password in it", hint="Pass the key with --api-key.")
+    if not remote and not _is_loopback(parts.hostname):
+        raise RequestError(
+            f"url: {parts.hostname} may be another machine",
+            hint="Load on a server needs its owner's permission. Pass --remote if you have it.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

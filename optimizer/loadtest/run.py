@@ -1,0 +1,300 @@
+"""Drives the load: in an open loop conversations begin at their times, in a closed loop each client waits for answers.
+
+A request's times count from when it was meant to be sent. Where the server, or this program, holds up the sending, the
+wait is a part of what a user would have seen ("coordinated omission" is what leaving it out is called).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+
+from .client import Answer, Client, encode
+from .options import LoadOptions
+from .workload import Conversation, Turn, Workload
+
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_SHOWN_EVERY = 0.2
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of a request. Times are in seconds from the start; ``gaps`` are between pieces of its answer.
+
+    Attributes:
+        due: when it was meant to be sent; ``sent``: when it was.
+        error: its kind; None where all is well.
+        tokens: of the answer, as the server counts them, else its pieces.
+        unfinished: it was given up when the test was interrupted.
+    """
+
+    conversation: int
+    turn: int
+    of_class: str
+    due: float
+    sent: float
+    first: float | None = None
+    last: float | None = None
+    end: float = 0.0
+    error: str | None = None
+    message: str = ""
+    left: bool = False
+    unfinished: bool = False
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    tokens: int = 0
+    pieces: int = 0
+    gaps: array[float] = field(default_factory=lambda: array("f"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether its client has the whole answer."""
+        return self.error is None and not self.left and not self.unfinished
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first text."""
+        return None if self.first is None else self.first - self.due
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token behind the first."""
+        if self.first is None or self.last is None or self.tokens < 2 or not self.whole:
+            return None
+        return (self.last - self.first) / (self.tokens - 1)
+
+    @property
+    def e2e(self) -> float | None:
+        """Seconds to the end of the whole answer."""
+        return self.end - self.due if self.whole else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of the file of requests."""
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "gaps"}
+        return found | {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A load test that has ended. ``counted``: whether the server said how many tokens its answers have."""
+
+    model: str
+    records: tuple[Record, ...]
+    seconds: float
+    cpu_seconds: float
+    counted: bool
+    interrupted: bool
+
+
+class LoadRun:
+    """One load test: ``run`` is called once."""
+
+    def __init__(self, options: LoadOptions, workload: Workload, progress: Progress = silent) -> None:
+        self._options, self._workload, self._progress = options, workload, progress
+        self._client = Client(options.url, options.api_key, options.timeout)
+        self._path = _PATHS[options.api]
+        self._head: dict[str, Any] = {"stream": True, "temperature": 0}
+        self._records: list[Record] = []
+        self._running = 0
+        self._counted = True
+        self._start = 0.0
+        self._stopped = asyncio.Event()
+        self._done = 0
+
+    async def run(self) -> Run:
+        """Raises EnginewrightError if the server can't be asked at all."""
+        watch = asyncio.create_task(self._client.watch())
+        try:
+            model = await self._prepare()
+            gc.collect()
+            gc.freeze()
+            cpu, self._start = time.process_time(), time.monotonic()
+            show = asyncio.create_task(self._show())
+            with _on_interrupt(self._stopped.set):
+                load = asyncio.create_task(self._open() if self._workload.is_open else self._closed())
+                stop = asyncio.create_task(self._stopped.wait())
+                await asyncio.wait((load, stop), return_when=asyncio.FIRST_COMPLETED)
+                load.cancel()
+                stop.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await load
+            cpu, now = time.process_time() - cpu, time.monotonic()
+            show.cancel()
+            ends = [one.end for one in self._records if not one.unfinished]
+            seconds = max(ends, default=0.0) if not self._stopped.is_set() else now - self._start
+            records = tuple(sorted(self._records, key=lambda one: one.due))
+            return Run(model, records, seconds, cpu, self._counted, self._stopped.is_set())
+        finally:
+            watch.cancel()
+            self._client.close()
+            gc.unfreeze()
+
+    async def _prepare(self) -> str:
+        """Finds out the model and which fields the server takes, by a request that isn't counted."""
+        options = self._options
+        _raise_file_limit()
+        model = options.model
+        if model is None:
+            answer = Answer()
+            await self._client.ask("GET", "/v1/models", b"", answer)
+            try:
+                if answer.error is None:
+                    model = str(msgspec.json.decode(answer.document)["data"][0]["id"])
+            except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+                answer.fail("not JSON", "no list of models")
+            if model is None:
+                raise _unusable(options, "/v1/models", answer, "Or name a --model.")
+        self._head["model"] = model
+        turn = Turn("Say one word", 3, 4)
+        for options_too in (True, False):
+            if options_too:
+                self._head["stream_options"] = {"include_usage": True}
+            else:
+                del self._head["stream_options"]
+            answer = Answer()
+            await self._client.ask("POST", self._path, self._body(turn, {}, [turn.prompt], ""), answer)
+            answer.not_streamed()
+            if answer.status not in (400, 422):
+                break
+        if answer.error not in (None, "empty"):
+            hint = "Or pass --api completions." if options.api == "chat" else "Or pass --api chat."
+            raise _unusable(options, self._path, answer, hint)
+        return model
+
+    def _body(self, turn: Turn, more: Mapping[str, Any], said: list[Any], prefix: str) -> bytes:
+        """A request's body. ``said``: texts of the user and the model alternately, the last one the user's."""
+        body: dict[str, Any] = {**self._head, "max_tokens": turn.answer, **more}
+        if self._options.api == "completions":
+            body["prompt"] = " ".join([*([prefix] if prefix else []), *said])
+            return encode(body)
+        messages: list[Any] = [{"role": "system", "content": prefix}] if prefix else []
+        for i, text in enumerate(said):
+            if isinstance(text, str):
+                messages.append({"role": "assistant" if i % 2 else "user", "content": text})
+            else:
+                messages += text
+        body["messages"] = messages
+        return encode(body)
+
+    async def _open(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for conversation in self._workload:
+                due = self._start + conversation.at
+                if (wait := due - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(self._converse(conversation, due))
+
+    async def _closed(self) -> None:
+        conversations = iter(self._workload)
+        end = self._start + (self._options.seconds or float("inf"))
+
+        async def client() -> None:
+            while time.monotonic() < end and (conversation := next(conversations, None)) is not None:
+                await self._converse(conversation, time.monotonic())
+                if self._options.think:
+                    await asyncio.sleep(self._options.think)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._workload.clients):
+                group.create_task(client())
+
+    async def _converse(self, conversation: Conversation, due: float) -> None:
+        await self._turns(conversation, due)
+        self._done += 1
+
+    async def _turns(self, conversation: Conversation, due: float) -> None:
+        """Asks one turn after the other, each ``think`` seconds after the answer to the one before it."""
+        said: list[Any] = []
+        for number, turn in enumerate(conversation.turns):
+            said.append(turn.prompt)
+            body = self._body(turn, conversation.of_class.body, said, conversation.prefix)
+            last = number + 1 == len(conversation.turns)
+            answer = Answer(turn.leave_after, keep_text=not last)
+            record = Record(conversation.index, number, conversation.of_class.name, due - self._start, 0.0)
+            self._running += 1
+            try:
+                record.sent = time.monotonic() - self._start
+                await self._client.ask("POST", self._path, body, answer)
+            except asyncio.CancelledError:
+                record.unfinished = True
+                raise
+            finally:
+                self._running -= 1
+                self._add(record, answer)
+            if not record.whole:
+                return
+            said.append(answer.text)
+            if not last:
+                due = self._start + record.end + self._options.think
+                if (wait := due - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+
+    def _add(self, record: Record, answer: Answer) -> None:
+        answer.not_streamed()
+        record.end = time.monotonic() - self._start
+        record.first = None if answer.first is None else answer.first - self._start
+        record.last = None if answer.last is None else answer.last - self._start
+        record.error, record.message, record.left = answer.error, answer.message, answer.left
+        if record.unfinished:
+            record.error = None
+        record.prompt_tokens, record.cached_tokens = answer.prompt_tokens, answer.cached_tokens
+        record.tokens = answer.pieces if answer.tokens is None else answer.tokens
+        if record.whole and answer.tokens is None:
+            self._counted = False
+        record.pieces, record.gaps = answer.pieces, answer.gaps
+        self._records.append(record)
+
+    async def _show(self) -> None:
+        """Says how far it is, now and then."""
+        seconds, total = self._options.seconds, self._workload.total
+        while True:
+            await asyncio.sleep(_SHOWN_EVERY)
+            passed = time.monotonic() - self._start
+            failed = sum(one.error is not None for one in self._records)
+            detail = f"{self._running} running, {len(self._records)} ended" + (f", {failed} failed" if failed else "")
+            done, most = (self._done, total) if total is not None else (int(passed), int(seconds or 0))
+            self._progress(ProgressEvent("load", min(done, most), most, detail))
+
+
+def _unusable(options: LoadOptions, path: str, answer: Answer, hint: str) -> EnginewrightError:
+    return EnginewrightError(
+        f"{options.url}: {path}: {answer.error}: {answer.message}",
+        hint=f"Is there a server with OpenAI's API at this address, and is the key right? {hint}",
+    )
+
+
+@contextlib.contextmanager
+def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C ends the load, and what was measured is shown; not in a thread, which gets no signals."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGINT, call)
+    except (RuntimeError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,296 @@
+"""The requests of a load test: what they ask, when they come, and who leaves. All of it follows from the seed alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from enginewright.runtime.bundle.regular_file import read_regular
+from enginewright.runtime.shared.errors import RequestError
+
+from .options import MOST_LENGTH, LoadOptions, RequestClass
+
+REQUESTS = 100
+"""That are sent where nothing else says how many."""
+
+_MOST_TRACE_BYTES = 1 << 30
+_HASH_BLOCK = 512
+"""Tokens that an entry of ``hash_ids`` stands for, in Mooncake's traces."""
+
+_WORDS = """
+the of and to in is it you that he was for on are with as his they be at one have this from or had by not word
+but what some we can out other were all there when up use your how said an each she which do their time if will
+way about many then them write would like so these her long make thing see him two has look more day could go
+come did number sound no most people my over know water than call first who may down side been now find any new
+work part take get place made live where after back little only round man year came show every good me give our
+under name very through just form great think say help low line before turn cause same mean move right boy old
+too does tell set three want air well also play small end put home read hand port large spell add even land here
+must big high such follow act why ask men change went light kind off need house picture try us again animal
+point mother world near build self earth father head stand own page should country found answer school grow
+study still learn plant cover food sun four thought let keep eye never last door between city tree cross since
+hard start might story saw
+"""
+
+WORDS = tuple(_WORDS.split())
+"""Common ones, which most tokenizers have as a token each: so many words are about as many tokens."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is asked: a text, or the messages of a trace. ``words``: how many tokens it is meant to have.
+
+    ``leave_after``: pieces of the answer after which its client is gone; None: it stays.
+    """
+
+    prompt: str | tuple[Mapping[str, Any], ...]
+    words: int
+    answer: int
+    leave_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns that follow one another. ``at``: seconds from the start at which the first is meant to be sent.
+
+    ``prefix``: what it begins with, as others do.
+    """
+
+    index: int
+    of_class: RequestClass
+    turns: tuple[Turn, ...]
+    prefix: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a trace. ``at`` is in seconds; ``prompt`` a text, messages, or a number of tokens."""
+
+    at: float | None
+    prompt: str | int | tuple[Mapping[str, Any], ...] | None
+    answer: int | None
+    of_class: str | None
+    blocks: tuple[int, ...] = ()
+
+
+class Workload:
+    """All conversations, in the order in which they come.
+
+    Args:
+        options: checked.
+
+    Attributes:
+        is_open: whether they come at times of their own.
+        total: how many there are; None: as many as there is time for.
+
+    Raises:
+        RequestError: the trace can't be read, or has no times where they are needed.
+    """
+
+    def __init__(self, options: LoadOptions) -> None:
+        self.options = options
+        self.rows = () if options.trace is None else read_trace(options.trace)
+        timed = bool(self.rows) and all(row.at is not None for row in self.rows)
+        self.is_open = options.rate is not None or (options.clients is None and timed)
+        self.clients = 0 if self.is_open else options.clients or 4
+        if options.requests is not None:
+            self.total: int | None = options.requests
+        elif options.seconds is not None:
+            self.total = None
+        else:
+            self.total = len(self.rows) or REQUESTS
+        if self.rows and options.rate is None and self.is_open:  # the trace's own times are there once
+            self.total = min(len(self.rows), self.total if self.total is not None else len(self.rows))
+        self._classes = {one.name: one for one in options.classes}
+        for row in self.rows:
+            if row.of_class is not None and row.of_class not in self._classes and len(self._classes) > 1:
+                raise RequestError(f"trace: {options.trace}: there is no class {row.of_class!r}")
+        self._shares = list(accumulate(one.share for one in options.classes))
+        self._prefixes = [
+            _text(Random(f"{options.seed}/prefix/{i}"), options.shared_prefix) for i in range(options.prefixes)
+        ]
+
+    def __iter__(self) -> Iterator[Conversation]:
+        times = self.times() if self.is_open else _zeros()
+        for index, at in islice(enumerate(times), self.total):
+            if self.is_open and self.options.seconds is not None and at > self.options.seconds:
+                return
+            yield self.conversation(index, at)
+
+    def times(self) -> Iterator[float]:
+        """Seconds from the start at which conversations begin, in an open loop."""
+        options = self.options
+        if options.rate is None:
+            first = self.rows[0].at or 0.0
+            yield from (((row.at or 0.0) - first) / options.speed for row in self.rows)
+            return
+        rng, at = Random(f"{options.seed}/arrivals"), 0.0
+        while True:
+            yield at
+            if options.arrivals == "constant":
+                at += 1 / options.rate
+            elif options.arrivals == "poisson":
+                at += rng.expovariate(options.rate)
+            else:
+                at = self._after(at, rng.expovariate(1.0))
+
+    def _after(self, at: float, due: float) -> float:
+        """When the integral of the rate has grown by ``due``: exponential dues make a Poisson process of any rate."""
+        rate, burst = self.options.rate or 0.0, self.options.burst
+        fast = burst.factor * rate
+        calm = burst.every - burst.on
+        slow = rate * (burst.every - burst.factor * burst.on) / calm if calm > 0 else 0.0
+        while True:
+            place = at % burst.every
+            now, end = (fast, burst.on) if place < burst.on else (slow, burst.every)
+            left = end - place
+            if now * left >= due and now > 0:
+                return at + due / now
+            due -= now * left
+            at += max(left, 1e-9)  # never stuck where a place rounds to the end
+
+    def conversation(self, index: int, at: float = 0.0) -> Conversation:
+        """The conversation of a number. What it asks follows from the seed and the number, whatever came before."""
+        options = self.options
+        rng = Random(f"{options.seed}/{index}")
+        row = self.rows[index % len(self.rows)] if self.rows else Row(None, None, None, None)
+        drawn = rng.random() * self._shares[-1]
+        chosen = next(one for one, share in zip(options.classes, self._shares, strict=True) if drawn <= share)
+        of_class = self._classes.get(row.of_class or chosen.name, chosen)
+        turns = []
+        for _ in range(of_class.turns.draw(rng)):
+            words, answer = of_class.prompt.draw(rng), of_class.answer.draw(rng)
+            answer = answer if row.answer is None else row.answer
+            leaves, after = rng.random() < of_class.leave, rng.random()
+            prompt: str | tuple[Mapping[str, Any], ...]
+            if row.prompt is None or isinstance(row.prompt, int):
+                words = words if row.prompt is None else row.prompt
+                prompt = self._prompt(rng, words, row.blocks)
+            else:
+                prompt, words = row.prompt, 0
+            turns.append(Turn(prompt, words, answer, 1 + int(after * max(1, answer - 1)) if leaves else None))
+        prefix = self._prefixes[rng.randrange(len(self._prefixes))]
+        return Conversation(index, of_class, tuple(turns), prefix, at)
+
+    def _prompt(self, rng: Random, words: int, blocks: tuple[int, ...]) -> str:
+        """``blocks``: numbers of beginnings of 512 tokens each; those of one number are the same everywhere."""
+        seed = self.options.seed
+        shared = [_text(Random(f"{seed}/block/{block}"), _HASH_BLOCK) for block in blocks[: words // _HASH_BLOCK]]
+        return " ".join([*shared, _text(rng, words - _HASH_BLOCK * len(shared))]).strip()
+
+    def describe(self) -> dict[str, Any]:
+        """What was sent, for a result."""
+        options = self.options
+        found: dict[str, Any] = {"loop": "open" if self.is_open else "closed", "seed": options.seed}
+        if not self.is_open:
+            found["clients"] = self.clients
+        elif options.rate is not None:
+            found |= {"rate": options.rate, "arrivals": options.arrivals}
+            if options.arrivals == "bursts":
+                found["burst"] = vars(options.burst)
+        if options.trace is not None:
+            found |= {"trace": str(options.trace), "speed": options.speed}
+        found |= {"requests": self.total, "seconds": options.seconds, "think": options.think}
+        found |= {"shared_prefix": options.shared_prefix, "prefixes": options.prefixes}
+        found["classes"] = [
+            {
+                "name": one.name,
+                "share": one.share,
+                **{name: getattr(one, name).text for name in ("prompt", "answer", "turns")},
+                "leave": one.leave,
+                "goals": vars(one.goals),
+                "body": dict(one.body),
+            }
+            for one in options.classes
+        ]
+        return found
+
+
+def _zeros() -> Iterator[float]:
+    while True:
+        yield 0.0
+
+
+def _text(rng: Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=max(0, words)))
+
+
+def read_trace(path: Path) -> tuple[Row, ...]:
+    """The lines of a trace: JSON objects, or a CSV file with Azure's headings.
+
+    A JSON line has ``at`` (seconds), ``prompt`` (a text, or a number of tokens) or ``messages``, ``max_tokens``,
+    ``class``; or Mooncake's names: ``timestamp`` (milliseconds), ``input_length``, ``output_length``, ``hash_ids``.
+    Azure's headings are TIMESTAMP, ContextTokens, GeneratedTokens. Raises RequestError naming the file and the line.
+    """
+    try:
+        text = read_regular(path, most=_MOST_TRACE_BYTES).decode()
+    except (OSError, ValueError) as e:
+        raise RequestError(f"trace: {path}: {getattr(e, 'strerror', None) or e}") from e
+    azure = text.startswith("TIMESTAMP,")
+    lines = csv.DictReader(io.StringIO(text)) if azure else (line for line in text.splitlines() if line.strip())
+    found: list[Row] = []
+    try:
+        for line in lines:
+            found.append(_azure_row(line) if isinstance(line, dict) else _row(json.loads(line)))
+    except (ValueError, KeyError, TypeError, csv.Error) as e:
+        why = f"there is no {e}" if isinstance(e, KeyError) else e
+        hint = "`optimize loadtest --help` names what a trace may be."
+        raise RequestError(f"trace: {path}: request {len(found) + 1}: {why}", hint=hint) from e
+    if not found:
+        raise RequestError(f"trace: {path}: it is empty")
+    return tuple(sorted(found, key=lambda row: row.at or 0.0))
+
+
+_KEYS = frozenset(
+    {"at", "timestamp", "prompt", "messages", "input_length", "max_tokens", "output_length", "class", "hash_ids"}
+)
+
+
+def _row(given: Any) -> Row:
+    """Raises ValueError."""
+    if not isinstance(given, dict):
+        raise ValueError("it isn't an object")
+    if unknown := sorted(set(given) - _KEYS):
+        raise ValueError(f"there is no field {unknown[0]!r}")
+    at = given["timestamp"] / 1e3 if "timestamp" in given else given.get("at")
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not at >= 0):
+        raise ValueError("at: it isn't a time")
+    prompt = given.get("prompt", given.get("input_length"))
+    if "messages" in given:
+        messages = given["messages"]
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise ValueError("messages: it isn't a list of messages")
+        prompt = tuple(messages)
+    elif prompt is not None and not isinstance(prompt, str):
+        prompt = _length(prompt)
+    answer = given.get("max_tokens", given.get("output_length"))
+    name = given.get("class")
+    if name is not None and not isinstance(name, str):
+        raise ValueError("class: it isn't a name")
+    blocks = _numbers(given.get("hash_ids", ()))
+    return Row(at, prompt, None if answer is None else _length(answer), name, blocks)
+
+
+def _azure_row(line: Mapping[str, Any]) -> Row:
+    """Raises ValueError, KeyError or TypeError."""
+    at = datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp()
+    return Row(at, _length(line["ContextTokens"]), _length(line["GeneratedTokens"]), None)
+
+
+def _length(value: Any) -> int:
+    length = int(value)
+    if isinstance(value, bool | float) or not 0 <= length <= MOST_LENGTH:
+        raise ValueError(f"{value!r} isn't a number of tokens")
+    return max(1, length)
+
+
+def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
