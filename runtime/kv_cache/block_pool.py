@@ -100,6 +100,11 @@ class BlockPool:
         """How many hold ``block``; 0 if it is free or kept."""
         return self._holders[block]
 
+    def states(self, first: int, last: int) -> bytes:
+        """What blocks first..last-1 are: 0 free, 1 held, 2 held by several, 3 kept. For a view from another thread."""
+        both = zip(self._holders[first:last], self._tenant[first:last], strict=True)
+        return bytes(min(holders, 2) or (0 if tenant is None else 3) for holders, tenant in both)
+
     def _share(self, tenant: str) -> int:
         """Kept blocks of each other tenant that ``tenant`` can't evict."""
         tenants = len(self._kept) + (tenant not in self._kept)
