@@ -125,7 +125,8 @@ class ChatTemplate:
     ) -> list[dict[str, Any]]:
         """The messages as ``render`` is to get them; nothing that is passed would be left out without a word.
 
-        OpenAI's parts of text become one text where the template wants that.
+        OpenAI's parts of text become one text where the template wants that, and its "developer", which is its newer
+        name of "system", becomes "system" where the template doesn't know it.
 
         Args:
             variables: what ``render`` is to get besides.
@@ -140,6 +141,8 @@ class ChatTemplate:
         found = []
         for i, message in enumerate(messages):
             plain: dict[str, Any] = _plain(message)
+            if plain["role"] == "developer" and not self._knows("developer"):
+                plain["role"] = "system"
             self._check_message(i, plain)
             if isinstance(plain.get("content"), (list, tuple)):
                 plain["content"] = self._of_parts(i, plain["content"])
@@ -162,9 +165,12 @@ class ChatTemplate:
             hint = f"Pass SamplingParams({name}=...)."
         raise RequestError(f"chat: {name}: the model's template has no such variable ({self._name})", hint=hint)
 
+    def _knows(self, role: str) -> bool:
+        return role in self._roles or role in self._words
+
     def _check_message(self, i: int, message: Mapping[str, Any]) -> None:
         role = message["role"]
-        if role not in self._roles and role not in self._words:
+        if not self._knows(role):
             raise RequestError(
                 f"chat: message {i} has the role {shown(role)}, which the model's template doesn't know ({self._name})",
                 hint=f"It knows {', '.join(self._roles)}.",
