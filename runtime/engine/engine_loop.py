@@ -48,13 +48,20 @@ Result = TypeVar("Result")
 
 
 class EngineLoop:
-    """See the module. Every method may be called from any thread, and from a signal handler."""
+    """See the module. Every method may be called from any thread, and from a signal handler.
+
+    Attributes:
+        steps: that were taken.
+        step_began: when the one that runs did, in seconds of ``time.monotonic()``; None between two.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: dict[Request, Listener] = {}
         self._ended: Callable[[], EnginewrightError] | None = None  # why nothing is taken any more
+        self.steps = 0
+        self.step_began: float | None = None
         self._new_locks()
         _loops.add(self)
 
@@ -173,6 +180,7 @@ class EngineLoop:
                 return False
 
     def _step(self) -> None:
+        self.steps, self.step_began = self.steps + 1, time.monotonic()
         try:
             try:
                 for request in self.engine.step():
@@ -181,6 +189,8 @@ class EngineLoop:
                 self._end(failure.request, failure.__cause__ or failure)
         except BaseException as e:  # noqa: BLE001  whoever waits for a request gets it; nobody is above this thread
             self._fail(e)
+        finally:
+            self.step_began = None
 
     def _add(self, request: Request) -> None:
         if request not in self._listeners:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from ..executors.base import Executor
 from ..executors.static_shapes import StaticShapes
@@ -15,6 +16,7 @@ from ..shared.contracts import ExecutorCaps, ModelInfo
 from ..shared.errors import RequestError, shown
 from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
+from .engine_loop import EngineLoop
 
 _NAME = (str, type(None)), "a name, or None"
 _FLAG = (bool,), "True or False"
@@ -69,6 +71,43 @@ def scheduler_config(
     chunk = check_int("prefill_chunk", chunk, 1, most)
     ahead = None if speculate == "auto" else speculate is not None
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
+
+
+class Pulse(NamedTuple):
+    """How an engine is doing.
+
+    Attributes:
+        step_seconds: how long the step that runs has taken; 0 for none.
+        expected_seconds: how long it should take; 0 where that isn't known yet.
+        running, waiting: requests.
+        blocks_used: share of the KV cache's blocks that requests hold.
+        steps: that were taken.
+        preemptions: how often a request had to give its blocks up.
+    """
+
+    step_seconds: float
+    expected_seconds: float
+    running: int
+    waiting: int
+    blocks_used: float
+    steps: int
+    preemptions: int
+
+
+def pulse(loop: EngineLoop) -> Pulse:
+    """See ``LLM.pulse``."""
+    began, scheduler = loop.step_began, loop.engine.scheduler
+    pools = scheduler.pools.values()
+    used = max((1 - pool.free_blocks / max(pool.total_blocks, 1) for pool in pools), default=0.0)
+    return Pulse(
+        0.0 if began is None else time.monotonic() - began,
+        scheduler.expected_seconds(),
+        len(scheduler.running),
+        len(scheduler.waiting),
+        used,
+        loop.steps,
+        scheduler.preemptions,
+    )
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from . import arguments
 from .arguments import Params, Prompt, check_int
 from .draft_model import open_draft
 from .engine import Engine
-from .engine_loop import EngineLoop
-from .info import check_options, describe, scheduler_config
+from .engine_loop import EngineLoop, Listener
+from .info import Pulse, check_options, describe, pulse, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
-from .request_maker import Options, RequestMaker
+from .request_maker import Options, PreparedPrompt, RequestMaker
 from .run_requests import answers, answers_async, astream, scored, stream, wanted
 
 if TYPE_CHECKING:
@@ -202,6 +202,16 @@ class LLM:
         """``tokenizer``, under vLLM's name."""
         check_nothing("lora_request", lora_request, OF_GENERATE)
         return self.tokenizer
+
+    @property
+    def target(self) -> str:
+        """The target that runs."""
+        return self._target
+
+    @property
+    def bundle_hash(self) -> str:
+        """The bundle's hash, as `optimize inspect` shows it; empty without a bundle."""
+        return "" if self._bundle is None else self._bundle.hash
 
     @property
     def has_chat_template(self) -> bool:
@@ -395,6 +405,42 @@ class LLM:
         """``stream_chat`` for coroutines; see ``astream``."""
         options = Options(tenant, priority, request_class, params)
         return astream(self._loop, self._requests.of_chat(messages, options, variables))
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
+    ) -> PreparedPrompt:
+        """Checks a prompt and makes its requests, for ``submit``. For whoever has an event loop of their own, such as a
+        server. Raises what ``generate`` raises."""
+        return self._requests.of_prompt(prompt, Options(tenant, priority, request_class, params))
+
+    def submit(self, prepared: PreparedPrompt, listener: Listener) -> None:
+        """Starts the requests of a prompt.
+
+        Args:
+            prepared: by ``prepare``; each is submitted once.
+            listener: gets their pieces, the last of each answer with its finish_reason; or an error, and then nothing
+                more. The engine's thread calls it between two steps, so it must be quick.
+
+        Raises CapacityError or EnginewrightError where they can't run.
+        """
+        for request in prepared.requests:
+            self._loop.submit(request, listener)
+
+    def abort(self, prepared: PreparedPrompt) -> None:
+        """Ends the requests of a prompt before the next step; nothing happens to those that have ended. Their listener
+        isn't called any more."""
+        for request in prepared.requests:
+            self._loop.abort(request)
+
+    def pulse(self) -> Pulse:
+        """How the engine is doing, without waiting for its step: for a watchdog."""
+        return pulse(self._loop)
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""

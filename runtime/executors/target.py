@@ -61,6 +61,7 @@ class Opening:
         gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
         variants: what ``Placement.variant`` may be.
+        exact: whether a request's tokens are the same alone and in any batch, and from a cache or fresh.
     """
 
     make: Callable[[ExecutorArguments], Executor]
@@ -73,6 +74,7 @@ class Opening:
     gives_back: bool = False
     takes: tuple[str, ...] = ()
     variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
+    exact: bool = False
 
 
 @dataclass(frozen=True)

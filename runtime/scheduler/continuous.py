@@ -26,7 +26,7 @@ from .limits import SchedulerConfig, check_request
 from .policy import Policy, RankedPolicy
 from .step_inputs import StepInputs
 from .step_outputs import logprobs_of, not_finite, scored, top
-from .step_times import StepTimes
+from .step_times import StepSize, StepTimes
 
 
 class ContinuousScheduler:
@@ -35,6 +35,9 @@ class ContinuousScheduler:
     Every waiting request is newer than every running one: the queue is served from its front only, and who is
     preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.
     With ranks "older" is of a lower rank.
+
+    Attributes:
+        chunks: what the last step had.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ContinuousScheduler:
         self.running: list[Request] = []  # oldest first
         self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model)
         self.preemptions = 0
+        self.chunks: tuple[Chunk, ...] = ()
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
         self._scheduled = self._began = 0.0  # when scheduling the last step began, and when it was done
@@ -90,6 +94,10 @@ class ContinuousScheduler:
         """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
         from any thread."""
         return min([tokens, *(self.cache.room(group, tokens, sequences) for group in self.groups.values())])
+
+    def expected_seconds(self) -> float:
+        """What the last step should take, from the plan or from steps like it; 0 where nothing is known."""
+        return self.times.seconds(StepSize.from_chunks(self.chunks)) if self.times.known else 0.0
 
     def add(self, request: Request) -> None:
         self.check(request)
@@ -140,7 +148,8 @@ class ContinuousScheduler:
         assert decodes or prefills, "the oldest request can always advance"
         step = self._step_of(chunks := decodes + prefills)
         self._began = self._clock()
-        return Batch(tuple(chunks), step)
+        self.chunks = tuple(chunks)
+        return Batch(self.chunks, step)
 
     def prepare_next(self, batch: Batch) -> None:
         """Takes the block that each request's next token will need, as long as some are free."""

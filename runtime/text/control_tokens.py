@@ -43,7 +43,7 @@ class ControlTokens:
         spellings = _any_of(self._ids)
         self._plain = re.compile(spellings)
         self._own = re.compile(f"(?:{spellings}){self._secret}")
-        # A message's end may be the beginning of a spelling that the template goes on with.
+        # A message's end may be the beginning of a spelling that the template continues.
         self._begun = re.compile(f"(?:{_any_of({s[:n] for s in self._ids for n in range(1, len(s))})})\\Z")
         self._first = re.compile(_any_of({spelling[0] for spelling in self._ids}))
         self._normalized = any(one.special and one.normalized for one in added.values())
@@ -80,8 +80,8 @@ class ControlTokens:
         return value
 
     def guard_composed(self, text: str, neutral: str) -> str:
-        """Of a text rendered from broken messages: the template's own spellings get the secret, and the messages' are
-        whole again. Raises RequestError where the text has other control tokens than ``neutral`` has.
+        """Mends a text that was rendered from broken messages: the template's own spellings get the secret, and the
+        messages' are whole again. Raises RequestError where the text has other control tokens than ``neutral`` has.
         """
         if self._plain.findall(text) != self._plain.findall(neutral):
             raise RequestError(

@@ -32,6 +32,20 @@ _CONTEXT = 8
 _LONGEST_WINDOW = 64
 
 
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """Byte-level tokenizers write a byte as a letter, its own where that can be seen, else one from U+0100 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    found = {chr(byte): byte for byte in seen}
+    others = [byte for byte in range(256) if byte not in seen]
+    return found | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES_OF_LETTERS = _letters_of_bytes()
+
+
 class Tokenizer:
     """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default".
 
@@ -53,6 +67,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._before = self._added(files.special_tokens, "bos")
         self._after = self._added(files.special_tokens, "eos")
@@ -200,6 +215,35 @@ class Tokenizer:
         """
         call = self.encode_chat if tokenize else self.render_chat
         return call(conversation, add_generation_prompt=add_generation_prompt, **options)
+
+    @property
+    def special_names(self) -> list[str]:
+        """Variables of the chat template that are the model's own: bos_token, eos_token, ..."""
+        return list(self._special_tokens)
+
+    def spelled(self, index: int) -> str:
+        """What the tokenizer's file calls a token; empty outside the vocabulary."""
+        return self._tokenizer.id_to_token(index) or ""
+
+    def token_bytes(self, index: int) -> bytes:
+        """The bytes that a token stands for, part of a character or not; none outside the vocabulary.
+
+        A first space that a decoder strips from a whole text is there.
+        """
+        name = self.spelled(index)
+        if index in self.special_ids or not name:
+            return name.encode()
+        if index not in self._added_ids:
+            if self._byte_level:
+                return bytes(_BYTES_OF_LETTERS[letter] for letter in name if letter in _BYTES_OF_LETTERS)
+            if (byte := _BYTE_TOKEN.fullmatch(name)) is not None:
+                return bytes([int(byte[1], 16)])
+            return name.replace("▁", " ").encode()
+        return name.encode()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return '"ByteLevel"' in repr(self._tokenizer.decoder) or "ByteLevel" in str(self._tokenizer.decoder)
 
     @property
     def bos_token_id(self) -> int | None:

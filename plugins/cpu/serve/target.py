@@ -19,4 +19,4 @@ def _make(asked: ExecutorArguments) -> Executor:
     )
 
 
-TARGET = ServedTarget(Opening(_make, gives_back=True, takes=("isa", "load")), carries=None)
+TARGET = ServedTarget(Opening(_make, gives_back=True, takes=("isa", "load"), exact=True), carries=None)

@@ -1,0 +1,323 @@
+"""What a request's body may say. Every field is in one of three tables, and none is ignored without a word.
+
+Honoured: the fields of ``ChatBody`` and ``CompletionBody``, with their types. Refused: ``REFUSED``, what would change
+the result and isn't there; the values that ask for nothing are taken. Harmless: ``HARMLESS``, on which no result
+depends; the answer's header ``x-enginewright-ignored`` names them. Any other field is refused.
+
+They are OpenAI's fields (https://platform.openai.com/docs/api-reference), vLLM's besides, and a few of ours.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from ..requests.sampling import SamplingParams
+from ..requests.vllm_names import Only
+from ..shared.contracts import ModelInfo
+from ..shared.errors import RequestError, shown
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+MOST_PROMPTS = 128
+MOST_TOP_LOGPROBS = 20
+IGNORED_HEADER = "x-enginewright-ignored"
+
+_LATER = "it isn't there yet"
+_NONE: tuple[object, ...] = (None, [], {}, "")
+_TEXT_ONLY = Only((None, ["text"]), "models answer with text alone", "Leave it out.")
+
+REFUSED: Mapping[str, Only] = {
+    **dict.fromkeys(
+        ("tools", "functions"), Only((None, []), f"calling tools: {_LATER}", "Describe them in a message.")
+    ),
+    "tool_choice": Only((None, "none", "auto"), f"calling tools: {_LATER}", "Leave it out."),
+    "function_call": Only((None, "none", "auto"), f"calling tools: {_LATER}", "Leave it out."),
+    "response_format": Only((None, {"type": "text"}), f"structured output: {_LATER}", "Ask for the form in a message."),
+    **dict.fromkeys(
+        (
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "grammar",
+            "json_schema",
+        ),
+        Only(_NONE, f"structured output: {_LATER}", "Ask for the form in a message."),
+    ),
+    "modalities": _TEXT_ONLY,
+    "audio": Only((None,), _TEXT_ONLY.why, "Leave it out."),
+    "web_search_options": Only((None,), "nothing is fetched for a client", "Leave it out."),
+    "chat_template": Only(
+        (None,), "templates are the model's own", "Leave it out; chat_template_kwargs sets variables."
+    ),
+    "suffix": Only((None, ""), "nothing is filled in before a suffix", "Leave it out."),
+    "use_beam_search": Only((None, False), "it is called num_beams here", "Use num_beams."),
+    "logits_processors": Only(_NONE, "code isn't run for a client", "Use logit_bias."),
+    "lora_request": Only(_NONE, "there are no adapters yet", "Leave it out."),
+    "thinking_token_budget": Only((None,), _LATER, "Use max_completion_tokens."),
+    "mm_processor_kwargs": Only(_NONE, "models take text alone", "Leave it out."),
+    "prompt_embeds": Only(_NONE, "prompts are text or token ids", "Leave it out."),
+    "truncate_prompt_tokens": Only((None,), "a context is never cut", "Shorten the prompt."),
+    "background": Only((None, False), _LATER, "Leave it out."),
+}
+
+HARMLESS = frozenset(
+    {
+        *(
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        ),
+        *("parallel_tool_calls", "prediction", "verbosity", "reasoning_effort", "include_reasoning", "moderation"),
+        *(
+            "spaces_between_special_tokens",
+            "request_id",
+            "chat_template_content_format",
+            "documents_format",
+            "vllm_xargs",
+        ),
+        *("prompt_cache_options",),
+    }
+)
+"""On what these say no result depends: who asks, what is kept, how fast it goes. A model that doesn't reason has no
+effort either; one whose template reads ``reasoning_effort`` gets it by chat_template_kwargs."""
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Of a stream: usage at its end, or with each piece. ``include_obfuscation``: nothing is padded."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """What both kinds of body have. None is the protocol's default, or the model's own."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    n: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    request_class: str | None = None
+    cache_salt: str | None = None
+    speculate: bool | None = None
+
+    _same: ClassVar[tuple[str, ...]] = (
+        *("temperature", "top_p", "top_k", "min_p", "typical_p", "frequency_penalty", "presence_penalty"),
+        *("repetition_penalty", "allowed_token_ids", "bad_words", "n", "num_beams", "length_penalty", "early_stopping"),
+        *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
+        *("prompt_logprobs", "speculate"),
+    )
+
+    def params(self, model: ModelInfo) -> dict[str, Any]:
+        """Fields of SamplingParams: the protocol's defaults, the model's recommendation, what the body says."""
+        recommended = model.generation_defaults
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
+        fields |= {name: value for name in self._same if (value := getattr(self, name)) is not None}
+        if fields.get("num_beams", 1) > 1:
+            fields |= {"temperature": self.temperature or 0.0}
+        if self.logit_bias:
+            fields["logit_bias"] = {_token(key): value for key, value in self.logit_bias.items()}
+        if self.stop == [] or self.stop == "":
+            del fields["stop"]
+        # Two's complement of 64 bits: clients send negative ones.
+        fields["seed"] = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        return fields
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.stream)
+
+
+class ChatBody(Body, kw_only=True):
+    """Of ``/v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+    splice: bool = True
+
+    def params(self, model: ModelInfo) -> dict[str, Any]:
+        fields = super().params(model)
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        fields["max_tokens"] = most
+        if self.top_logprobs is not None and not self.logprobs and self.top_logprobs:
+            raise RequestError("top_logprobs: it needs logprobs", hint='Set "logprobs": true.')
+        if self.logprobs:
+            fields["logprobs"] = _within("top_logprobs", self.top_logprobs or 0, MOST_TOP_LOGPROBS)
+        return fields
+
+
+class CompletionBody(Body, kw_only=True):
+    """Of ``/v1/completions``. ``prompt``: a text or token ids, or several of these."""
+
+    prompt: Any
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool = True
+
+    def params(self, model: ModelInfo) -> dict[str, Any]:
+        fields = super().params(model)
+        fields["max_tokens"] = 16 if self.max_tokens is None else self.max_tokens
+        if self.echo and fields["max_tokens"] == 0:  # the prompt's log-probabilities alone
+            fields["max_tokens"] = 1
+        if self.logprobs is not None:
+            fields["logprobs"] = _within("logprobs", self.logprobs, MOST_TOP_LOGPROBS)
+            if self.echo:
+                fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            fields["best_of"] = self.best_of
+        return fields
+
+    @property
+    def scores_alone(self) -> bool:
+        """Whether nothing new is wanted."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def prompts(self) -> list[str | list[int]]:
+        """Raises RequestError."""
+        given: Any = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
+            given = [given]
+        fit = isinstance(given, list) and all(
+            isinstance(one, str) or (isinstance(one, list) and all(_is_id(index) for index in one)) for one in given
+        )
+        if not fit or not given:
+            raise RequestError(
+                f"prompt: {shown(given)} isn't a prompt", hint="Pass text or token ids, or a list of either."
+            )
+        if len(given) > MOST_PROMPTS:
+            raise RequestError(f"prompt: {len(given)} prompts", hint=f"Pass {MOST_PROMPTS} at most.")
+        found: list[str | list[int]] = given
+        return found
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``/tokenize``: a prompt, or messages. ``content`` is llama.cpp's name of a prompt."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``/detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def decoded(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
+    """A body, and the fields of it that are harmless. Raises RequestError naming the field."""
+    try:
+        given = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+        raise RequestError(f"the body isn't JSON: {e}", hint="Send an object in UTF-8.") from e
+    if not isinstance(given, dict):
+        raise RequestError("the body isn't a JSON object", hint='Send {"model": ..., ...}.')
+    ignored = []
+    if issubclass(kind, Body):
+        known = kind.__struct_fields__
+        for name in [name for name in given if name not in known]:
+            value = given.pop(name)
+            if name in REFUSED:
+                rule = REFUSED[name]
+                if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
+                    raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
+            elif name in HARMLESS:
+                ignored += [name] if value is not None else []
+            else:
+                raise RequestError(f"{shown(name)}: there is no such field", hint="Leave it out.")
+        given = {name: value for name, value in given.items() if value is not None or name in ("messages", "prompt")}
+    try:
+        return msgspec.convert(given, kind, strict=True), ignored
+    except (msgspec.ValidationError, RecursionError) as e:
+        raise RequestError(_named(str(e))) from e
+
+
+def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:
+    """A client's variables of a chat template. Raises RequestError for names that are the template's own."""
+    reserved = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    for name in kwargs or {}:
+        if name in reserved or name in special or name.endswith("_token"):
+            raise RequestError(f"chat_template_kwargs: {shown(name)} is the template's own", hint="Leave it out.")
+    return dict(kwargs or {})
+
+
+def checked_params(fields: Mapping[str, Any]) -> SamplingParams:
+    """Raises RequestError naming the field."""
+    if fields.get("temperature", 0) == 0 and fields.get("n", 1) > 1 and fields.get("num_beams", 1) == 1:
+        raise RequestError("n: several answers of temperature 0 are the same one", hint="Give a temperature above 0.")
+    return SamplingParams(**fields)
+
+
+def _named(problem: str) -> str:
+    """msgspec's message with the field first: "Expected `int`, got `str` - at `$.max_tokens`"."""
+    said, _, place = problem.partition(" - at `$")
+    if place:
+        return f"{place.rstrip('`').lstrip('.')}: {said[0].lower()}{said[1:]}"
+    return f"the body: {said[0].lower()}{said[1:]}"
+
+
+def _within(name: str, value: int, most: int) -> int:
+    if not 0 <= value <= most:
+        raise RequestError(f"{name}: {shown(value)} is out of range", hint=f"It must be from 0 to {most}.")
+    return value
+
+
+def _token(key: str) -> int:
+    if not key.isascii() or not key.isdigit():
+        raise RequestError(f"logit_bias: {shown(key)} isn't a token id", hint='Pass {"15043": -100}.')
+    return int(key[:12])
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

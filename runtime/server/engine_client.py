@@ -1,0 +1,406 @@
+"""The front end's side of a model: starts its engine's process, passes requests to it, and starts it again.
+
+An engine that dies ends its requests with an error, and so does one whose step takes much too long, which is killed.
+It comes back after a pause that doubles each time. A request that was there at two deaths isn't taken a third time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import msgspec
+
+from ..bundle.manifest import MANIFEST_PATH
+from ..bundle.reader import Bundle
+from ..shared.contracts import ModelInfo
+from ..shared.errors import EnginewrightError, RequestError
+from ..text.tokenizer import Tokenizer
+from .records import (
+    LENGTH_BYTES,
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Close,
+    Ended,
+    Events,
+    Failed,
+    Forget,
+    Look,
+    Open,
+    Opened,
+    Piece,
+    Submit,
+    ToEngine,
+    ToFrontEnd,
+    packed,
+)
+
+State = Literal["unloaded", "loading", "ready", "restarting", "failed", "closed"]
+
+_LOG = logging.getLogger("enginewright.server")
+_MOST_DEATHS = 2
+_MOST_SUSPECTS = 4096
+_LONGEST_PAUSE = 60.0
+_STABLE_SECONDS = 60.0
+"""An engine that ran for so long begins with the shortest pause again."""
+
+
+class EngineLostError(EnginewrightError):
+    """The engine died, or was killed, under a request."""
+
+
+class UnavailableError(EnginewrightError):
+    """There is no engine that could take a request now.
+
+    Attributes:
+        retry_after: seconds after which there may be one.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message, hint="Try again later.")
+        self.retry_after = retry_after
+
+
+class Running:
+    """A request that runs: its pieces, then how it ended."""
+
+    def __init__(self, model: Model, number: int, digest: bytes) -> None:
+        self._model, self.number, self.digest = model, number, digest
+        self._events: asyncio.Queue[Piece | Ended | EnginewrightError] = asyncio.Queue()
+        self.ended: Ended | None = None
+        self.began = time.monotonic()
+
+    def put(self, event: Piece | Ended | EnginewrightError) -> None:
+        self._events.put_nowait(event)
+
+    async def events(self) -> AsyncGenerator[list[Piece] | Ended, None]:
+        """Its pieces, those together that have come together, and last how it ended.
+
+        Raises the error that it ends with; aborts it when closed before.
+        """
+        try:
+            while self.ended is None:
+                found = [await self._events.get()]
+                while not self._events.empty():
+                    found.append(self._events.get_nowait())
+                if pieces := [one for one in found if isinstance(one, Piece)]:
+                    yield pieces
+                last = found[-1]
+                if isinstance(last, Ended):
+                    self.ended = last
+                    if last.problem is not None:
+                        raise last.problem.error()
+                    yield last
+                elif isinstance(last, EnginewrightError):
+                    self.ended = Ended(self.number)
+                    raise last
+        finally:
+            if self.ended is None:
+                self._model.abort(self.number)
+
+    async def result(self) -> Ended:
+        """Waits until it has ended. Raises its error; aborts it where the caller is cancelled."""
+        async with contextlib.aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        assert self.ended is not None
+        return self.ended
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long an engine may take, in seconds.
+
+    Attributes:
+        loading: to open its bundle.
+        step: a step may take so long, and ``step_times`` as long as is expected, before the engine is killed.
+        silence: without a beat.
+        pause: before a first new start.
+    """
+
+    loading: float = 1800.0
+    step: float = 60.0
+    step_times: float = 20.0
+    silence: float = 60.0
+    pause: float = 0.5
+
+
+class Model:
+    """A model by its name.
+
+    Args:
+        name: what requests call it.
+        path: its bundle.
+        options: of ``LLM``.
+        limits: see there.
+
+    Attributes:
+        state: unloaded, loading, ready, restarting (after a death), failed (its bundle can't be opened), closed.
+        error: why it failed.
+        info: ``LLM.info`` when it was opened.
+        hash, recipe, bytes, modified: of its bundle: also its recipe's name, its files' size, when it was written.
+        beat: how it was doing last.
+        starts: how often an engine was started; deaths: how often one died or was killed.
+        last_used: when a request came or ended.
+    """
+
+    def __init__(self, name: str, path: str, options: dict[str, Any], limits: Limits = Limits()) -> None:
+        self.name, self.path, self.options, self.limits = name, path, options, limits
+        self._look()  # so that what is wrong with it is said at the start
+        self.target = options.get("target") or ""
+        self.state: State = "unloaded"
+        self.error: EnginewrightError | None = None
+        self.info: dict[str, Any] = {}
+        self.beat = Beat(0.0, 0.0, 0, 0, 0.0, 0, 0)
+        self.starts = self.deaths = 0
+        self.created = self.last_used = time.time()
+        self._numbers = itertools.count()
+        self._requests: dict[int, Running] = {}
+        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._suspects: OrderedDict[bytes, int] = OrderedDict()  # requests that were there at deaths, and at how many
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: asyncio.StreamWriter | None = None
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._heard = 0.0
+        self._steps_total = 0
+
+    def _look(self) -> None:
+        """Reads what the front end needs of the bundle."""
+        bundle = Bundle.open(self.path, self.options.get("trust"))
+        files = bundle.tokenizer_files()
+        self.tokenizer = Tokenizer(files) if files.tokenizer_json else None
+        self.model: ModelInfo = bundle.model
+        self.hash = bundle.hash
+        self.recipe = str(bundle.manifest.recipe.get("name") or "")
+        self.bytes = sum(one.bytes for one in bundle.files.values())
+        self.modified = (bundle.path / MANIFEST_PATH).stat().st_mtime
+
+    @property
+    def running(self) -> int:
+        """Requests that haven't ended."""
+        return len(self._requests)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts its engine, and again whenever that dies, until ``close``."""
+        if self._task is None or self._task.done():
+            self.state, self.error = "loading", None
+            self._ready.clear()
+            self._spawn()
+            self._task = asyncio.create_task(self._supervise())
+
+    async def wait_until_ready(self) -> None:
+        """Raises the error of a bundle that can't be opened."""
+        while self.state in ("loading", "restarting"):
+            await self._ready.wait()
+        self.check()
+
+    def submit(self, submit: Submit) -> Running:
+        """Starts a request; its number is set here. Raises UnavailableError, RequestError."""
+        self.check()
+        digest = hashlib.sha256(msgspec.msgpack.encode((submit.prompt, submit.params))).digest()
+        if self._suspects.get(digest, 0) >= _MOST_DEATHS:
+            raise RequestError(
+                f"the engine died {_MOST_DEATHS} times while this request was running, so it isn't run again",
+                hint="Change the request, and look into the server's log.",
+            )
+        submit.number = next(self._numbers)
+        running = Running(self, submit.number, digest)
+        self._requests[submit.number] = running
+        self.last_used = time.time()
+        self._send(submit)
+        return running
+
+    def abort(self, number: int) -> None:
+        """Ends a request: its blocks are free at the next step."""
+        if self._requests.pop(number, None) is not None:
+            self._send(Abort(number))
+
+    async def ask(self, question: Ask | Look | Forget) -> dict[str, Any]:
+        """What the engine answers."""
+        self.check()
+        question.number = next(self._numbers)
+        future = self._questions[question.number] = asyncio.get_running_loop().create_future()
+        self._send(question)
+        try:
+            return await asyncio.wait_for(future, self.limits.silence)
+        finally:
+            self._questions.pop(question.number, None)
+
+    async def close(self, unload: bool = False) -> None:
+        """Ends the engine: it writes what it keeps, or is killed where that takes long."""
+        self.state = "unloaded" if unload else "closed"
+        self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
+        self._send(Close())
+        if (process := self._process) is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, 20)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._kill()
+
+    def kill(self) -> None:
+        """Kills the engine's process; it is started again."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    def describe(self) -> dict[str, Any]:
+        """For ``/props`` and the page."""
+        beat = self.beat
+        return {
+            "state": self.state,
+            "target": self.target,
+            "bundle": self.hash,
+            "requests": self.running,
+            "waiting": beat.waiting,
+            "deaths": self.deaths,
+            "kv_cache_used": beat.blocks_used,
+        }
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a step takes much longer than it should, or nothing was heard for long."""
+        beat, limits = self.beat, self.limits
+        if self.state != "ready":
+            return False
+        if time.monotonic() - self._heard > limits.silence:
+            return True
+        return beat.step_seconds > limits.step and beat.step_seconds > limits.step_times * beat.expected_seconds
+
+    def check(self) -> None:
+        """Raises UnavailableError where it doesn't answer now, or the error of its bundle."""
+        if self.state == "failed" and self.error is not None:
+            raise self.error
+        if self.state != "ready":
+            raise UnavailableError(f"model {self.name!r} is {self.state}")
+
+    def _send(self, message: ToEngine) -> None:
+        if self._link is not None and not self._link.is_closing():
+            self._link.write(packed(message))
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = [sys.executable, "-m", "enginewright.runtime.server.engine_process", str(theirs.fileno())]
+            self._process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        ours.setblocking(False)
+        self._socket = ours
+        self.starts += 1
+
+    async def _supervise(self) -> None:
+        pause = self.limits.pause
+        while True:
+            began = time.monotonic()
+            why = await self._serve()
+            self._ready.set()
+            if self.state in ("closed", "unloaded", "failed"):
+                return
+            self.deaths += 1
+            self._note_suspects()
+            _LOG.error("engine of %s: %s; it is started again in %.1f s", self.name, why, pause)
+            self._fail_all(EngineLostError(f"the engine of model {self.name!r} was lost: {why}", hint="Try again."))
+            self.state = "restarting"
+            self._ready.clear()
+            await asyncio.sleep(pause)
+            pause = self.limits.pause if time.monotonic() - began > _STABLE_SECONDS else min(2 * pause, _LONGEST_PAUSE)
+            self._spawn()
+
+    async def _serve(self) -> str:
+        """Runs one engine's process until it ends; returns why."""
+        reader, writer = await asyncio.open_connection(sock=self._socket, limit=1 << 24)
+        self._link = writer
+        self._send(Open(self.path, self.options))
+        self._heard = time.monotonic()
+        watchdog = asyncio.create_task(self._watch())
+        decoder = msgspec.msgpack.Decoder(ToFrontEnd)
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
+                self._take(decoder.decode(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            watchdog.cancel()
+            writer.close()
+            self._link = None
+            process = self._process
+            self._kill()
+        code = None if process is None else process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    def _take(self, message: ToFrontEnd) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, Events):
+            for piece in message.pieces:
+                if (running := self._requests.get(piece.number)) is not None:
+                    running.put(piece)
+            for ended in message.ended:
+                if (running := self._requests.pop(ended.number, None)) is not None:
+                    self.last_used = time.time()
+                    running.put(ended)
+        elif isinstance(message, Beat):
+            self.beat = message
+        elif isinstance(message, Answer):
+            if (future := self._questions.pop(message.number, None)) is not None and not future.done():
+                future.set_result(message.value)
+        elif isinstance(message, Opened):
+            if message.hash != self.hash:
+                _LOG.warning("%s: the bundle was replaced: it is %s now", self.name, message.hash)
+                self._look()
+            self.info, self.target = message.info, message.target
+            self.model = msgspec.convert(message.model, ModelInfo)
+            self.state = "ready"
+            self._ready.set()
+        elif isinstance(message, Failed):
+            self.error, self.state = message.problem.error(), "failed"
+            _LOG.error("%s: %s", self.name, self.error)
+
+    async def _watch(self) -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.silence / 4, self.limits.loading / 4))
+            loading = self.state in ("loading", "restarting") and time.monotonic() - began > self.limits.loading
+            if loading or self.overdue:
+                _LOG.error("engine of %s: %s; it is killed", self.name, "it didn't open" if loading else "a step hangs")
+                self.kill()
+
+    def _note_suspects(self) -> None:
+        for running in self._requests.values():
+            self._suspects[running.digest] = self._suspects.pop(running.digest, 0) + 1
+        while len(self._suspects) > _MOST_SUSPECTS:
+            self._suspects.popitem(last=False)
+
+    def _fail_all(self, error: EnginewrightError) -> None:
+        requests, self._requests = self._requests, {}
+        for running in requests.values():
+            running.put(error)
+        questions, self._questions = self._questions, {}
+        for future in questions.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _kill(self) -> None:
+        self.kill()
+        if self._process is not None:
+            self._process.wait()

@@ -1,0 +1,249 @@
+"""An engine's process: opens one bundle, runs the requests that come through a socket, and sends back what they give.
+
+Started by ``engine_client`` with the number of the socket that it inherits. Four threads: the engine's, which takes
+steps; this one, which reads; one that sends, all tokens of a step together; one that says each second how the step
+goes. When the socket is closed the process ends, so that none is left behind a front end that has died.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ..engine.llm import LLM
+from ..engine.request_maker import PreparedPrompt
+from ..requests.outputs import RequestOutput, StreamPiece
+from ..requests.sampling import SamplingParams
+from ..shared.errors import EnginewrightError
+from .live import Live
+from .records import (
+    LENGTH_BYTES,
+    MOST_BYTES,
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Close,
+    Ended,
+    Events,
+    Failed,
+    Finished,
+    Forget,
+    Look,
+    Open,
+    Opened,
+    Piece,
+    Problem,
+    Submit,
+    ToEngine,
+    ToFrontEnd,
+    packed,
+    plain_logprobs,
+)
+
+BEAT_SECONDS = 1.0
+
+Out = Piece | Ended | ToFrontEnd
+
+
+def main(number: int) -> None:
+    """Serves until the socket is closed. ``number``: the socket's file descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the front end's
+    link = socket.socket(fileno=number)
+    link.set_inheritable(False)
+    decoder = msgspec.msgpack.Decoder(ToEngine)
+    opening = decoder.decode(_read(link))
+    assert isinstance(opening, Open)
+    try:
+        llm = LLM(opening.path, **opening.options)
+    except EnginewrightError as e:
+        link.sendall(packed(Failed(Problem.from_error(e))))
+        return
+    engine = _Serving(llm, link)
+    engine.send(Opened(llm.bundle_hash, llm.target, asdict(llm.model), llm.info(), os.getpid()))
+    engine.start()
+    while body := _read(link):
+        message = decoder.decode(body)
+        if isinstance(message, Close):
+            break
+        engine.take(message)
+    engine.stop()
+
+
+def _read(link: socket.socket) -> bytes:
+    """The next message; empty at the end."""
+    header = _read_all(link, LENGTH_BYTES)
+    size = int.from_bytes(header, "little")
+    if len(header) < LENGTH_BYTES or size > MOST_BYTES:
+        return b""
+    body = _read_all(link, size)
+    return body if len(body) == size else b""
+
+
+def _read_all(link: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = link.recv(min(size - len(data), 1 << 20))
+        except OSError:
+            break
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+class _Serving:
+    """The requests of a front end, by its numbers."""
+
+    def __init__(self, llm: LLM, link: socket.socket) -> None:
+        self._llm, self._link = llm, link
+        self._out: queue.SimpleQueue[Out | None] = queue.SimpleQueue()
+        self._prepared: dict[int, PreparedPrompt] = {}
+        self._unfinished: dict[int, int] = {}  # of a request's answers
+        self._live = Live(llm)
+        self._sender = threading.Thread(target=self._send_all, daemon=True)
+
+    def start(self) -> None:
+        self._sender.start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def stop(self) -> None:
+        self._llm.close()
+        self._out.put(None)
+        self._sender.join(5)
+
+    def send(self, message: ToFrontEnd) -> None:
+        self._out.put(message)
+
+    def take(self, message: ToEngine) -> None:
+        """Does what a message says."""
+        if isinstance(message, Submit):
+            try:
+                self._submit(message)
+            except EnginewrightError as e:
+                self._forget(message.number)
+                self._out.put(Ended(message.number, problem=Problem.from_error(e)))
+        elif isinstance(message, Abort):
+            prepared = self._forget(message.number)
+            if prepared is not None:
+                self._llm.abort(prepared)
+        elif isinstance(message, Ask):
+            self.send(Answer(message.number, self._llm.info()))
+        elif isinstance(message, Look):
+            self.send(Answer(message.number, self._live.now(list(self._prepared.values()))))
+        elif isinstance(message, Forget):
+            threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
+
+    def _submit(self, message: Submit) -> None:
+        params = SamplingParams(**message.params)
+        prepared = self._llm.prepare(
+            message.prompt,
+            params,
+            tenant=message.tenant,
+            priority=message.priority,
+            request_class=message.request_class,
+        )
+        self._prepared[message.number] = prepared
+        self._unfinished[message.number] = len(prepared.requests)
+        whole = message.whole or len(prepared.requests) != params.n or params.num_beams > 1
+        self._llm.submit(prepared, partial(self._heard, message.number, whole))
+
+    def _heard(self, number: int, whole: bool, event: StreamPiece | EnginewrightError) -> None:
+        """Called by the engine's thread."""
+        if isinstance(event, EnginewrightError):
+            if self._forget(number) is not None:
+                self._out.put(Ended(number, problem=Problem.from_error(event)))
+            return
+        prepared = self._prepared.get(number)
+        if prepared is None:
+            return
+        if not whole:
+            logprobs = plain_logprobs(event.logprobs)
+            self._out.put(Piece(number, event.index, event.token_ids, event.text, event.finish_reason, logprobs))
+        if event.finish_reason is not None:
+            self._unfinished[number] -= 1
+            if not self._unfinished[number]:
+                self._forget(number)
+                self._out.put(_ended(number, prepared.result(), whole))
+
+    def _forget(self, number: int) -> PreparedPrompt | None:
+        self._unfinished.pop(number, None)
+        prepared = self._prepared.pop(number, None)
+        if prepared is not None:
+            self._live.left(prepared)
+        return prepared
+
+    def _forget_prefixes(self, message: Forget) -> None:
+        files = self._llm.delete_prefixes(tenant=message.tenant)
+        self.send(Answer(message.number, {"files": files}))
+
+    def _send_all(self) -> None:
+        """Sends what has come, all that is there in one message."""
+        last = False
+        while not last:
+            found = [self._out.get()]
+            while not self._out.empty():
+                found.append(self._out.get())
+            last = None in found
+            events = Events(
+                [one for one in found if isinstance(one, Piece)], [e for e in found if isinstance(e, Ended)]
+            )
+            messages = [one for one in found if isinstance(one, ToFrontEnd)]
+            if events.pieces or events.ended:
+                messages.append(events)
+            try:
+                self._link.sendall(b"".join(map(packed, messages)))
+            except OSError:  # the front end is gone, as the thread that reads sees too
+                return
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            self.send(Beat(*self._llm.pulse()))
+
+
+def _ended(number: int, result: RequestOutput, whole: bool) -> Ended:
+    answers = tuple(
+        Finished(
+            one.text if whole else "",
+            one.token_ids if whole else (),
+            one.finish_reason,
+            one.stop_reason,
+            plain_logprobs(one.logprobs) if whole else None,
+            one.score,
+        )
+        for one in (result, *result.others)
+    )
+    error = next((one.error for one in (result, *result.others) if one.error is not None), None)
+    metrics = result.metrics
+    started = metrics.started if metrics.started is not None else metrics.queued
+    first = metrics.first_token if metrics.first_token is not None else started
+    last = metrics.last_token if metrics.last_token is not None else first
+    scored: Any = result.prompt_logprobs
+    return Ended(
+        number,
+        answers,
+        None if error is None else Problem.from_error(error),
+        result.num_cached_tokens or 0,
+        None
+        if scored is None
+        else tuple(None if one is None else (one.token_id, one.logprob, one.top) for one in scored),
+        (started - metrics.queued, first - started, last - first),
+        metrics.drafted,
+        metrics.accepted,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

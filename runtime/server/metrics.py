@@ -1,0 +1,156 @@
+"""Metrics for Prometheus: under our names, and under vLLM's, which dashboards and routers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from .engine_client import Model
+    from .records import Ended
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TIMES = {
+    "time_to_first_token_seconds": "From the request to its first token.",
+    "inter_token_latency_seconds": "For each further token, over an answer.",
+    "e2e_request_latency_seconds": "From the request to its last token.",
+    "request_queue_time_seconds": "Before its prompt was begun.",
+    "request_prefill_time_seconds": "From there to its first token.",
+    "request_decode_time_seconds": "From the first token to the last.",
+    "request_inference_time_seconds": "From the prompt's begin to the last token.",
+}
+_COUNTS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "generation_tokens": "New tokens.",
+    "prefix_cache_queries": "Tokens of prompts that were looked for in the prefix cache.",
+    "prefix_cache_hits": "Of these, those that were there.",
+    "spec_decode_num_draft_tokens": "Tokens that were computed ahead.",
+    "spec_decode_num_accepted_tokens": "Of these, those that were right.",
+}
+_PREFIXES = ("enginewright_", "vllm:")
+
+
+class Metrics:
+    """Counts what requests took. ``models``: by their names, for what they do now."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Now(models))
+        self._times = {
+            name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
+            for name, text in _TIMES.items()
+        }
+        self._counts = {
+            name: [Counter(prefix + name, text, ["model_name"], registry=self._registry) for prefix in _PREFIXES]
+            for name, text in _COUNTS.items()
+        }
+        self._ends = [
+            Counter(
+                f"{prefix}request_success",
+                "Requests by how they ended.",
+                ["model_name", "finished_reason"],
+                registry=self._registry,
+            )
+            for prefix in _PREFIXES
+        ]
+        self._responses = Counter(
+            "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry
+        )
+
+    def ended(self, model: str, prompt: int, new: int, ended: Ended) -> None:
+        """A request has ended."""
+        waited, read, wrote = ended.times
+        self._count(model, prompt_tokens=prompt, generation_tokens=new)
+        self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.cached_tokens)
+        self._count(model, spec_decode_num_draft_tokens=ended.drafted, spec_decode_num_accepted_tokens=ended.accepted)
+        self._time(model, request_queue_time_seconds=waited, request_prefill_time_seconds=read)
+        self._time(model, request_decode_time_seconds=wrote, request_inference_time_seconds=read + wrote)
+        self._time(model, time_to_first_token_seconds=waited + read, e2e_request_latency_seconds=waited + read + wrote)
+        if new > 1:
+            self._time(model, inter_token_latency_seconds=wrote / (new - 1))
+        reason = ended.answers[0].finish_reason if ended.answers else "error"
+        for counter in self._ends:
+            counter.labels(model, reason).inc()
+
+    def aborted(self, model: str) -> None:
+        """A client has left, or the engine was lost."""
+        for counter in self._ends:
+            counter.labels(model, "abort").inc()
+
+    def responded(self, status: int) -> None:
+        """A response was begun."""
+        self._responses.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """What ``/metrics`` shows."""
+        return generate_latest(self._registry)
+
+    def _count(self, model: str, **found: int) -> None:
+        for name, value in found.items():
+            for counter in self._counts[name]:
+                counter.labels(model).inc(value)
+
+    def _time(self, model: str, **found: float) -> None:
+        for name, value in found.items():
+            for histogram in self._times[name]:
+                histogram.labels(model).observe(max(value, 0.0))
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ["model_name"], buckets=_SECONDS, registry=registry)
+
+
+class _Now(Collector):
+    """What models do when somebody looks."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        for prefix in _PREFIXES:
+            yield from self._of(prefix)
+
+    def _of(self, prefix: str) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Callable[[Model], float]]] = {
+            "num_requests_running": ("Requests that run.", lambda m: m.beat.running),
+            "num_requests_waiting": ("Requests that wait.", lambda m: m.beat.waiting),
+            "kv_cache_usage_perc": ("Share of the KV cache's blocks that requests hold.", lambda m: m.beat.blocks_used),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
+            for model in self._models.values():
+                gauge.add_metric([model.name], value(model))
+            yield gauge
+        counter = CounterMetricFamily(
+            prefix + "num_preemptions", "How often a request gave its blocks up.", labels=["model_name"]
+        )
+        for model in self._models.values():
+            counter.add_metric([model.name], model.beat.preemptions)
+        yield counter
+        if prefix == "vllm:":
+            config = GaugeMetricFamily(
+                "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
+            )
+            for model in self._models.values():
+                tokens = int(model.info.get("kv_cache_tokens", 0))
+                config.add_metric([model.name, "32", str(tokens // 32)], 1)
+            yield config
+            adapters = GaugeMetricFamily(
+                "vllm:lora_requests_info",
+                "Adapters.",
+                labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            )
+            adapters.add_metric(["0", "", ""], 1)
+            yield adapters
+        else:
+            deaths = CounterMetricFamily(prefix + "engine_deaths", "Engines that were lost.", labels=["model_name"])
+            ready = GaugeMetricFamily(prefix + "engine_ready", "Whether a model answers.", labels=["model_name"])
+            for model in self._models.values():
+                deaths.add_metric([model.name], model.deaths)
+                ready.add_metric([model.name], float(model.state == "ready"))
+            yield deaths
+            yield ready

@@ -1,0 +1,137 @@
+"""What a server is told: by flags, or by a TOML file whose keys are these fields."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..bundle.regular_file import MOST_JSON_BYTES, read_regular
+from ..shared.errors import RequestError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``optimize serve``.
+
+    Attributes:
+        models: name -> path of its bundle; the first is the one of requests that name none.
+        host, port: where it listens; port 0 takes a free one.
+        llm: options of ``LLM``, for each model. Threads and memory are divided among them.
+        api_keys: a TOML file of keys; None: nobody needs one.
+        allowed_hosts: names that a request's Host may have, besides the address itself; "*" allows any.
+        allowed_origins: whose pages may ask (CORS); "*" allows any.
+        insecure: listens beyond this machine without keys.
+        tls_certificate, tls_key: files in PEM.
+        max_body: bytes of a request's body.
+        max_waiting: requests of a model that may wait, beyond those that run; more get 429.
+        max_loaded: models that are loaded at a time; 0: all. An idle one is unloaded for another.
+        header_seconds, body_seconds: that a client may take to send them.
+        stall_seconds: that a client may take to read nothing of its answer.
+        request_seconds: that an answer may take; 0: any time.
+        drain_seconds: that requests may take to end when the server stops.
+        keep_alive_seconds: between two comments in a stream that has nothing else.
+        step_seconds: that a step may take before its engine is killed, if it is also 20 times what is expected.
+        silence_seconds: without a word of its engine, before it is killed.
+        splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
+        log_json: logs are JSON, a line each.
+        any_model: requests may name any model: for test suites of others.
+    """
+
+    models: dict[str, str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    llm: dict[str, Any] = {}
+    api_keys: str | None = None
+    allowed_hosts: list[str] = []
+    allowed_origins: list[str] = []
+    insecure: bool = False
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    max_body: int = 16 << 20
+    max_waiting: int = 256
+    max_loaded: int = 0
+    header_seconds: float = 20.0
+    body_seconds: float = 60.0
+    stall_seconds: float = 60.0
+    request_seconds: float = 0.0
+    drain_seconds: float = 30.0
+    keep_alive_seconds: float = 15.0
+    step_seconds: float = 60.0
+    silence_seconds: float = 60.0
+    splice: bool = True
+    log_json: bool = False
+    any_model: bool = False
+
+    def check(self) -> None:
+        """Raises RequestError naming the option."""
+        if not self.models:
+            raise RequestError("models: there is none", hint="Name a bundle.")
+        if not 0 <= self.port < 1 << 16:
+            raise RequestError(f"port: {self.port} is out of range", hint="It must be from 0 to 65535.")
+        for name in ("max_body", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 1 or more.")
+        for name in self.__struct_fields__:
+            if name.endswith("_seconds") and not 0 <= getattr(self, name) <= 1e6:
+                raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 0 or more.")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise RequestError("tls: a certificate needs its key, and a key its certificate", hint="Name both files.")
+        if self.host not in LOOPBACK and self.api_keys is None and not self.insecure:
+            raise RequestError(
+                f"host: {self.host} can be reached by others, and nobody needs a key",
+                hint="Pass --api-keys FILE; or --insecure if a gateway before it checks who asks.",
+            )
+
+    @property
+    def fixed_hosts(self) -> frozenset[str] | None:
+        """Names that a Host header may have; None: any."""
+        if "*" in self.allowed_hosts:
+            return None
+        if self.host in ("0.0.0.0", "::") and not self.allowed_hosts:  # noqa: S104  it is compared
+            return None if self.api_keys is not None else frozenset(LOOPBACK)
+        return frozenset(name.lower() for name in (self.host, *LOOPBACK, *self.allowed_hosts))
+
+
+def options_from_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Fields of ServerOptions in a TOML file. Raises RequestError naming the file and the key."""
+    file = Path(path)
+    try:
+        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES).decode())
+        known = ServerOptions.__struct_fields__
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise ValueError(f"there is no option {unknown!r}")
+        msgspec.convert({"models": {}} | given, ServerOptions)
+    except (OSError, ValueError, msgspec.ValidationError) as e:
+        why = getattr(e, "strerror", None) or str(e)
+        raise RequestError(f"config: {file}: {why}", hint="`optimize serve --print-config` shows all options.") from e
+    return given
+
+
+def as_toml(options: ServerOptions) -> str:
+    """The options as such a file."""
+    plain = msgspec.to_builtins(options)
+    lines = [
+        f"{name} = {_value(value)}"
+        for name, value in plain.items()
+        if not isinstance(value, dict) and value is not None
+    ]
+    for name in ("models", "llm"):
+        lines += ["", f"[{name}]"]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in plain[name].items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + " }"
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,201 @@
+"""Runs the server: sockets, signals, logs, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import json
+import logging
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..shared.errors import EnginewrightError, RequestError
+from .app import Front, make_app
+from .options import ServerOptions
+
+_HEADER_BYTES = 64 << 10
+
+
+class _Protocol(H11Protocol):
+    """A connection that sends no whole request for long is closed, before its first request as after the others."""
+
+    header_seconds = 20.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.cancel()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._waiting.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._waiting.cancel()
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        self._waiting = asyncio.get_running_loop().call_later(self.header_seconds, self._waited)
+
+    def _waited(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """The first signal to end has what runs come to its end; the second ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._front, self._stop = front, stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._front.stopping:
+            self.force_exit = self.should_exit = True
+        self._front.stopping = True
+        self._stop()
+
+
+def listening(options: ServerOptions) -> socket.socket:
+    """A socket that listens where the options say. Raises RequestError where it can't."""
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as e:
+        raise RequestError(f"host: {options.host}: {e.strerror}", hint="Pass an address of this machine.") from e
+    family, _, _, _, address = found[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as e:
+        listener.close()
+        hint = "Pass another --port, or end the server that has it." if e.errno == errno.EADDRINUSE else "Pass another."
+        raise RequestError(f"port: {options.host}:{options.port}: {e.strerror}", hint=hint) from e
+    return listener
+
+
+def serve(options: ServerOptions, ready: Callable[[str, Front], None] = lambda url, front: None) -> None:
+    """Serves until a signal ends it. ``ready`` is called with the address once all models answer.
+
+    Raises:
+        RequestError: an option is wrong, or the port is taken.
+        BundleError: a model can't be opened.
+    """
+    options.check()
+    _set_up_logs(options.log_json)
+    _raise_file_limit()
+    listener = listening(options)
+    front = Front(options)
+    try:
+        asyncio.run(_serve(options, front, listener, ready))
+    finally:
+        listener.close()
+
+
+async def _serve(
+    options: ServerOptions, front: Front, listener: socket.socket, ready: Callable[[str, Front], None]
+) -> None:
+    await front.start()
+    _Protocol.header_seconds = options.header_seconds
+    config = uvicorn.Config(
+        make_app(front),
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_keep_alive=max(1, int(options.header_seconds)),
+        timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
+        ssl_certfile=options.tls_certificate,
+        ssl_keyfile=options.tls_key,
+    )
+    stopping = asyncio.Event()
+    server = _Server(config, front, stopping.set)
+    loop = asyncio.get_running_loop()
+    failed: list[EnginewrightError] = []
+
+    async def tell() -> None:
+        for model in front.models.values():
+            if model.state == "unloaded":
+                continue
+            try:
+                await model.wait_until_ready()
+            except EnginewrightError as e:
+                failed.append(e)
+                server.should_exit = True
+                return
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if options.tls_certificate is None else "https"
+        gc.collect()
+        gc.freeze()  # what was imported isn't garbage: looking through it stalls streams
+        ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", front)
+
+    async def drain() -> None:
+        await stopping.wait()
+        end = loop.time() + options.drain_seconds
+        while front.running and loop.time() < end and not server.force_exit:
+            await asyncio.sleep(0.05)
+        for task in list(front.running):
+            task.cancel()
+        server.should_exit = True
+
+    tasks = [asyncio.create_task(tell()), asyncio.create_task(drain())]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await front.close()
+    if failed:
+        raise failed[0]
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        fields = getattr(record, "fields", None)
+        found |= fields if fields is not None else {"message": record.getMessage()}
+        if record.exc_info:
+            found["error"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def _set_up_logs(as_json: bool) -> None:
+    """Logs go to stderr: a line each, without prompts or answers. A full disk loses lines, and no request."""
+    logging.raiseExceptions = False
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("enginewright")
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    logging.getLogger("enginewright.access").setLevel(logging.INFO if as_json else logging.WARNING)
+
+
+def _raise_file_limit() -> None:
+    """Each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

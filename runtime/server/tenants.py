@@ -1,0 +1,203 @@
+"""Who may ask for how much: API keys, and the tenants and quotas that they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import re
+import time
+import tomllib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..bundle.regular_file import MOST_JSON_BYTES, read_regular
+from ..shared.errors import RequestError
+
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_LOOK_SECONDS = 2.0
+
+
+class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_class": "class"}):
+    """One key of the file.
+
+    Attributes:
+        hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
+        tenant: whose it is: tenants share no prefixes, turns or quotas.
+        of_class: ``request_class`` of requests that name none; priority: the same.
+        requests: at a time; tokens_per_minute: of prompts and answers. None: as many as there are.
+        admin: whether it may see ``/live``, ``/metrics`` and ``/props``, where keys are needed.
+    """
+
+    hash: str
+    tenant: str
+    of_class: str | None = None
+    priority: int | None = None
+    requests: int | None = None
+    tokens_per_minute: int | None = None
+    admin: bool = False
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[Key] = []
+
+
+class QuotaError(Exception):
+    """A tenant has used up what it may. ``retry_after``: seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Tenant:
+    """What a tenant uses now.
+
+    Attributes:
+        name: whose prefixes and turns are found.
+        key: with its quotas; None where no keys are needed.
+    """
+
+    def __init__(self, name: str, key: Key | None = None) -> None:
+        self.name, self.key = name, key
+        self.running = 0
+        self._tokens = float(key.tokens_per_minute) if key is not None and key.tokens_per_minute else 0.0
+        self._filled = time.monotonic()
+
+    def begin(self) -> None:
+        """Counts a request. Raises QuotaError."""
+        key = self.key
+        if key is not None and key.requests is not None and self.running >= key.requests:
+            raise QuotaError(f"{self.running} requests run, and this key may have {key.requests} at a time", 1.0)
+        if key is not None and key.tokens_per_minute is not None:
+            self._fill(key.tokens_per_minute)
+            if self._tokens <= 0:
+                wait = (1 - self._tokens) * 60 / key.tokens_per_minute
+                raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
+        self.running += 1
+
+    def end(self, tokens: int) -> None:
+        """Counts what it took."""
+        self.running -= 1
+        self._tokens -= tokens
+
+    def _fill(self, rate: int) -> None:
+        now = time.monotonic()
+        self._tokens = min(self._tokens + (now - self._filled) * rate / 60, rate)
+        self._filled = now
+
+
+class Tenants:
+    """The tenants by their keys; the file is read again when it changes.
+
+    Args:
+        path: a TOML file with a ``[[keys]]`` for each; None: no keys are needed, and all are one tenant.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._everybody = Tenant("")
+        self._tenants: dict[str, Tenant] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._looked = 0.0
+        self.problem: str | None = None
+        if self._path is not None:
+            self._read()
+
+    @property
+    def needed(self) -> bool:
+        """Whether requests need a key."""
+        return self._path is not None
+
+    def find(self, key: str | None) -> Tenant | None:
+        """The tenant of a key; None if there is none."""
+        if self._path is None:
+            return self._everybody
+        self._look()
+        digest = "sha256:" + hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for known, tenant in self._tenants.items():  # all of them, so that the time doesn't tell which
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return found if key else None
+
+    def _look(self) -> None:
+        """Reads the file again if it has changed. One that is wrong then leaves the keys as they are."""
+        assert self._path is not None
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            if self._stamp_of() != self._stamp:
+                self._read()
+                self.problem = None
+        except (RequestError, OSError) as e:
+            self.problem = str(e)
+
+    def _stamp_of(self) -> tuple[int, int]:
+        assert self._path is not None
+        found = self._path.stat()
+        return found.st_mtime_ns, found.st_size
+
+    def _read(self) -> None:
+        assert self._path is not None
+        try:
+            stamp = self._stamp_of()
+            given = tomllib.loads(read_regular(self._path, most=MOST_JSON_BYTES).decode())
+            keys = msgspec.convert(given, _File).keys
+        except (OSError, ValueError, msgspec.ValidationError) as e:
+            why = getattr(e, "strerror", None) or e
+            hint = "docs/use/commands/serve.md shows such a file."
+            raise RequestError(f"api keys: {self._path}: {why}", hint=hint) from e
+        wrong = next((key for key in keys if not _HASH.fullmatch(key.hash)), None)
+        if wrong is not None or not keys:
+            what = "it has no [[keys]]" if wrong is None else f"the hash of tenant {wrong.tenant!r} isn't sha256:..."
+            raise RequestError(f"api keys: {self._path}: {what}", hint='printf %s "$KEY" | sha256sum')
+        tenants: dict[str, Tenant] = {}
+        for key in keys:
+            old = self._tenants.get(key.hash)
+            tenants[key.hash] = old if old is not None and old.key == key else Tenant(key.tenant, key)
+        self._tenants, self._stamp = tenants, stamp
+
+
+class FairTurns:
+    """Has callers go one after the other, those of each tenant in turn: nobody's crowd holds up another tenant."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self._free = at_once
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Within it, it is this caller's turn."""
+        if self._free:
+            self._free -= 1
+        else:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._waiting:
+            tenant, queue = self._waiting.popitem(last=False)
+            future = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue
+            if not future.done():
+                future.set_result(None)
+                return
+        self._free += 1

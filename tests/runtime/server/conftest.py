@@ -1,0 +1,155 @@
+"""A server that runs, and what talks to it."""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+START = "from enginewright.__main__ import main; main()"
+
+
+@dataclass
+class Reply:
+    """A response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """A stream's, without [DONE]."""
+        lines = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
+        return [json.loads(line) for line in lines if line != b"[DONE]"]
+
+    @property
+    def text(self) -> str:
+        """What was written, streamed or whole."""
+        if self.headers["content-type"].startswith("text/event-stream"):
+            choices = [choice for event in self.events for choice in event["choices"]]
+            return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices)
+        choice = self.json["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]  # type: ignore[no-any-return]
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: str | Path, errors: Path) -> None:
+        program = [sys.executable, "-c", START, "serve", *map(str, arguments), "--port", "0", "--json"]
+        self.errors = errors
+        with errors.open("w") as file:
+            self.process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=file, text=True)
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.rstrip() == "}":
+                break
+        assert lines, f"it ended with {self.process.wait()}: {errors.read_text()}"
+        self.about = json.loads("".join(lines))
+        self.url = self.about["url"]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port))
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """A response. ``body``: bytes, or what is sent as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, data, {"content-type": "application/json", **headers})
+        response = connection.getresponse()
+        found = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        connection.close()
+        return found
+
+    def chat(self, text: str | list[dict[str, Any]], **body: Any) -> Reply:
+        messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+        return self.ask("POST", "/v1/chat/completions", {"messages": messages, **body})
+
+    def complete(self, prompt: Any, **body: Any) -> Reply:
+        return self.ask("POST", "/v1/completions", {"prompt": prompt, **body})
+
+    def props(self, name: str | None = None) -> dict[str, Any]:
+        models = self.ask("GET", "/props").json["models"]
+        return models[name or next(iter(models))]  # type: ignore[no-any-return]
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        """Until it holds: no test hangs on how fast a machine is."""
+        while not holds():
+            assert self.process.poll() is None, self.errors.read_text()
+            time.sleep(0.05)
+
+    def engines(self) -> list[int]:
+        """Process ids of the engines."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in found if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGTERM)
+        code = self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests of a module that leave it as it is."""
+    found = Server(tiny_bundle, errors=tmp_path_factory.mktemp("server") / "stderr")
+    yield found
+    assert found.stop() == 0, found.errors.read_text()
+
+
+@pytest.fixture(scope="session")
+def turns_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
+    """The tiny model with a template that writes the token that ends a turn."""
+    from enginewright.optimizer.export import export
+
+    bundle = shared_folder / "tiny-turns.bundle"
+    with (shared_folder / "tiny-turns.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not bundle.exists():
+            folder = shared_folder / "tiny-turns"
+            shutil.copytree(tiny_folder, folder)
+            (folder / "chat_template.jinja").write_text(TEMPLATE)
+            export(folder, bundle, recipe="f32", targets=("cpu",))
+    return bundle
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    made: list[Server] = []
+
+    def make(*arguments: str | Path) -> Server:
+        made.append(Server(*arguments, errors=tmp_path / f"stderr{len(made)}"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()

@@ -1,0 +1,206 @@
+"""Every field is honoured, refused or named as ignored; what is malformed is a 4xx that says what."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from enginewright.runtime.server.bodies import HARMLESS, REFUSED, Body, ChatBody, CompletionBody, decoded
+from enginewright.runtime.shared.errors import RequestError
+from tests.runtime.server.conftest import Server
+
+CHAT = "/v1/chat/completions"
+SAID = [{"role": "user", "content": "Hi"}]
+
+
+def test_the_three_tables_are_apart() -> None:
+    honoured = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
+    assert not honoured & set(REFUSED) and not honoured & HARMLESS and not set(REFUSED) & HARMLESS
+    # OpenAI's own fields, of both: each is in one of the tables.
+    openai = {
+        *("messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs"),
+        *("max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls", "prediction"),
+        *("presence_penalty", "prompt_cache_key", "reasoning_effort", "response_format", "safety_identifier", "seed"),
+        *("service_tier", "stop", "store", "stream", "stream_options", "temperature", "tool_choice", "tools"),
+        *("top_logprobs", "top_p", "user", "verbosity", "web_search_options", "prompt", "best_of", "echo", "suffix"),
+        *("prompt_cache_retention",),
+    }
+    assert openai <= honoured | set(REFUSED) | HARMLESS
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_would_change_the_result_is_refused_by_name(name: str) -> None:
+    body: dict[str, Any] = {"messages": SAID}
+    for value in REFUSED[name].values:
+        decoded(json.dumps(body | {name: value}).encode(), ChatBody)
+    for value in ("odd", 7, [1], {"a": 1}):
+        with pytest.raises(RequestError, match=f"^{name}: "):
+            decoded(json.dumps(body | {name: value}).encode(), ChatBody)
+
+
+def test_what_is_ignored_is_named(server: Server) -> None:
+    reply = server.chat("Hi", max_tokens=1, user="me", metadata={"a": "b"}, service_tier=None)
+    assert reply.status == 200 and reply.headers["x-enginewright-ignored"] == "user, metadata"
+    assert "x-enginewright-ignored" not in server.chat("Hi", max_tokens=1).headers
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "isn't JSON"),
+        (b"{", "isn't JSON"),
+        (b"[1]", "isn't a JSON object"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "isn't JSON"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "isn't JSON"),
+        (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON"),
+        (b'{"messages": [], "max_tokens": 1e400}', "isn't JSON"),
+        ({}, "messages"),
+        ({"messages": []}, "no messages"),
+        ({"messages": "Hi"}, "messages: expected `array`"),
+        ({"messages": [{"role": "user"}]}, ""),
+        ({"messages": [{"role": 3, "content": "a"}]}, "role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
+            "image_url",
+        ),
+        ({"messages": SAID, "odd": 1}, "'odd': there is no such field"),
+        ({"messages": SAID, "max_tokens": -1}, "max_tokens"),
+        ({"messages": SAID, "max_tokens": 0}, "max_tokens"),
+        ({"messages": SAID, "max_tokens": "7"}, "max_tokens: expected `int"),
+        ({"messages": SAID, "max_tokens": True}, "max_tokens: expected `int"),
+        ({"messages": SAID, "temperature": -0.5}, "temperature"),
+        ({"messages": SAID, "top_p": 7}, "top_p"),
+        ({"messages": SAID, "n": 100_000}, "n"),
+        ({"messages": SAID, "num_beams": 33, "max_tokens": 2}, "num_beams"),
+        ({"messages": SAID, "top_logprobs": 3}, "top_logprobs: it needs logprobs"),
+        ({"messages": SAID, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": SAID, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": SAID, "logit_bias": {"9999999": 1}}, "logit_bias"),
+        ({"messages": SAID, "stop": [""]}, "stop"),
+        ({"messages": SAID, "stream_options": {"odd": 1}}, "stream_options"),
+        ({"messages": SAID, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": SAID, "chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
+        ({"messages": SAID, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": SAID, "chat_template_kwargs": {"odd": 1}}, "odd"),
+        ({"messages": SAID, "request_class": "none"}, "request_class"),
+        ({"messages": SAID, "cache_salt": "x" * 2000}, "cache_salt"),
+        ({"messages": [{"role": "user", "content": "long " * 40_000}]}, "messages"),
+    ],
+)
+def test_a_chat_that_is_wrong(server: Server, body: Any, said: str) -> None:
+    reply = server.ask("POST", CHAT, body)
+    assert reply.status == 400, reply.body
+    error = reply.json["error"]
+    assert said in error["message"] and error["type"] == "invalid_request_error" and error["code"] == 400
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], [[]], {"a": 1}, [True], ["a", 3], [-1], [10**9], ["a"] * 200, 7])
+def test_a_prompt_that_is_wrong(server: Server, prompt: Any) -> None:
+    reply = server.complete(prompt)
+    assert reply.status == 400 and "prompt" in reply.json["error"]["message"], reply.body
+
+
+def test_a_message_s_control_tokens_are_text(server: Server) -> None:
+    plain = server.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json["tokens"]
+    tokens = server.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "a</s><s>"}]}).json["tokens"]
+    special = {0, 1, 2}
+    assert [t for t in tokens if t in special] == [t for t in plain if t in special]
+    assert 2 in server.ask("POST", "/tokenize", {"prompt": "a</s>"}).json["tokens"]  # a raw prompt is the caller's
+
+
+def test_other_paths_methods_and_models(server: Server) -> None:
+    for method, path, status in (("GET", CHAT, 405), ("POST", "/v1/nothing", 404), ("GET", "/v1/models/odd", 404)):
+        reply = server.ask(method, path)
+        assert reply.status == status and reply.json["error"]["message"]
+    reply = server.chat("Hi", model="odd")
+    assert (
+        reply.status == 404
+        and "tiny-llama" in reply.json["error"]["message"]
+        and reply.json["error"]["param"] == "model"
+    )
+
+
+def test_hosts_origins_and_request_ids(server: Server) -> None:
+    body = {"messages": SAID, "max_tokens": 1}
+    assert server.ask("GET", "/v1/models", host="evil.example").status == 403
+    assert server.ask("GET", "/v1/models", host=f"localhost:{server.port}").status == 200
+    assert server.ask("POST", CHAT, body, origin="https://evil.example").status == 403
+    own = server.ask("POST", CHAT, body, origin=server.url)
+    assert own.status == 200 and own.headers["access-control-allow-origin"] == server.url
+    assert server.ask("GET", "/ping", **{"x-request-id": "my-1"}).headers["x-request-id"] == "my-1"
+    odd = server.ask("GET", "/ping", **{"x-request-id": "a b<script>"}).headers["x-request-id"]
+    assert odd.startswith("req_")
+
+
+def raw(server: Server, data: bytes, count: int = 1) -> list[bytes]:
+    """Status lines of what a connection gets for these bytes."""
+    with server.connect() as link:
+        link.settimeout(60)
+        link.sendall(data)
+        found = b""
+        try:
+            while found.count(b"HTTP/1.1 ") < count and (piece := link.recv(65536)):
+                found += piece
+        except (TimeoutError, ConnectionResetError):
+            pass
+    return [line for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+
+
+def test_requests_that_are_not_http(server: Server) -> None:
+    host = f"Host: 127.0.0.1:{server.port}\r\n".encode()
+    many = b"".join(b"x-%d: y\r\n" % i for i in range(10_000))
+    for data in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n" + host + many + b"\r\n"):
+        for line in raw(server, data):
+            assert line.split()[1].startswith(b"4"), line
+    length = b"POST /v1/completions HTTP/1.1\r\n" + host + b"content-length: %d\r\n\r\n"
+    assert b" 413 " in raw(server, length % (1 << 40))[0]
+    assert raw(server, b"GET /ping HTTP/1.1\r\n" + host + b"\r\n")[0].split()[1] == b"200"
+
+
+def test_pipelined_requests_are_all_answered(server: Server) -> None:
+    one = f"GET /version HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
+    assert [line.split()[1] for line in raw(server, one * 3, 3)] == [b"200"] * 3
+
+
+def test_bodies_at_random_never_fail_the_server(server: Server) -> None:
+    """Fields with values of any kind: a 4xx, or an answer; and the engine goes on."""
+    rng = random.Random(7)
+    values: list[Any] = [
+        None,
+        True,
+        0,
+        -1,
+        1 << 70,
+        0.5,
+        1e300,
+        "",
+        "x",
+        "\ud83d\ude00",
+        [],
+        [1],
+        ["a"],
+        {},
+        {"a": 1},
+        [[]],
+    ]
+    names = [name for name in (*ChatBody.__struct_fields__, *REFUSED) if name != "messages"]
+    for _ in range(250):
+        body: dict[str, Any] = {"messages": SAID, "max_tokens": 1}
+        for name in rng.sample(names, rng.randint(1, 3)):
+            body[name] = rng.choice(values)
+        if rng.random() < 0.3:
+            message: dict[str, Any] = {
+                key: rng.choice(values) for key in rng.sample(["role", "content", "name", "tool_calls"], 2)
+            }
+            body["messages"] = [rng.choice([message, {"role": "user", "content": rng.choice(values)}])]
+        reply = server.ask("POST", CHAT, body)
+        assert reply.status in (200, 400, 404), (body, reply.body)
+    assert server.props()["deaths"] == 0
+
+
+def test_body_of_each_kind_has_defaults_that_ask_for_nothing() -> None:
+    body, ignored = decoded(b'{"messages": []}', ChatBody)
+    assert not ignored and all(getattr(body, name) is None for name in Body.__struct_fields__)

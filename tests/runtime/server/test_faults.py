@@ -1,0 +1,273 @@
+"""Clients that leave or don't read, engines that die or hang, signals, ports, keys: nobody else notices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.runtime.server.conftest import START, Server
+
+MakeServer = Callable[..., Server]
+LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
+
+
+def slow_config(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    return file
+
+
+def begin(server: Server, stream: bool = True, **body: object) -> tuple[object, object]:
+    """A request that has been sent; for a stream also its first piece."""
+    link = server.connect()
+    data = json.dumps({"prompt": "a", "stream": stream, **LONG, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(data)}\r\n\r\n"
+    link.sendall(head.encode() + data)
+    file = link.makefile("rb")
+    if stream:
+        while not file.readline().startswith(b"data: "):
+            pass
+    return link, file
+
+
+def freeze(server: Server) -> int:
+    (pid,) = server.engines()
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_client_that_leaves_frees_its_blocks(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle)
+    pid = freeze(server)
+    links = []
+    for stream in (False, False):
+        link, file = begin(server, stream)
+        links.append((link, file))
+    server.wait(lambda: server.props()["requests"] == 2)
+    for link, file in links:
+        file.close()  # type: ignore[attr-defined]
+        link.close()  # type: ignore[attr-defined]
+    server.wait(lambda: server.props()["requests"] == 0)
+    os.kill(pid, signal.SIGCONT)
+    server.wait(lambda: server.props()["kv_cache_used"] == 0 and server.props()["waiting"] == 0)
+    assert server.complete("a", max_tokens=2).status == 200
+
+
+def test_an_engine_that_is_killed_ends_its_requests_and_comes_back(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle)
+    wanted = server.complete("b", **LONG, seed=1).text
+    found = []
+    for deaths in (1, 2):
+        pid = freeze(server)
+        thread = threading.Thread(target=lambda: found.append(server.complete("a", **LONG, seed=3)))
+        thread.start()
+        server.wait(lambda: server.props()["requests"] == 1)
+        os.kill(pid, signal.SIGKILL)
+        thread.join()
+        assert found[-1].status == 503 and "was lost: signal 9" in found[-1].json["error"]["message"]
+        server.wait(lambda: server.ask("GET", "/health").status == 200)
+        assert server.props()["deaths"] == deaths
+        assert server.complete("b", **LONG, seed=1).text == wanted
+    reply = server.complete("a", **LONG, seed=3)  # was there at both
+    assert reply.status == 400 and "died 2 times" in reply.json["error"]["message"]
+
+
+def test_an_engine_that_hangs_is_killed(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    server = make_server(tiny_bundle, "--config", slow_config(tmp_path, "silence_seconds = 3.0\n"))
+    freeze(server)
+    states = set()
+
+    def back() -> bool:
+        reply = server.ask("GET", "/health")
+        states.add(reply.status)
+        return bool(server.props()["deaths"] == 1) and reply.status == 200
+
+    server.wait(back)
+    assert 503 in states  # health told
+    assert server.complete("a", max_tokens=1).status == 200
+
+
+def test_a_stream_s_error_is_an_event(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle)
+    (pid,) = server.engines()
+    # So many answers that the stream is there when the engine dies, however fast the machine is.
+    link, file = begin(server, n=64, temperature=1, max_tokens=120)
+    os.kill(pid, signal.SIGKILL)
+    rest = b"".join(iter(file.readline, b"0\r\n"))  # type: ignore[attr-defined]
+    assert b"was lost" in rest or b"[DONE]" in rest
+    assert b"[DONE]" in rest
+    link.close()  # type: ignore[attr-defined]
+
+
+def test_a_signal_lets_answers_end_and_a_second_does_not(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle)
+    pid = freeze(server)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(server.complete("a", **LONG)))
+    thread.start()
+    server.wait(lambda: server.props()["requests"] == 1)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait(lambda: server.ask("GET", "/health").status == 503)
+    late = server.complete("b", max_tokens=1)
+    assert late.status == 503 and "stopping" in late.json["error"]["message"] and "retry-after" in late.headers
+    os.kill(pid, signal.SIGCONT)
+    thread.join()
+    assert found[0].status == 200
+    assert server.process.wait() == 0
+
+    server = make_server(tiny_bundle)
+    pid = freeze(server)
+    link, _ = begin(server, stream=False)
+    server.wait(lambda: server.props()["requests"] == 1)
+    server.process.send_signal(signal.SIGINT)
+    server.wait(lambda: server.ask("GET", "/health").status == 503)
+    server.process.send_signal(signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
+    server.process.wait()
+    link.close()  # type: ignore[attr-defined]
+
+
+def test_a_front_end_that_dies_leaves_no_engine(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle)
+    (pid,) = server.engines()
+    server.process.kill()
+    server.process.wait()
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        time.sleep(0.05)
+
+
+def test_a_client_that_reads_nothing_is_cut_off(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    config = slow_config(tmp_path, "stall_seconds = 1.0\n")
+    server = make_server(tiny_bundle, "--config", config)
+    link, _ = begin(server, n=100, temperature=1, max_tokens=120, logprobs=20)  # more than sockets hold
+    server.wait(lambda: server.props()["requests"] == 0)
+    assert server.complete("a", max_tokens=1).status == 200
+    link.close()  # type: ignore[attr-defined]
+
+
+def test_slow_and_idle_connections(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    config = slow_config(tmp_path, "header_seconds = 2.0\nbody_seconds = 1.0\nmax_body = 2000\n")
+    server = make_server(tiny_bundle, "--config", config)
+    idle = [server.connect() for _ in range(300)]
+    assert server.complete("a", max_tokens=1).status == 200
+    for link in idle:
+        link.settimeout(60)
+        assert link.recv(1) == b""  # it was closed
+        link.close()
+    with server.connect() as link:
+        link.settimeout(60)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 50\r\n\r\n{{"
+        link.sendall(head.encode())
+        assert b" 408 " in link.recv(4096)
+    assert server.complete("a" * 3000, max_tokens=1).status == 413
+
+
+def test_more_than_may_wait_get_429(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle, "--max-requests", "1", "--max-waiting", "1")
+    pid = freeze(server)
+    links = [begin(server, stream=False) for _ in range(2)]
+    server.wait(lambda: server.props()["requests"] == 2)
+    reply = server.complete("a", max_tokens=1)
+    assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
+    os.kill(pid, signal.SIGCONT)
+    for link, file in links:
+        assert b" 200 " in file.readline()  # type: ignore[attr-defined]
+        link.close()  # type: ignore[attr-defined]
+
+
+def test_keys_tenants_and_quotas(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    def entry(key: str, more: str) -> str:
+        return f'[[keys]]\nhash = "sha256:{hashlib.sha256(key.encode()).hexdigest()}"\n{more}\n'
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        entry("one", 'tenant = "a"\nrequests = 1\nadmin = true') + entry("two", 'tenant = "b"\ntokens_per_minute = 60')
+    )
+    server = make_server(tiny_bundle, "--api-keys", keys)
+    body = {"prompt": "word " * 20, "max_tokens": 1}
+
+    def ask(key: str, path: str = "/v1/completions", method: str = "POST", **more: object) -> object:
+        return server.ask(method, path, body | more if method == "POST" else None, authorization=f"Bearer {key}")
+
+    assert server.complete("a").status == 401 and ask("three").status == 401  # type: ignore[attr-defined]
+    assert server.ask("GET", "/health").status == 200
+    assert ask("one", "/metrics", "GET").status == 200 and ask("two", "/metrics", "GET").status == 403  # type: ignore[attr-defined]
+    assert server.ask("GET", "/v1/models", **{"x-api-key": "two"}).status == 200
+    for key in ("one", "two"):  # nothing that one tenant computed is another's
+        assert ask(key).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # type: ignore[attr-defined]
+    reply = ask("one")
+    assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # type: ignore[attr-defined]
+    salted = ask("one", cache_salt="s")
+    assert salted.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # type: ignore[attr-defined]
+    over = ask("two")  # it has taken more than 60 tokens
+    assert over.status == 429 and "tokens a minute" in over.json["error"]["message"]  # type: ignore[attr-defined]
+    keys.write_text(entry("new", 'tenant = "a"'))
+    os.utime(keys, (1, 1))
+    server.wait(lambda: ask("new").status == 200)  # type: ignore[attr-defined]
+    assert ask("one").status == 401  # type: ignore[attr-defined]
+    keys.write_text("[[keys")  # what is wrong leaves the keys as they are
+    os.utime(keys, (2, 2))
+    time.sleep(0)
+    assert ask("new").status == 200  # type: ignore[attr-defined]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", START, "serve", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_what_can_not_be_served_is_said_at_once(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    server = make_server(tiny_bundle)
+    taken = run(tiny_bundle, "--port", str(server.port))
+    assert taken.returncode == 2 and f"{server.port}: Address already in use" in taken.stderr
+    assert run(tmp_path / "none.bundle").returncode == 7
+    damaged = tmp_path / "damaged.bundle"
+    damaged.mkdir()
+    (damaged / "manifest.json").write_text("{}")
+    assert run(damaged).returncode == 7
+    assert run().returncode == 2 and run("--model", "x").returncode == 2
+    outside = run(tiny_bundle, "--host", "0.0.0.0")
+    assert outside.returncode == 8 and "--insecure" in outside.stderr
+    odd = slow_config(tmp_path, "max_bodies = 3\n")
+    wrong = run(tiny_bundle, "--config", odd)
+    assert wrong.returncode == 8 and "max_bodies" in wrong.stderr and "server.toml" in wrong.stderr
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nhash = "secret"\ntenant = "a"\n')
+    assert "sha256" in run(tiny_bundle, "--api-keys", keys).stderr
+
+
+def test_the_configuration_that_is_printed_is_one(tiny_bundle: Path, tmp_path: Path) -> None:
+    first = run(tiny_bundle, "--max-waiting", "7", "--allowed-host", "a.example", "--threads", "1", "--print-config")
+    assert first.returncode == 0 and re.search(r"^max_waiting = 7$", first.stdout, re.M)
+    again = run("--config", slow_config(tmp_path, first.stdout), "--print-config")
+    assert again.stdout == first.stdout
+
+
+def test_several_models_and_one_that_is_loaded_when_it_is_asked_for(
+    make_server: MakeServer, tiny_bundle: Path, turns_bundle: Path
+) -> None:
+    server = make_server("--model", f"a={tiny_bundle}", "--model", f"b={turns_bundle}", "--max-loaded", "1")
+    assert server.props("a")["state"] == "ready" and server.props("b")["state"] == "unloaded"
+    found = server.chat("Hi", model="b", max_tokens=2)
+    assert found.status == 200 and found.json["model"] == "b"
+    assert server.props("a")["state"] == "unloaded" and server.props("b")["state"] == "ready"
+    (pid,) = server.engines()
+    os.kill(pid, signal.SIGSTOP)
+    link, _ = begin(server, stream=False, model="b")
+    server.wait(lambda: server.props("b")["requests"] == 1)
+    busy = server.chat("Hi", model="a", max_tokens=1)
+    assert busy.status == 503 and "busy" in busy.json["error"]["message"]
+    os.kill(pid, signal.SIGCONT)
+    link.close()  # type: ignore[attr-defined]
+    server.wait(lambda: server.props("b")["requests"] == 0)
+    assert server.chat("Hi", model="a", max_tokens=1).status == 200
