@@ -96,7 +96,7 @@ class Saying:
     leave: Annotated[float, typer.Option(help="Share of clients that leave before the end, such as 0.1.")] = 0.0
     ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the first token.")] = None
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time for each token.")] = None
-    e2e: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the end.")] = None
+    end_to_end: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: most time to the end.")] = None
     classes: Annotated[Path | None, typer.Option(help="A TOML file with classes of requests.")] = None
 
 
@@ -169,7 +169,7 @@ def _options(asking: Asking, coming: Coming, saying: Saying) -> dict[str, Any]:
     ):
         if value not in known:
             raise typer.BadParameter(f"{name}: {value!r} isn't one of {', '.join(known)}")
-    times = {name: getattr(saying, name) for name in ("ttft", "tpot", "e2e")}
+    times = {name: getattr(saying, name) for name in ("ttft", "tpot", "end_to_end")}
     one = RequestClass(
         **{name: parse_lengths(getattr(saying, name), name) for name in ("prompt", "answer", "turns")},
         leave=saying.leave,

@@ -78,7 +78,7 @@ class Goals:
 
     ttft: float | None = None
     tpot: float | None = None
-    e2e: float | None = None
+    end_to_end: float | None = None
 
     @property
     def some(self) -> bool:

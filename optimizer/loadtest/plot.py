@@ -21,7 +21,7 @@ _INTERVALS = 40
 _TIMES: dict[str, tuple[str, Callable[[Record], float | None]]] = {
     "ttft": ("first token", lambda one: one.ttft),
     "tpot": ("time per token", lambda one: one.tpot),
-    "e2e": ("end to end", lambda one: one.e2e),
+    "end_to_end": ("end to end", lambda one: one.end_to_end),
 }
 
 Point = tuple[float, float]

@@ -57,19 +57,19 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """Of those that were asked."""
+        """The share of those that were asked."""
         return self.met / self.asked if self.asked else 0.0
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all requests, or of a class.
+    """The figures of all requests, or of a class.
 
     Attributes:
         finished, left, failed, unfinished: what became of the requests.
         errors: kind -> how many, and an example of the server's words.
         prompt_tokens, cached_tokens: as far as the server says; None where it doesn't.
-        ttft, tpot, gap, e2e: times to the first text, for each further token, between pieces, to the end.
+        ttft, tpot, gap, end_to_end: times to the first text, for each further token, between pieces, to the end.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Figures:
     ttft: Spread | None
     tpot: Spread | None
     gap: Spread | None
-    e2e: Spread | None
+    end_to_end: Spread | None
     goodput: Goodput | None
 
     @classmethod
@@ -113,12 +113,12 @@ class Figures:
             ttft=Spread.of(one.ttft for one in records),
             tpot=Spread.of(one.tpot for one in records),
             gap=Spread.of(gaps.tolist()),
-            e2e=Spread.of(one.e2e for one in records),
+            end_to_end=Spread.of(one.end_to_end for one in records),
             goodput=_goodput(records, seconds, goals) if goals.some else None,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Gives plain values."""
         found = {name: vars(value) if isinstance(value, Spread) else value for name, value in vars(self).items()}
         found["errors"] = {kind: {"count": count, "example": said} for kind, (count, said) in self.errors.items()}
         if self.goodput is not None:
@@ -130,7 +130,7 @@ def met(record: Record, goals: Goals) -> bool:
     """Whether a request met all goals. An answer of one token has no time for each further one, and meets any."""
     if not record.whole:
         return False
-    times = ((goals.ttft, record.ttft), (goals.tpot, record.tpot), (goals.e2e, record.e2e))
+    times = ((goals.ttft, record.ttft), (goals.tpot, record.tpot), (goals.end_to_end, record.end_to_end))
     return all(goal is None or time is None or time <= goal for goal, time in times)
 
 
@@ -170,7 +170,7 @@ class LoadResult:
 
     @property
     def cpu_share(self) -> float:
-        """Of a core, that the load tool took."""
+        """The share of a core that the load tool took."""
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def notes(self) -> list[str]:

@@ -77,14 +77,14 @@ class Record:
         return (self.last - self.first) / (self.tokens - 1)
 
     @property
-    def e2e(self) -> float | None:
+    def end_to_end(self) -> float | None:
         """Seconds to the end of the whole answer."""
         return self.end - self.due if self.whole else None
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the file of requests."""
+        """Makes a line of the file of requests."""
         found = {name: getattr(self, name) for name in self.__slots__ if name != "gaps"}
-        return found | {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
+        return found | {"ttft": self.ttft, "tpot": self.tpot, "end_to_end": self.end_to_end}
 
 
 @dataclass(frozen=True)

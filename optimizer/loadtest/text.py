@@ -13,7 +13,7 @@ _TIMES = {
     "ttft": "first token",
     "tpot": "time per token",
     "gap": "between pieces",
-    "e2e": "end to end",
+    "end_to_end": "end to end",
 }
 
 
@@ -52,7 +52,7 @@ def _figures(of: Figures, console: Console, *, all_of: bool) -> None:
         prompt += f", {of.cached_tokens / of.prompt_tokens:.0%} of them cached"
     row("tokens", f"{of.tokens:,} written, {rate(of.tokens_per_second)} a second{prompt}")
     if (good := of.goodput) is not None:
-        goals = ", ".join(f"{name} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None)
+        goals = ", ".join(f"{name.replace('_', ' ')} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None)
         row("goodput", f"{good.per_second:.3g} requests a second: {good.share:.1%} within {goals}")
     for kind, (count, said) in of.errors.items():
         row("error", f"{count:,} {kind}" + (f": {said}" if said else ""))

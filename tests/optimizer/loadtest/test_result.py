@@ -52,7 +52,7 @@ def test_goodput_is_of_those_that_met_all_goals() -> None:
     assert result(goals=Goals()).figures.goodput is None
     one_token = record(0.0, 0.1, 0.0, tokens=1)
     assert one_token.tpot is None and met(one_token, GOALS)
-    assert not met(RECORDS[0], Goals(e2e=0.2)) and met(RECORDS[0], Goals(e2e=0.4))
+    assert not met(RECORDS[0], Goals(end_to_end=0.2)) and met(RECORDS[0], Goals(end_to_end=0.4))
 
 
 def test_figures_are_those_of_the_records() -> None:
@@ -63,7 +63,7 @@ def test_figures_are_those_of_the_records() -> None:
     assert of.errors == {"http 500": (1, "boom")}
     assert of.ttft is not None and of.ttft.count == 5 and of.ttft.p50 == pytest.approx(0.2)
     assert of.tpot is not None and of.tpot.count == 4 and of.tpot.largest == pytest.approx(0.08)
-    assert of.e2e is not None and of.e2e.count == 4
+    assert of.end_to_end is not None and of.end_to_end.count == 4
     assert of.gap is not None and of.gap.count == 50
 
 
@@ -86,7 +86,7 @@ def test_the_load_tool_says_what_it_took() -> None:
 
 def test_the_json_is_whole(tmp_path: Path) -> None:
     found = json.loads(json.dumps(result().to_json()))
-    assert found["goodput"]["goals"] == {"ttft": 0.5, "tpot": 0.05, "e2e": None}
+    assert found["goodput"]["goals"] == {"ttft": 0.5, "tpot": 0.05, "end_to_end": None}
     assert found["errors"] == {"http 500": {"count": 1, "example": "boom"}}
     assert found["workload"]["rate"] == 1.0
     result().write_records(tmp_path / "records.jsonl")

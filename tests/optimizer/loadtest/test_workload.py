@@ -39,12 +39,12 @@ def test_what_a_conversation_asks_is_the_same_in_any_loop() -> None:
 
 def test_lengths_are_those_that_were_drawn() -> None:
     found = list(Workload(options(clients=1, classes=(one_class(prompt="5-9", answer="3-4", turns="2"),))))
-    turns = [turn for one in found for turn in one.turns]
-    assert len(turns) == 200
-    assert {len(str(turn.prompt).split()) for turn in turns} == {5, 6, 7, 8, 9}
-    assert all(len(str(turn.prompt).split()) == turn.words for turn in turns)
-    assert {turn.answer for turn in turns} == {3, 4}
-    assert len({turn.prompt for turn in turns}) > 190
+    asked = [turn for one in found for turn in one.turns]
+    assert len(asked) == 200
+    assert {len(str(turn.prompt).split()) for turn in asked} == {5, 6, 7, 8, 9}
+    assert all(len(str(turn.prompt).split()) == turn.words for turn in asked)
+    assert {turn.answer for turn in asked} == {3, 4}
+    assert len({turn.prompt for turn in asked}) > 190
     assert len(set(WORDS)) > 200
 
 
