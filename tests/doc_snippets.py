@@ -1,12 +1,17 @@
-"""Runs the Python blocks of a page of documentation as its reader would: in one file, from the first to the last."""
+"""Runs the blocks of a page of documentation as its reader would: Python in one file, from the first to the last; a
+server in one terminal, and what asks it in another."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.waiting import HANG, wait_until
 
 NOT_RUN = "<!-- not run"
 """On the line before a block, with the reason: ``<!-- not run: needs a GPU -->``."""
@@ -56,3 +61,58 @@ def run_python(
     )
     assert done.returncode == 0, f"{page} (lines as in the page):\n{done.stderr}"
     return done
+
+
+_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
+
+
+def run_with_server(page: Path, folder: Path, names: Mapping[str, Path], *, timeout: float = 300) -> list[str]:
+    """Runs a page's ``bash`` and ``python`` blocks one after the other, each on its own.
+
+    A block that begins with ``optimize serve`` starts a server, which answers the blocks behind it and ends when the
+    next one begins. It listens at a free port, which stands in the others for 8000.
+
+    Returns what each block but the servers printed. Raises AssertionError naming the block that failed.
+    """
+    for name, path in names.items():
+        (folder / name).symlink_to(path)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    printed: list[str] = []
+    server: subprocess.Popen[bytes] | None = None
+    port = ""
+    try:
+        for kind, code in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            if code.startswith("optimize serve"):
+                _end(server)
+                command = ["bash", "-c", f"exec {code.rstrip()} --port 0"]
+                log = folder / "server.log"
+                with log.open("w") as file:
+                    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
+                wait_until(lambda: "serving at" in log.read_text() or server.poll() is not None)  # noqa: B023
+                said = re.search(r"serving at https?://[\w.]+:(\d+) ", log.read_text())
+                assert said is not None, f"{code}{log.read_text()}"
+                port = said[1]
+                continue
+            program = ["bash", "-eo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-c"]
+            done = subprocess.run(
+                [*program, code.replace(":8000", f":{port}")],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+            assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+            printed.append(done.stdout)
+        _end(server)
+        return printed
+    except BaseException:
+        if server is not None:
+            server.kill()
+        raise
+
+
+def _end(server: subprocess.Popen[bytes] | None) -> None:
+    if server is not None:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(HANG) == 0

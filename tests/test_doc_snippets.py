@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from enginewright.optimizer.cli.app import app
 from enginewright.runtime.requests.sampling import SamplingParams
-from tests.doc_snippets import run_python, script_of
+from enginewright.runtime.server.app import Front, make_app
+from enginewright.runtime.server.bodies import HARMLESS, IGNORED_HEADER, REFUSED, Body, ChatBody, CompletionBody
+from enginewright.runtime.server.metrics import Metrics
+from enginewright.runtime.server.ollama import NOT_SERVED
+from enginewright.runtime.server.options import ServerOptions
+from tests.doc_snippets import run_python, run_with_server, script_of
 from tests.waiting import HANG
 
 PAGE = """\
@@ -87,6 +96,74 @@ def test_the_page_on_prefixes(
 def test_the_page_on_scheduling(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
     done = run_python(repository / "docs" / "use" / "scheduling.md", tmp_path, {"smollm2.bundle": tiny_bundle})
     assert "'refused': 0" in done.stdout and done.stderr == ""
+
+
+SERVE = Path(__file__).resolve().parent.parent / "docs" / "use" / "commands" / "serve.md"
+
+
+def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
+    names = dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
+    asked, client, props, _, models, _, health = run_with_server(SERVE, tmp_path, names)
+    assert json.loads(asked)["choices"][0]["message"]["content"]
+    assert client.rstrip().endswith("tokens of the prompt were there")
+    assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"chat": True, "exact": True}
+    assert [row["id"] for row in json.loads(models)["data"]] == ["smollm2"]
+    assert json.loads(health)["status"] == "ok"
+
+
+def rows(section: str) -> list[tuple[str, set[str]]]:
+    """The rows of a section's tables: the first cell, and what stands in code in the others."""
+    text = SERVE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| (.+?) \| (.*) \|$", text, re.M)
+    return [(first, set(re.findall(r"`([^`]+)`", rest))) for first, rest in found]
+
+
+def test_the_page_on_serving_has_every_field_of_a_body() -> None:
+    kinds = {"honoured": set(), "refused": set(), "ignored": set(), "chat": set(), "completions": set()}
+    for first, names in rows("Fields of a body"):
+        if (kind := re.fullmatch(r"(honoured|refused|ignored): .*|honoured in (\w+)", first)) is not None:
+            kinds[kind[1] or kind[2]] |= names
+    both = set(Body.__struct_fields__)
+    assert kinds == {
+        "honoured": both,
+        "chat": set(ChatBody.__struct_fields__) - both,
+        "completions": set(CompletionBody.__struct_fields__) - both,
+        "refused": set(REFUSED),
+        "ignored": set(HARMLESS),
+    }
+    assert IGNORED_HEADER in SERVE.read_text(encoding="utf-8")
+
+
+def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) -> None:
+    front = Front(ServerOptions(models={"m": str(tiny_bundle)}))
+    there = {
+        f"{method} {route.path.replace(':path', '')}"
+        for route in make_app(front)._app.routes
+        for method in (route.methods or set()) - {"HEAD"}
+        if route.path not in NOT_SERVED
+    }
+    named = {one for first, _ in rows("Endpoints") for one in re.findall(r"`([A-Z]+ /\S*)`", first)}
+    assert named == there
+    text = SERVE.read_text(encoding="utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    listed = {
+        name.split(":")[-1].removeprefix("enginewright_")
+        for first in re.findall(r"^\| (`[^|]*`) \|", text, re.M)
+        for name in re.findall(r"`(.*?)`", first)
+    }
+    types = re.findall(rb"^# TYPE (?:enginewright_|vllm:)(\w+) ", Metrics(front.models).text(), re.M)
+    assert listed == {name.decode() for name in types if not name.endswith(b"_created")}
+
+
+def test_the_page_on_serving_has_every_option_and_its_default() -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```", SERVE.read_text(encoding="utf-8"), re.M | re.S)
+    given = tomllib.loads(next(block for block in blocks if "[models]" in block))
+    defaults = ServerOptions(models=given.pop("models"))
+    llm = given.pop("llm")
+    for name, value in given.items():
+        assert value == getattr(defaults, name), name
+    flags = {p.name for p in typer.main.get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
+    assert set(ServerOptions.__struct_fields__) - flags - {"models", "llm"} <= set(given)
+    assert set(llm) <= flags
 
 
 def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:

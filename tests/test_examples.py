@@ -129,7 +129,7 @@ def test_a_page_names_every_option_and_no_other(command: str) -> None:
     options = {
         flag
         for parameter in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-        for flag in parameter.opts
+        for flag in (*parameter.opts, *parameter.secondary_opts)
         if flag.startswith("--") and flag != "--help"
     }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page(command)))
