@@ -7,20 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from enginewright.runtime.shared.errors import MissingDependencyError, RequestError
 
 from .console import print_json, print_styled, reported
 from .options import AsJson, Serving, grouped
+from .progress import stage_bars
 
 if TYPE_CHECKING:
+    from enginewright.optimizer.capture.hub_id import HubId
     from enginewright.runtime.server.app import Front
 
 NAME = "serve"
 EPILOG = (
     "Examples:\n\n"
     "  optimize serve smollm2.bundle\n\n"
+    "  optimize serve model.gguf --recipe int4-awq\n\n"
     "  optimize serve --model chat=smollm2.bundle --model big=llama.bundle --port 9000\n\n"
     "  optimize serve smollm2.bundle --host 0.0.0.0 --api-keys keys.toml --allowed-host models.example.org\n\n"
     "  optimize serve --config server.toml --print-config\n\n"
@@ -78,10 +82,21 @@ class Bounds:
 @reported
 @grouped
 def command(
-    bundle: Annotated[str | None, typer.Argument(metavar="[BUNDLE]", help="What `optimize export` wrote.")] = None,
+    bundle: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BUNDLE|MODEL]",
+            help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, which is "
+            "exported first, once.",
+        ),
+    ] = None,
     *,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", metavar="NAME=BUNDLE", help="A model by a name of its own.")
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="The same, by a name of its own."),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", "-r", help="Of a model that is exported first; default int8.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags go before it.")] = None,
     listening: Listening,
@@ -120,6 +135,8 @@ def command(
         print(as_toml(options), end="")
         return
 
+    options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in options.models.items()})
+
     def ready(url: str, front: Front) -> None:
         rows = {name: one.describe() for name, one in front.models.items()}
         if as_json:
@@ -140,8 +157,32 @@ def _named(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _exported(path: str, recipe: str | None) -> str:
+    """The path of a bundle: of a model's, which is exported first where that wasn't done before on this machine."""
+    from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+
+    place = Path(path)
+    source = not (place / MANIFEST_PATH).exists() and (place.exists() or _hub_id(path) is not None)
+    if not source:
+        return path
+    with MissingDependencyError.of_export(f"serve: {path} isn't a bundle, and exporting it", "serve a bundle"):
+        from enginewright.optimizer.export import export_once
+
+        with stage_bars() as show:
+            return str(export_once(path, recipe=recipe, progress=show))
+
+
+def _hub_id(text: str) -> HubId | None:
+    with MissingDependencyError.of_export(f"serve: {text} isn't a bundle, and exporting it", "serve a bundle"):
+        from enginewright.optimizer.capture.hub_id import parse_hub_id
+
+        return parse_hub_id(text)
+
+
 def _name_of(bundle: str) -> str:
-    name = Path(bundle).name.removesuffix(".bundle")
+    name = Path(bundle).name.removesuffix(".bundle").removesuffix(".gguf")
+    if not Path(bundle).exists() and _hub_id(bundle) is not None:
+        name = bundle  # as its users call it
     if not name:
         raise RequestError(f"{bundle}: it has no name", hint="Pass --model NAME=BUNDLE.")
     return name

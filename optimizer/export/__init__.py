@@ -2,9 +2,9 @@
 
 from importlib.util import find_spec
 
-from .run import export
+from .run import export, export_once
 
-__all__ = ["export"]
+__all__ = ["export", "export_once"]
 
 for _package in ("torch", "transformers", "safetensors", "gguf"):
     if find_spec(_package) is None:  # told before arguments are looked at: no export can work

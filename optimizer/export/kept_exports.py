@@ -110,6 +110,23 @@ class KeptExports:
         names = sorted(self._names(), key=lambda name: -_used(root / name))
         return [entry for name in names if (entry := self._read(name)) is not None]
 
+    def bundle(self, key: str) -> Path | None:
+        """The folder of a kept bundle, to be served from there; None where there is no such entry.
+
+        Its files have the sizes that they were written with. ``LLM`` compares their hashes.
+        """
+        entry = self._read(key)
+        if self.root is None or entry is None:
+            return None
+        place = self.root / key / _BUNDLE
+        for path, file in entry.files.items():
+            if not (place / path).is_file() or (place / path).stat().st_size != file.bytes:
+                _remove(self.root / key)
+                return None
+        with contextlib.suppress(OSError):
+            os.utime(self.root / key)
+        return place
+
     def clear(self) -> int:
         """Removes all, also what can't be read. Gives the bytes that are free now."""
         if self.root is None or not self.root.is_dir():
@@ -239,12 +256,17 @@ def describe(key: str, bundle: Path, recipe: str, targets: Iterable[str], source
 
 
 def key_of(
-    source: Path, recipe: Recipe, *, files: Mapping[str, str | Path | None] | None = None, **others: object
+    source: Path,
+    recipe: Recipe,
+    *,
+    files: Mapping[str, str | Path | None] | None = None,
+    least: int = LEAST_SOURCE_BYTES,
+    **others: object,
 ) -> str | None:
     """What an export of a source on this disk is named after; None where it isn't kept.
 
-    That is where the source is small, and where the recipe asks for targets or passes of other packages, whose code may
-    change under the same version.
+    That is where the source has less than ``least`` bytes, and where the recipe asks for targets or passes of other
+    packages, whose code may change under the same version.
 
     Args:
         source: a folder or a GGUF file.
@@ -257,7 +279,7 @@ def key_of(
     if {*recipe.targets, *(name for name, on in recipe.passes.items() if on)} & _foreign():
         return None
     read = _files_of_source(source)
-    if sum(os.path.getsize(path) for path in read.values()) < LEAST_SOURCE_BYTES:
+    if sum(os.path.getsize(path) for path in read.values()) < least:
         return None
     beside = {name: getattr(recipe.buckets, name) for name in FILE_FIELDS} if recipe.buckets is not None else {}
     given = {name: path for name, path in {**beside, **(files or {})}.items() if path is not None}

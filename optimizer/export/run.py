@@ -6,16 +6,20 @@ Arguments are looked at first: torch and transformers take seconds to import, an
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
 from .check_arguments import ExportArguments, check_arguments
-from .kept_exports import keep_export, key_of, take_export
+from .kept_exports import LEAST_SOURCE_BYTES, MOST_BYTES, KeptExports, describe, keep_export, key_of, take_export
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,13 +112,52 @@ def export(
     return report
 
 
-def _key(given: ExportArguments, recipe: Recipe | None) -> str | None:
+def export_once(source: str | Path, *, recipe: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """Gives the bundle of a model that is kept on this machine, and exports the model first where none is kept.
+
+    Args:
+        source: as for ``export``.
+        recipe: the same; by default int8.
+        progress: called as the work goes on.
+
+    Returns: a folder in the cache of exports: for `optimize serve`, which starts from a model so.
+
+    Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
+    """
+    on_progress, kept = progress or silent, KeptExports.of_user()
+    found = find_source(source, progress=on_progress)
+    chosen = load_recipe(recipe or "int8")
+    given = ExportArguments(source=found, recipe=chosen)
+    on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
+    key = _key(given, chosen, least=0)
+    if key is None or kept.root is None:
+        raise RequestError(
+            f"{source}: its bundle can't be kept on this machine",
+            hint="Export it, and name the bundle: optimize export MODEL -o model.bundle",
+        )
+    if (bundle := kept.bundle(key)) is not None:
+        return bundle
+    kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(prefix=".", dir=kept.root) as folder:
+        output = Path(folder) / "model.bundle"
+        report = export(found, output, recipe=chosen, progress=on_progress)
+        entry = describe(key, output, report.recipe, report.targets, describe_source(found).name)
+        whole = kept.keep(entry, output, MOST_BYTES + entry.bytes)
+    if not whole or (bundle := kept.bundle(key)) is None:
+        raise CapacityError(
+            f"{kept.root} hasn't the room for the bundle, {format_bytes(entry.bytes)}",
+            hint="Export it to another disk, and name the bundle: optimize export MODEL -o model.bundle",
+        )
+    return bundle
+
+
+def _key(given: ExportArguments, recipe: Recipe | None, least: int = LEAST_SOURCE_BYTES) -> str | None:
     """What the export is kept under; None for what isn't on this disk, and what can't be read."""
     if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
     said = {name: getattr(given, name) for name in ("targets", "context_length", "gpus", "kv_cache", "name")}
     try:
         files = {"calibration": given.calibration}
-        return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, **said)
+        return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, least=least, **said)
     except OSError:
         return None  # the export says what can't be read

@@ -99,7 +99,7 @@ class Front:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
-        shared = dict(options.llm)
+        shared = options.for_each_model()
         self.models = {name: Model(name, path, dict(shared), limits) for name, path in options.models.items()}
         self.tenants = Tenants(options.api_keys)
         self.metrics = Metrics(self.models)
@@ -718,6 +718,12 @@ def make_app(front: Front) -> Gate:
         decode = partial(_tokenizer(model).decode, body.tokens, skip_special_tokens=False)
         text = await front.in_thread(request.state.tenant.name, decode)
         return json_response({"prompt": text, "content": text})
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> Response:
+        """A model's special tokens and chat template, as vLLM tells them."""
+        tokenizer = _tokenizer(front.model(model))
+        return json_response({**tokenizer.special_tokens, "chat_template": tokenizer.chat_templates.get("default")})
 
     @app.get("/health")
     async def health() -> Response:

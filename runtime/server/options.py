@@ -11,6 +11,7 @@ import msgspec
 
 from ..bundle.regular_file import MOST_JSON_BYTES, read_regular
 from ..shared.errors import RequestError
+from ..shared.memory import default_budget, parse_size
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -86,6 +87,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"host: {self.host} can be reached by others, and nobody needs a key",
                 hint="Pass --api-keys FILE; or --insecure if a gateway before it checks who asks.",
             )
+
+    def for_each_model(self) -> dict[str, Any]:
+        """Gives ``LLM``'s options for one model: its share of the threads, and of the memory for KV caches.
+
+        Both are fixed before the first model is loaded. Raises RequestError where ``memory`` isn't a size.
+        """
+        loaded = min(len(self.models), self.max_loaded or len(self.models))
+        if loaded == 1:
+            return dict(self.llm)
+        threads = self.llm.get("threads") or len(os.sched_getaffinity(0))
+        memory = self.llm.get("memory")
+        budget = default_budget() if memory is None else parse_size(memory)
+        return {**self.llm, "threads": max(1, int(threads) // loaded), "memory": budget // loaded}
 
     @property
     def fixed_hosts(self) -> frozenset[str] | None:

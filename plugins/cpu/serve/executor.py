@@ -108,6 +108,7 @@ class CpuExecutor(HostBlocks):
             "target": self._target,
             "isa": self._program.isa,
             "threads": self._program.threads,
+            "numerics": NUMERICS_VERSION,
         }
         if self._tuned:
             about["tuning"] = self._tuned

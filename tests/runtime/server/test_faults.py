@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from enginewright.runtime.server.options import ServerOptions
+from enginewright.runtime.shared.memory import free_memory
 from tests.runtime.server.conftest import START, Server
 
 MakeServer = Callable[..., Server]
@@ -271,3 +275,31 @@ def test_several_models_and_one_that_is_loaded_when_it_is_asked_for(
     link.close()  # type: ignore[attr-defined]
     server.wait(lambda: server.props("b")["requests"] == 0)
     assert server.chat("Hi", model="a", max_tokens=1).status == 200
+
+
+def test_a_model_is_exported_first_and_once(
+    make_server: MakeServer, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = make_server(tiny_folder, "--recipe", "f32")
+    wanted = first.complete("A ship", max_tokens=8, seed=1)
+    assert wanted.status == 200 and wanted.json["model"] == tiny_folder.name
+    (entry,) = (tmp_path / "cache" / "enginewright" / "exports").iterdir()
+    manifest = (entry / "bundle" / "manifest.json").stat()
+    again = make_server("--model", f"mine={tiny_folder}", "--recipe", "f32")
+    found = again.complete("A ship", max_tokens=8, seed=1)
+    assert found.text == wanted.text and found.json["model"] == "mine"
+    assert found.json["system_fingerprint"] == wanted.json["system_fingerprint"]
+    assert (entry / "bundle" / "manifest.json").stat() == manifest  # it was served from there, and not written again
+    wrong = run(tiny_folder, "--recipe", "int9")
+    assert wrong.returncode == 5 and "int9" in wrong.stderr
+
+
+def test_models_have_shares_of_threads_and_memory() -> None:
+    models = {"a": "a.bundle", "b": "b.bundle", "c": "c.bundle"}
+    options = ServerOptions(models=models, llm={"threads": 8, "memory": "300MiB"})
+    assert options.for_each_model() == {"threads": 2, "memory": 100 << 20}
+    options = ServerOptions(models=models, llm={"threads": 1, "memory": "300MiB"}, max_loaded=2)
+    assert options.for_each_model() == {"threads": 1, "memory": 150 << 20}
+    assert ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3}).for_each_model() == {"seed": 3}
+    assert 0 < ServerOptions(models=models).for_each_model()["memory"] < free_memory() // 4

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.cpu.executable import NUMERICS_VERSION, isas
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.plugins.emit.bundle_writer import BundleWriter
@@ -267,7 +267,7 @@ def test_times_are_added_up_while_a_profile_is_set(bundle: Path) -> None:
 
 def test_what_runs_is_described(bundle: Path) -> None:
     with LLM(bundle, threads=1, isa="portable") as llm:
-        assert llm.info()["executor"] == {"target": "cpu", "isa": "portable", "threads": 1}
+        assert llm.info()["executor"] == {"target": "cpu", "isa": "portable", "threads": 1, "numerics": NUMERICS_VERSION}
 
 
 def test_the_default_pool_is_no_larger_than_needed(bundle: Path) -> None:
