@@ -18,6 +18,7 @@ import zipfile
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from packaging.requirements import Requirement
@@ -25,6 +26,7 @@ from packaging.requirements import Requirement
 from enginewright.optimizer.export import export
 from enginewright.optimizer.sbom import bill_of_materials
 from enginewright.runtime.bundle.reader import Bundle
+from tests.waiting import HANG, wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -223,6 +225,51 @@ def test_the_command_works_without_torch(with_command: Path, tiny_bundle: Path, 
     assert "</html>" in (tmp_path / "report.html").read_text()  # the wheel has its templates
     assert run(optimize, "trace", str(tiny_bundle), "--decode", "1", cwd=tmp_path).returncode == 0
     assert "f32" in run(optimize, "recipes", cwd=tmp_path).stdout
+
+
+def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
+    packages: Packages, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """As examples/service/Dockerfile installs and runs it: by a Python that has nothing else, and writing nothing."""
+    folder = tmp_path / "enginewright"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target", str(folder)]
+    installed = subprocess.run([*pip, f"{packages.wheel}[serve]"], capture_output=True, text=True)
+    assert installed.returncode == 0, installed.stderr
+    files = {path: path.stat() for path in folder.rglob("*")}
+    assert sum(found.st_blocks * 512 for found in files.values()) < 300 << 20
+    assert {"torch", "transformers", "gguf"}.isdisjoint(path.name for path in folder.iterdir())
+    image = (packages.tree / "examples/service/Dockerfile").read_text().replace("\\\n", " ")
+    entry, check = (json.loads(re.findall(rf"^{name}.*?(\[.*\])$", image, re.M)[0]) for name in ("ENTRY", "HEALTH"))
+    python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/none"}
+    address = [*entry[1:-1], "127.0.0.1", str(tiny_bundle), "--port", "0"]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        server = subprocess.Popen([python, "-sP", *address], cwd="/", env=environment, stdout=file, stderr=file)
+    try:
+        wait_until(lambda: "serving at" in log.read_text() or server.poll() is not None)
+        assert server.poll() is None, log.read_text()
+        url = re.findall(r"serving at (\S+) ", log.read_text())[0]
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True}
+        with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode())) as answer:
+            assert json.loads(answer.read())["usage"]["completion_tokens"] == 4
+        with urlopen(url) as page:
+            assert b"</html>" in page.read()
+        assert check[0] == "python"
+        healthy = [python, check[1], check[2].replace("http://127.0.0.1:8000", url)]
+        assert subprocess.run(healthy, env=environment).returncode == 0
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        assert children
+        for pid in (server.pid, *children):
+            mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if ".so" in line}
+            assert any(name.startswith(f"{folder}/") for name in mapped)
+            assert not [name for name in mapped if "torch" in Path(name).name or "/site-packages/" in name]
+    finally:
+        server.terminate()
+        assert server.wait(HANG) == 0, log.read_text()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == {
+        path: found.st_mtime_ns for path, found in files.items()
+    }
 
 
 def test_a_bundle_moves_to_another_environment_and_verifies_there(
