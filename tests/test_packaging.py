@@ -95,7 +95,7 @@ def test_the_sdist_holds_the_whole_tree(packages: Packages) -> None:
 def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
     with zipfile.ZipFile(packages.wheel) as archive:
         names = set(archive.namelist())
-        suffixes = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl", ".j2", ".css", ".js")
+        suffixes = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl", ".j2", ".css", ".html", ".js", ".svg")
         expected = {
             f"enginewright/{name.removeprefix('src/enginewright/')}": name
             for name in packages.names

@@ -108,7 +108,8 @@ class Live:
 
 def _read(request: Generation) -> int:
     """Tokens of its prompt that were computed, and not found in the prefix cache."""
-    return max(min(request.computed, request.prompt_length) - (request.cached_tokens or 0), 0)
+    read = request.prompt_length if request.output_length else min(request.computed, request.prompt_length)
+    return max(read - (request.cached_tokens or 0), 0)
 
 
 def _row(request: Generation, runs: bool, pauses: bool) -> dict[str, Any]:
