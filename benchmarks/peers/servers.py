@@ -28,7 +28,7 @@ from typing import IO
 from peers.engines import ENGINES, OURS
 from peers.install import installed, last_error, peers_python
 from peers.loading import BUILD
-from peers.processes import environment
+from peers.processes import environment, reason
 
 LLAMA_SERVER, LLAMA_CPP_PYTHON = "llama-server", "llama_cpp.server"
 SERVERS = (OURS, LLAMA_SERVER, LLAMA_CPP_PYTHON)
@@ -142,7 +142,7 @@ def serving_with(name: str, serving: Serving) -> Iterator[Server]:
         start = time.perf_counter()
         process = subprocess.Popen(
             _command(name, serving, port),
-            stdout=errors,
+            stdout=subprocess.DEVNULL,
             stderr=errors,
             env=environment(),
             start_new_session=True,
@@ -177,7 +177,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, errors: IO[bytes]) -> Non
         time.sleep(0.02)
     errors.seek(0)
     said = errors.read().decode("utf-8", "replace")
-    raise RuntimeError(f"it doesn't answer: {last_error(said)}")
+    raise RuntimeError(f"it doesn't answer: {reason(said, process.poll() or 0)}")
 
 
 def asked(port: int, method: str, path: str, body: object = None) -> int:
