@@ -76,6 +76,10 @@ class Bounds:
         typer.Option("--splice/--no-splice", help="Put an answer's own tokens back in its conversation; default on."),
     ] = None
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON, a line a request.")] = None
+    otlp: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces."),
+    ] = None
     any_model: Annotated[bool | None, typer.Option("--any-model", hidden=True)] = None
 
 

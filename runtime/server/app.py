@@ -8,6 +8,7 @@ import hashlib
 import logging
 import re
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ from .options import ServerOptions
 from .page import add_page
 from .records import Ended, Piece, Submit
 from .tenants import FairTurns, QuotaError, Tenant, Tenants
+from .tracing import Tracing, exporter_to
 from .turns import Turns
 
 _LOG = logging.getLogger("enginewright.server")
@@ -104,6 +106,7 @@ class Front:
         self.tenants = Tenants(options.api_keys)
         self.metrics = Metrics(self.models)
         self.rendering = FairTurns()
+        self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
         self.running: set[asyncio.Task[Any]] = set()
         self.active = 0
@@ -119,6 +122,8 @@ class Front:
     async def close(self) -> None:
         await asyncio.gather(*(model.close() for model in self.models.values()))
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def model(self, name: str | None) -> Model:
         """Raises ApiError for one that isn't there."""
@@ -210,8 +215,18 @@ def _tokenizer(model: Model) -> Tokenizer:
 class Job:
     """One body on its way: its prompts and parameters, then the requests that run."""
 
-    def __init__(self, front: Front, tenant: Tenant, model: Model, body: Body, kind: type[Shape]) -> None:
+    def __init__(
+        self,
+        front: Front,
+        tenant: Tenant,
+        model: Model,
+        body: Body,
+        kind: type[Shape],
+        trace: str | None = None,
+        request_id: str = "",
+    ) -> None:
         self.front, self.tenant, self.model, self.body = front, tenant, model, body
+        self._trace, self._request_id = trace, request_id
         self.params = body.params(model.model)
         sampling = checked_params(self.params)
         self.answers = sampling.n
@@ -242,12 +257,11 @@ class Job:
 
     def submit(self) -> list[Running]:
         """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError where too many wait."""
-        model, body, key = self.model, self.body, self.tenant.key
+        model, body = self.model, self.body
         most = int(model.options.get("max_requests", 64)) + self.front.options.max_waiting
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
-        priority = body.priority if body.priority is not None or key is None else key.priority
-        of_class = body.request_class if body.request_class is not None or key is None else key.of_class
+        priority, of_class = self.tenant.rank(body.priority, body.request_class)
         found: list[Running] = []
         try:
             for given in self.given:
@@ -262,16 +276,30 @@ class Job:
     def ended(self, given: Given, ended: Ended, new: int) -> None:
         """Counts a request that has ended."""
         self.front.metrics.ended(self.model.name, len(given.ids), new, ended)
+        self._span(len(given.ids), new, ended)
+
+    def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
+        """Counts requests whose client has left, or whose engine was lost."""
+        self.front.metrics.aborted(self.model.name)
+        self._span(prompt, new, None, str(error) if isinstance(error, EnginewrightError) else "the client left")
+
+    def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
+        if self.front.tracing is not None:
+            operation = "chat" if isinstance(self.body, ChatBody) else "text_completion"
+            about = {"gen_ai.response.id": self.shape.id, "enginewright.request_id": self._request_id}
+            self.front.tracing.request(
+                self.model.name, operation, self.params, self._trace, prompt, new, ended, problem, about
+            )
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer."""
         running = self.submit()
         try:
             results = await asyncio.gather(*(one.result() for one in running))
-        except BaseException:
+        except BaseException as e:
             for one in running:
                 self.model.abort(one.number)
-            self.front.metrics.aborted(self.model.name)
+            self.aborted(sum(len(given.ids) for given in self.given), 0, e)
             raise
         choices, new = [], 0
         for i, (given, ended) in enumerate(zip(self.given, results, strict=True)):
@@ -334,7 +362,7 @@ class Job:
         finally:
             self.tokens = prompt + new
             if len(ends) < len(running):
-                self.front.metrics.aborted(self.model.name)
+                self.aborted(prompt, new, sys.exception())
                 for one in running:
                     self.model.abort(one.number)
 
@@ -673,7 +701,8 @@ def make_app(front: Front) -> Gate:
         model.check()
         tenant.begin()
         try:
-            job = Job(front, tenant, model, body, shape)
+            headers = request.headers
+            job = Job(front, tenant, model, body, shape, headers.get("traceparent"), request.state.request_id)
             await job.prepare()
         except BaseException:
             tenant.end(0)

@@ -40,6 +40,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         silence_seconds: without a word of its engine, before it is killed.
         splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
         log_json: logs are JSON, a line each.
+        otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
         any_model: requests may name any model: for test suites of others.
     """
 
@@ -66,6 +67,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     silence_seconds: float = 60.0
     splice: bool = True
     log_json: bool = False
+    otlp: str | None = None
     any_model: bool = False
 
     def check(self) -> None:

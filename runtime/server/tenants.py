@@ -29,7 +29,8 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_c
     Attributes:
         hash: "sha256:" and the SHA-256 of the key, in hexadecimal.
         tenant: whose it is: tenants share no prefixes, turns or quotas.
-        of_class: ``request_class`` of requests that name none; priority: the same.
+        of_class: ``request_class`` of its requests; they may name no other.
+        priority: of its requests; they may name a later one.
         requests: at a time; tokens_per_minute: of prompts and answers. None: as many as there are.
         admin: whether it may see ``/live``, ``/metrics`` and ``/props``, where keys are needed.
     """
@@ -80,6 +81,22 @@ class Tenant:
                 wait = (1 - self._tokens) * 60 / key.tokens_per_minute
                 raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
         self.running += 1
+
+    def rank(self, priority: int | None, of_class: str | None) -> tuple[int | None, str | None]:
+        """Gives the priority and the class of a request that names these. Raises RequestError where its key has others.
+
+        A request may come behind others of its key, but not before them.
+        """
+        key = self.key
+        if key is None:
+            return priority, of_class
+        if key.of_class is not None and of_class not in (None, key.of_class):
+            raise RequestError(
+                f"request_class: this key's requests are of the class {key.of_class!r}", hint="Leave it out."
+            )
+        if key.priority is not None:
+            priority = key.priority if priority is None else max(priority, key.priority)
+        return priority, key.of_class if of_class is None else of_class
 
     def end(self, tokens: int) -> None:
         """Counts what it took."""

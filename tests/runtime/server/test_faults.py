@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.server.options import ServerOptions
+from enginewright.runtime.server.tenants import Key, Tenant
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
 from tests.runtime.server.conftest import START, Server
 
@@ -303,3 +305,13 @@ def test_models_have_shares_of_threads_and_memory() -> None:
     assert options.for_each_model() == {"threads": 1, "memory": 150 << 20}
     assert ServerOptions(models={"a": "a.bundle"}, llm={"seed": 3}).for_each_model() == {"seed": 3}
     assert 0 < ServerOptions(models=models).for_each_model()["memory"] < free_memory() // 4
+
+
+def test_a_key_s_requests_do_not_overtake_others() -> None:
+    key = Key("sha256:" + 64 * "0", "a", of_class="batch", priority=3)
+    tenant = Tenant("a", key)
+    assert tenant.rank(None, None) == (3, "batch") == tenant.rank(1, "batch")
+    assert tenant.rank(7, None) == (7, "batch")
+    with pytest.raises(RequestError, match="request_class: this key's requests are of the class 'batch'"):
+        tenant.rank(None, "chat")
+    assert Tenant("").rank(1, "chat") == (1, "chat")
