@@ -141,7 +141,7 @@ class _Serving:
         elif isinstance(message, Ask):
             self.send(Answer(message.number, self._llm.info()))
         elif isinstance(message, Look):
-            self.send(Answer(message.number, self._live.now(list(self._prepared.values()))))
+            threading.Thread(target=self._look, args=(message,), daemon=True).start()
         elif isinstance(message, Forget):
             threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
 
@@ -183,6 +183,9 @@ class _Serving:
         if prepared is not None:
             self._live.left(prepared)
         return prepared
+
+    def _look(self, message: Look) -> None:
+        self.send(Answer(message.number, self._live.now(list(self._prepared.values()))))
 
     def _forget_prefixes(self, message: Forget) -> None:
         files = self._llm.delete_prefixes(tenant=message.tenant)
