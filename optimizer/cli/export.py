@@ -223,4 +223,9 @@ def _warnings(report: ExportReport) -> list[str]:
     if report.memory is not None and not report.memory.kept:
         most = format_bytes(report.memory.limit)
         found.append(f"{format_bytes(report.peak_rss_bytes)} of memory is more than the {most} allowed")
+    if report.template_appends is False:
+        found.append(
+            "the chat template changes earlier turns of a conversation, so each turn computes more of it anew than the "
+            "turn itself (docs/use/chat-templates.md)"
+        )
     return found

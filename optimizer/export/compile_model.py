@@ -128,4 +128,5 @@ def _report(
         ways=list(searched.candidates),
         exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
         source_bytes=source_bytes(asked.source),
+        template_appends=model.template_appends,
     )

@@ -45,6 +45,7 @@ class ExportReport:
     are the candidates that were compared, if formats and shapes were both searched for. ``source_bytes`` are those of
     the source's weights as they are stored; how fast it ran is in the first of ``verification``. What passes changed in
     the program is in report/diffs.json.
+    ``template_appends`` says whether the chat template only appends (see ``Tokenizer.template_appends``).
     ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
     are that one's.
     """
@@ -75,6 +76,7 @@ class ExportReport:
     ways: list[Candidate] = field(default_factory=list)
     exported: ExportedOn | None = None
     source_bytes: int | None = None
+    template_appends: bool | None = None
     kept_since: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,6 +105,17 @@ class OpenModel:
     recipe: Recipe
     buckets: ExportBuckets | None
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """What the bundle will tokenize with; None where the source has none."""
+        files = self.captured.tokenizer_files
+        return Tokenizer(files) if files is not None and files.tokenizer_json else None
+
+    @property
+    def template_appends(self) -> bool | None:
+        """See ``Tokenizer.template_appends``."""
+        return None if self.tokenizer is None else self.tokenizer.template_appends
+
 
 def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> ExportRequest:
     """The request with a path that is there; what is fetched from the Hub has a time of its own."""
@@ -164,7 +176,7 @@ def open_model(asked: ExportRequest) -> OpenModel:
 
 def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | None:
     """What passes look at: the tokens of a recovery, of a file, or sampled if the recipe needs some; else None."""
-    info, files = model.captured.model_info, model.captured.tokenizer_files
+    info = model.captured.model_info
     known = None if asked.trained is None else asked.trained.calibration(info, asked.calibration)
     if known is not None:
         return known
@@ -175,7 +187,7 @@ def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | 
         info,
         model.recipe.calibration,
         file=asked.calibration,
-        tokenizer=Tokenizer(files) if files is not None and files.tokenizer_json else None,
+        tokenizer=model.tokenizer,
         progress=asked.on_progress,
         keep_bytes=asked.limit.keep_bytes(),
         cache_bytes=asked.limit.cache_bytes(),

@@ -843,6 +843,7 @@ def _props(front: Front, model: Model) -> dict[str, Any]:
         "model": model.model.name,
         "context_length": model.model.context_length,
         "chat_template": model.tokenizer is not None and bool(model.tokenizer.chat_templates),
+        "template_appends": None if model.tokenizer is None else model.tokenizer.template_appends,
         "default_generation_settings": dict(model.model.generation_defaults),
         "executor": model.info.get("executor", {}),
         "kv_cache": model.info.get("kv_cache", ""),

@@ -186,6 +186,40 @@ class Tokenizer:
         return self._control_tokens.guard(text)
 
     @cached_property
+    def template_appends(self) -> bool | None:
+        """Whether the chat template only appends: a longer conversation's text begins with that of a shorter one.
+
+        Then a prefix cache has all of it but the last turn. A template that drops the reasoning of earlier answers, or
+        moves what it says of tools, doesn't. It is tried with a few conversations. None: there is no template, or it
+        refuses them.
+        """
+        said = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
+        try:
+            source = self._template(None, False).source
+            found = self._appends(said)
+            if found and "think" in source:
+                thought = [
+                    m | {"content": f"<think>\n+\n</think>\n\n{m['content']}"} if m["role"] == "assistant" else m
+                    for m in said
+                ]
+                found = self._appends(thought)
+        except EnginewrightError:
+            return None
+        return found
+
+    def _appends(self, said: Sequence[Message]) -> bool:
+        shorter = [(said[:i], said[i]["content"]) for i in range(1, len(said), 2)]
+        whole = self.render_chat(said)
+        for begin, answer in shorter:
+            # Where the template itself begins the reasoning, the answer begins behind that.
+            text = self.render_chat(begin)
+            rest = answer if not text.rstrip().endswith("<think>") else answer.removeprefix("<think>\n")
+            # A space before the answer may be the model's own first one.
+            if not whole.startswith(text) or not whole[len(text) :].lstrip().startswith(rest.lstrip()):
+                return False
+        return True
+
+    @cached_property
     def _control_tokens(self) -> ControlTokens:
         return ControlTokens(self._tokenizer)
 
@@ -215,6 +249,11 @@ class Tokenizer:
         """
         call = self.encode_chat if tokenize else self.render_chat
         return call(conversation, add_generation_prompt=add_generation_prompt, **options)
+
+    @property
+    def special_tokens(self) -> dict[str, Any]:
+        """Name -> what is told of that token, as in ``TokenizerFiles``."""
+        return dict(self._special_tokens)
 
     @property
     def special_names(self) -> list[str]:

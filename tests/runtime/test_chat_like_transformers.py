@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import get_json_schema
 
 from enginewright.optimizer.capture.tokenizer import tokenizer_files
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -255,3 +256,12 @@ def test_what_looks_like_a_special_token_in_a_message_becomes_one() -> None:
     assert ids == theirs.apply_chat_template(messages, return_dict=False)
     assert len(ids) == 1 + 1 + 1 + 1 + 1 + 2
     assert ours.decode(ids) == "a<think>b<s" == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_whether_a_template_only_appends(name: str, tiny_bundle: Path) -> None:
+    """Of these, those that drop reasoning, and harmony's, whose channels the last answer alone has."""
+    files = Bundle.open(tiny_bundle).tokenizer_files()
+    template = (FOLDER / f"{name}.jinja").read_text()
+    appends = Tokenizer(replace(files, chat_template=template)).template_appends
+    assert appends is (name not in ("deepseek_r1", "qwen3", "harmony"))
