@@ -6,7 +6,7 @@ Four parts, each by `optimize loadtest`:
 
 - through: 16 clients, each of which waits for its answer, through HTTP; beside the runtime's own speed, `LLM.generate`
   of the same requests, 16 at a time, in a process of its own. A round has both, and the peers too; the median of the
-  rounds' ratios counts. The processor time of front end, engine and load tool is measured, in microseconds a token.
+ The processor time of front end, engine and load tool is measured, in microseconds a token.
 - goodput: requests that arrive as a Poisson process at some rates; how many are answered within targets.
 - start: from nothing to the first token of a short prompt, by `optimize generate` and by `optimize serve` with one
   request, in turn, once before that for the file cache.
@@ -38,7 +38,7 @@ from peers.machine import commit, machine
 from peers.models import MODELS
 from peers.prepare import export, quietly, source_of
 from peers.processes import environment
-from peers.servers import SERVERS, Serving, about, asked, ready, serving_with
+from peers.servers import LLAMA_CPP_PYTHON, SERVERS, Serving, about, asked, ready, serving_with
 from peers.tables import markdown
 
 PARTS = ("through", "goodput", "start")
@@ -201,6 +201,8 @@ def through(found: dict[str, Any], job: Job) -> Iterator[None]:
         row: dict[str, Any] = {}
         rows.append(row)
         for name in order:
+            if name == LLAMA_CPP_PYTHON and number:
+                continue  # one request after the other takes minutes, and is far from the others
             tell(f"{job.model}: {CLIENTS} clients, round {number + 1} of {job.rounds}: {name}")
             try:
                 if name == "runtime":

@@ -130,7 +130,8 @@ def _command(name: str, serving: Serving, port: int) -> list[str]:
     return [
         *(str(BUILD / "peers" / "bin" / "python"), "-m", "llama_cpp.server", "--model", str(serving.gguf)),
         *("--port", str(port), "--n_threads", threads, "--n_threads_batch", threads, "--n_ctx", str(context)),
-        *("--flash_attn", "true", "--logits_all", "false"),
+        # By default a new request cuts off the one that is being answered.
+        *("--flash_attn", "true", "--logits_all", "false", "--interrupt_requests", "false"),
     ]
 
 

@@ -244,7 +244,10 @@ def check_url(url: str, *, remote: bool) -> None:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
-        raise RequestError(f"url: {url!r} isn't a server's address", hint="Pass one such as http://127.0.0.1:8000.")
+        raise RequestError(
+            f"url: {url!r} isn't a server's address",
+            hint="Pass one such as http://127.0.0.1:8000; or a bundle's folder.",
+        )
     if parts.username is not None or parts.password is not None:
         raise RequestError("url: it has a name or a password in it", hint="Pass the key with --api-key.")
     if not remote and not _is_loopback(parts.hostname):

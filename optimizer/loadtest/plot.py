@@ -11,6 +11,7 @@ from enginewright.optimizer.bench.plot import HEIGHT, WIDTH, Panel, Series, draw
 from enginewright.optimizer.report.charts import LogAxis
 from enginewright.optimizer.report.numbers import duration, rate
 from enginewright.optimizer.shared.files import write_output
+from enginewright.runtime.shared.json_document import printable
 
 from .result import LoadResult
 from .run import Record
@@ -128,7 +129,7 @@ def svg(result: LoadResult) -> str:
     how = f"{work['clients']} clients" if work["loop"] == "closed" else f"{work.get('rate', 'trace')} requests a second"
     note = f"{result.figures.finished:,} requests finished, {result.figures.failed:,} failed, {how}"
     goals = result.figures.goodput is not None
-    return draw(panels(result), f"{result.model}: load test", note, dashed="the goal" if goals else "")
+    return draw(panels(result), f"{printable(result.model)}: load test", note, dashed="the goal" if goals else "")
 
 
 def write_svg(result: LoadResult, path: Path) -> None:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from enginewright.optimizer.report.numbers import duration, rate
+from enginewright.runtime.shared.json_document import printable
 
 from .result import Figures, LoadResult, Spread
 
@@ -21,7 +22,9 @@ def print_load(result: LoadResult, console: Console) -> None:
     """What was sent, what became of it, how long it took, and what to know of the figures."""
     work = result.workload
     how = f"{work['clients']} clients" if work["loop"] == "closed" else _rate(work)
-    console.print(f"{result.model} at {result.url}: {how}, seed {work['seed']}", markup=False, soft_wrap=True)
+    console.print(
+        f"{printable(result.model)} at {result.url}: {how}, seed {work['seed']}", markup=False, soft_wrap=True
+    )
     console.print()
     for figures in (result.figures, *result.classes):
         _figures(figures, console, all_of=bool(result.classes))
@@ -52,7 +55,9 @@ def _figures(of: Figures, console: Console, *, all_of: bool) -> None:
         prompt += f", {of.cached_tokens / of.prompt_tokens:.0%} of them cached"
     row("tokens", f"{of.tokens:,} written, {rate(of.tokens_per_second)} a second{prompt}")
     if (good := of.goodput) is not None:
-        goals = ", ".join(f"{name.replace('_', ' ')} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None)
+        goals = ", ".join(
+            f"{name.replace('_', ' ')} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None
+        )
         row("goodput", f"{good.per_second:.3g} requests a second: {good.share:.1%} within {goals}")
     for kind, (count, said) in of.errors.items():
         row("error", f"{count:,} {kind}" + (f": {said}" if said else ""))

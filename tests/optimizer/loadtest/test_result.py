@@ -130,6 +130,12 @@ def test_the_chart_needs_nothing_else(tmp_path: Path) -> None:
     assert panels(result(records=())) == [] and panels(result(goals=Goals()))[0].series[0].limits == ()
 
 
+def test_a_model_s_name_can_t_command_a_terminal_or_break_a_chart() -> None:
+    found = result(model="\x1b[2Jm<&>")
+    assert "\x1b" not in printed(found)
+    ElementTree.fromstring(svg(found))
+
+
 def test_the_chart_s_tokens_are_all_there() -> None:
     (line,) = panels(result())[1].series
     shown = [float(title.rpartition(": ")[2].replace(",", "")) for title in line.titles]
