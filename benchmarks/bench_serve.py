@@ -2,11 +2,11 @@
 
     python benchmarks/bench_serve.py [--models smollm2] [--servers enginewright llama-server] [--quick] [--json FILE]
 
-Four parts, each by `optimize loadtest`:
+Three parts, the first two by `optimize loadtest`:
 
 - through: 16 clients, each of which waits for its answer, through HTTP; beside the runtime's own speed, `LLM.generate`
   of the same requests, 16 at a time, in a process of its own. A round has both, and the peers too; the median of the
- The processor time of front end, engine and load tool is measured, in microseconds a token.
+  rounds' ratios counts. The processor time of front end, engine and load tool is measured, in microseconds a token.
 - goodput: requests that arrive as a Poisson process at some rates; how many are answered within targets.
 - start: from nothing to the first token of a short prompt, by `optimize generate` and by `optimize serve` with one
   request, in turn, once before that for the file cache.

@@ -171,7 +171,9 @@ def _options(asking: Asking, coming: Coming, saying: Saying) -> dict[str, Any]:
             raise typer.BadParameter(f"{name}: {value!r} isn't one of {', '.join(known)}")
     times = {name: getattr(saying, name) for name in ("ttft", "tpot", "end_to_end")}
     one = RequestClass(
-        **{name: parse_lengths(getattr(saying, name), name) for name in ("prompt", "answer", "turns")},
+        prompt=parse_lengths(saying.prompt, "prompt"),
+        answer=parse_lengths(saying.answer, "answer"),
+        turns=parse_lengths(saying.turns, "turns"),
         leave=saying.leave,
         goals=Goals(**{name: parse_seconds(text, name) for name, text in times.items() if text is not None}),
         body=dict(named_value("--param", text, "ignore_eos=true") for text in asking.param or ()),
