@@ -129,7 +129,7 @@ def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
         if not isinstance(table.get("body", {}), dict):
             raise RequestError(f"{where}: body isn't a table", hint=f"Write [{name}.body], and its fields below.")
         options["body"] = {**default.body, **table.get("body", {})}
-        found.append(_checked(RequestClass(**options), where))
+        found.append(_checked(RequestClass(**options), f"{where}: "))
     if not found or sum(one.share for one in found) <= 0:
         raise RequestError(f"classes: {path}: there is no class with a share", hint="Write [chat] and share = 1.")
     return tuple(found)
@@ -139,7 +139,7 @@ def _checked(one: RequestClass, where: str) -> RequestClass:
     for name, most in (("share", math.inf), ("leave", 1.0)):
         value = getattr(one, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise RequestError(f"{where}: {name}: {value!r} is out of range", hint="It must be a share, such as 0.1.")
+            raise RequestError(f"{where}{name}: {value!r} is out of range", hint="It must be a share, such as 0.1.")
     return one
 
 
@@ -232,7 +232,7 @@ class LoadOptions:
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{name}: {value:g} is out of range", hint=f"It must be from {low:g} to {high:g}.")
         for one in self.classes:
-            _checked(one, f"class {one.name}" if one.name else "options")
+            _checked(one, f"class {one.name}: " if one.name else "")
         check_url(self.url, remote=self.remote)
 
 

@@ -190,6 +190,7 @@ class LoadResult:
         """Everything but the single requests."""
         tokens = self.figures.tokens
         return {
+            "format_version": 1,
             "url": self.url,
             "api": self.api,
             "model": self.model,
