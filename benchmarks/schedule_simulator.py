@@ -75,6 +75,20 @@ def bursts(requests: int, rate: float, seed: int, batch: float = 0.15) -> list[A
     return found
 
 
+def day(rate: float, seed: int, hours: float = 24.0) -> list[Arrival]:
+    """A day: at 3 o'clock a fifth of the requests of 15 o'clock; ``rate``: a second, on average over the day."""
+    rng = np.random.default_rng(seed)
+    found, at, most = [], 0.0, rate * 5 / 3
+    while (at := at + rng.exponential(1 / most)) < hours * 3600:
+        share = 0.6 - 0.4 * np.cos((at / 3600 - 3) / 12 * np.pi)  # of the most
+        if rng.random() > share:
+            continue
+        kind, prompt, answer = ("batch", 400, 100) if rng.random() < 0.15 else ("chat", 80, 40)
+        tenant = f"t{rng.integers(50)}"
+        found.append(Arrival(at, _length(rng, prompt), _length(rng, answer), kind, tenant))
+    return found
+
+
 def greedy(requests: int, rate: float, seed: int, tenants: int = 4) -> list[Arrival]:
     """As many requests of one tenant, "greedy", as three others send together, and as many again."""
     rng = np.random.default_rng(seed)
@@ -137,6 +151,7 @@ def simulate(load: Sequence[Arrival], scheduling: Scheduling | None, seed: int =
             if request.finished:
                 found.append(_served(of.pop(request), request, clock.now))
     assert len(found) == len(load), "every request has ended"
+    assert all(pool.free_blocks == pool.total_blocks for pool in scheduler.pools.values()), "no block is lost"
     return found
 
 

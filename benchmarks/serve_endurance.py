@@ -1,0 +1,269 @@
+"""What a server endures: many clients for minutes, an engine that is killed often, and a day in a simulator.
+
+    python benchmarks/serve_endurance.py BUNDLE [--clients 200] [--seconds 300] [--kills 10] [--json FILE] [--plot FILE]
+
+- load: so many clients at a time, of two classes and mixed lengths; one in ten leaves before its answer's end. Then all
+  blocks must be free again. Memory of front end and engine is read each second.
+- kills: the engine is killed under some requests. Each must end, with an answer or an error, and the server come back.
+- day: 24 hours of requests in the simulator of ``schedule_simulator``, at some rate: all must end, all blocks be free.
+
+What must hold ends the program with 1 where it doesn't. Times are told, and nothing is asked of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from peers.machine import commit, machine
+from schedule_simulator import day, simulate
+
+from enginewright.runtime.scheduler.options import Scheduling
+
+CLASSES = """
+[chat]
+share = 0.8
+prompt = "lognormal:{chat}:0.7"
+answer = "lognormal:{answer}:0.7"
+tpot = "400ms"
+leave = 0.1
+[chat.body]
+request_class = "chat"
+[batch]
+share = 0.2
+prompt = "lognormal:{batch}:0.5"
+answer = "lognormal:{answer}:0.5"
+leave = 0.1
+[batch.body]
+request_class = "batch"
+"""
+SCHEDULING = """
+max_waiting = 100000
+refuse = false
+[classes.chat]
+tpot = "400ms"
+[classes.batch]
+priority = 1
+"""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Server:
+    """``optimize serve`` of a bundle."""
+
+    def __init__(self, bundle: Path, folder: Path) -> None:
+        (folder / "scheduling.toml").write_text(SCHEDULING)
+        program = [sys.executable, "-m", "enginewright", "serve", str(bundle), "--port", "0", "--json"]
+        program += ["--scheduling", str(folder / "scheduling.toml"), "--max-waiting", "100000"]
+        self._process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        lines = []
+        for line in self._process.stdout:
+            lines.append(line)
+            if line.rstrip() == "}":
+                break
+        self.url: str = json.loads("".join(lines))["url"]
+
+    @property
+    def engine(self) -> int | None:
+        """The engine's process."""
+        pid = self._process.pid
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return next((int(one) for one in found if b"engine_process" in _read(f"/proc/{one}/cmdline")), None)
+
+    def megabytes(self) -> tuple[float, float]:
+        """Resident, of the front end and of the engine."""
+        return tuple(  # type: ignore[return-value]
+            int((_read(f"/proc/{pid}/statm").split() or [b"0"] * 2)[1]) * PAGE / 1e6
+            for pid in (self._process.pid, self.engine)
+        )
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """A status, and what JSON says."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"))
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def props(self) -> dict[str, Any]:
+        """What ``/props`` says of the model."""
+        return next(iter(self.ask("GET", "/props")[1]["models"].values()))  # type: ignore[no-any-return]
+
+    def idle(self) -> bool:
+        """Waits until no request runs; whether no block is held then."""
+        while (found := self.props())["requests"] or found["waiting"] or found["kv_cache_used"]:
+            if not found["requests"] and time.monotonic() - self._since > 30:
+                return False
+            if found["requests"]:
+                self._since = time.monotonic()
+            time.sleep(0.5)
+        return True
+
+    _since = 0.0
+
+    def stop(self) -> int:
+        """Ends it as a service manager does."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait()
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def load(server: Server, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Many clients for so many seconds."""
+    scale = min(server.props()["context_length"] / 4096, 1.0)  # so that no prompt is longer than the model takes
+    lengths = {"chat": int(80 * scale), "batch": int(300 * scale), "answer": int(48 * scale)}
+    (folder / "classes.toml").write_text(CLASSES.format(**lengths))
+    memory: list[tuple[float, float]] = []
+    program = [sys.executable, "-m", "enginewright", "loadtest", server.url, "--clients", str(options.clients)]
+    program += ["--seconds", str(options.seconds), "--requests", "1000000", "--classes", str(folder / "classes.toml")]
+    program += ["--timeout", "600s", "--json", "--quiet"]
+    program += [] if options.plot is None else ["--plot", str(options.plot)]
+    with _each_second(lambda: memory.append(server.megabytes())):
+        text = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(text)
+    third = max(len(memory) // 3, 1)
+    grown = [
+        sum(one[i] for one in memory[-third:]) / third - sum(one[i] for one in memory[third : 2 * third]) / third
+        for i in (0, 1)
+    ]
+    server._since = time.monotonic()
+    return {
+        "clients": options.clients,
+        "result": found,
+        "all_blocks_free": server.idle(),
+        "megabytes": {
+            "front_end": {"first": memory[0][0], "last": memory[-1][0], "last_third_less_middle": grown[0]},
+            "engine": {"first": memory[0][1], "last": memory[-1][1], "last_third_less_middle": grown[1]},
+        },
+    }
+
+
+@contextmanager
+def _each_second(call: Any) -> Iterator[None]:
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(1.0):
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def kills(server: Server, count: int, requests: int = 20) -> dict[str, Any]:
+    """The engine is killed under some requests, so many times."""
+    statuses: dict[str, int] = {}
+    back: list[float] = []
+    for round_ in range(count):
+        with concurrent.futures.ThreadPoolExecutor(requests) as pool:
+            body = {"max_tokens": 200, "ignore_eos": True, "request_class": "chat"}
+            asked = [
+                pool.submit(server.ask, "POST", "/v1/completions", body | {"prompt": f"{round_} {i}", "seed": i})
+                for i in range(requests)
+            ]
+            while server.props()["requests"] < requests // 2 and not all(one.done() for one in asked):
+                time.sleep(0.01)
+            if (pid := server.engine) is not None:
+                os.kill(pid, signal.SIGKILL)
+            began = time.monotonic()
+            for one in asked:
+                status = str(one.result()[0])
+                statuses[status] = statuses.get(status, 0) + 1
+            while server.ask("GET", "/health")[0] != 200:
+                time.sleep(0.05)
+            back.append(round(time.monotonic() - began, 2))
+    status, _ = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
+    return {"kills": count, "requests": count * requests, "statuses": statuses, "back_seconds": back, "then": status}
+
+
+def simulated(rate: float, seed: int = 0) -> dict[str, Any]:
+    """A day of requests."""
+    scheduling = Scheduling(classes={"chat": {"ttft": 1.0, "tpot": 0.04}, "batch": {"priority": 1}})
+    arrivals = day(rate, seed)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    served = simulate(arrivals, scheduling, seed)
+    late = [one for one in served if one.first is None]
+    return {
+        "requests": len(arrivals),
+        "refused": len(late),
+        "ended_after_hours": max(one.ended for one in served) / 3600,
+        "seconds": round(time.perf_counter() - began, 1),
+        "megabytes_grown": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs all three, and says what didn't hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second of the simulated day; 0: no day")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="an SVG file with the times")
+    options = parser.parse_args(arguments)
+    found: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
+    with tempfile.TemporaryDirectory() as name:
+        server = Server(options.bundle, Path(name))
+        try:
+            found["load"] = load(server, Path(name), options)
+            found["kills"] = kills(server, options.kills)
+        finally:
+            found["exit"] = server.stop()
+    if options.rate:
+        found["day"] = simulated(options.rate)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    return int(bool(problems(found)))
+
+
+def problems(found: dict[str, Any]) -> list[str]:
+    """What didn't hold, a line each; printed too."""
+    wrong = []
+    if found["load"]["result"]["errors"]:
+        wrong.append(f"errors under load: {found['load']['result']['errors']}")
+    if not found["load"]["all_blocks_free"]:
+        wrong.append("blocks are lost")
+    kills = found["kills"]
+    if sum(kills["statuses"].values()) != kills["requests"] or set(kills["statuses"]) - {"200", "503"}:
+        wrong.append(f"requests under a kill: {kills['statuses']}")
+    if kills["then"] != 200 or found["exit"]:
+        wrong.append("it doesn't answer after the kills, or doesn't end well")
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
