@@ -61,9 +61,9 @@ class Sizes:
 
     prompt: str = "30-120"
     answer: str = "32-96"
-    requests: int = 96
-    rates: tuple[float, ...] = (2.0, 4.0, 8.0)
-    seconds: float = 30.0
+    requests: int = 256
+    rates: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0)
+    seconds: float = 25.0
     ttft: str = "500ms"
     tpot: str = "50ms"
     patience: str = "15s"
@@ -72,7 +72,7 @@ class Sizes:
 
 SIZES = {
     "smollm2": Sizes(),
-    "llama-1b": Sizes(requests=32, rates=(0.25, 0.5, 1.0), ttft="2s", tpot="200ms", patience="30s"),
+    "llama-1b": Sizes(requests=64, rates=(0.25, 0.5, 1.0, 2.0), seconds=40.0, ttft="2s", tpot="100ms", patience="30s"),
 }
 
 
