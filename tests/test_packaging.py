@@ -240,12 +240,13 @@ def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
     assert {"torch", "transformers", "gguf"}.isdisjoint(path.name for path in folder.iterdir())
     image = (packages.tree / "examples/service/Dockerfile").read_text().replace("\\\n", " ")
     entry, check = (json.loads(re.findall(rf"^{name}.*?(\[.*\])$", image, re.M)[0]) for name in ("ENTRY", "HEALTH"))
-    python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python.parent.parent)], check=True)
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/none"}
     address = [*entry[1:-1], "127.0.0.1", str(tiny_bundle), "--port", "0"]
     log = tmp_path / "log"
     with log.open("w") as file:
-        server = subprocess.Popen([python, "-sP", *address], cwd="/", env=environment, stdout=file, stderr=file)
+        server = subprocess.Popen([python, *address], cwd="/", env=environment, stdout=file, stderr=file)
     try:
         wait_until(lambda: "serving at" in log.read_text() or server.poll() is not None)
         assert server.poll() is None, log.read_text()
