@@ -145,7 +145,7 @@ def usage(prompt: int, new: int, ended: Iterable[Ended] = ()) -> dict[str, Any]:
 
 
 class ChatShape(Shape):
-    """Of ``/v1/chat/completions``."""
+    """The answer of ``/v1/chat/completions``."""
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -190,7 +190,7 @@ class ChatShape(Shape):
 
 
 class CompletionShape(Shape):
-    """Of ``/v1/completions``; log-probabilities are in the shape that it had from the first."""
+    """The answer of ``/v1/completions``; log-probabilities have the shape that this protocol began with."""
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 

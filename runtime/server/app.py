@@ -162,7 +162,7 @@ class Front:
         return self._turns[model.hash]
 
     async def in_thread(self, tenant: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, done beside the event loop; tenants take turns."""
+        """What ``work`` returns, done beside the event loop; tenants alternate."""
         async with self.rendering.turn(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
@@ -170,8 +170,9 @@ class Front:
         """Changes whenever the same request might get other tokens. None for a model that was never loaded."""
         if not model.info:
             return None
-        isa = model.info.get("executor", {}).get("isa")
-        about = (model.hash, model.target, isa, metadata.version("enginewright"))
+        executor = model.info.get("executor", {})
+        how = executor.get("isa"), executor.get("numerics")
+        about = (model.hash, model.target, *how, metadata.version("enginewright"))
         return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def exact(self, model: Model) -> bool:
@@ -661,7 +662,7 @@ _ACCESS = logging.getLogger("enginewright.access")
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:
-    """As OpenAI's clients send it, or Anthropic's."""
+    """The key as OpenAI's clients send it, or as Anthropic's do."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" and key.strip() else headers.get("x-api-key")
 
@@ -804,7 +805,7 @@ def make_app(front: Front) -> Gate:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """The metrics in Prometheus' text format."""
         return Response(front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/props")

@@ -93,7 +93,7 @@ effort either; one whose template reads ``reasoning_effort`` gets it by chat_tem
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Of a stream: usage at its end, or with each piece. ``include_obfuscation``: nothing is padded."""
+    """Says what a stream has besides: usage at its end, or always. ``include_obfuscation``: nothing is padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -166,7 +166,7 @@ class Body(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(Body, kw_only=True):
-    """Of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -190,7 +190,7 @@ class ChatBody(Body, kw_only=True):
 
 
 class CompletionBody(Body, kw_only=True):
-    """Of ``/v1/completions``. ``prompt``: a text or token ids, or several of these."""
+    """The body of ``/v1/completions``. ``prompt``: a text or token ids, or several of these."""
 
     prompt: Any
     logprobs: int | None = None
@@ -235,7 +235,7 @@ class CompletionBody(Body, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``/tokenize``: a prompt, or messages. ``content`` is llama.cpp's name of a prompt."""
+    """The body of ``/tokenize``: a prompt, or messages. ``content`` is llama.cpp's name of a prompt."""
 
     model: str | None = None
     prompt: str | None = None
@@ -249,7 +249,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``/detokenize``."""
+    """The body of ``/detokenize``."""
 
     tokens: list[int]
     model: str | None = None

@@ -266,7 +266,7 @@ class Model:
                 os.kill(self._process.pid, signal.SIGKILL)
 
     def describe(self) -> dict[str, Any]:
-        """For ``/props`` and the page."""
+        """Tells how it is doing, for ``/props`` and the page."""
         beat = self.beat
         return {
             "state": self.state,

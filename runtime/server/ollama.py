@@ -33,7 +33,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 class ShowBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``/api/show``. ``name`` is the older name of ``model``; all is told whether ``verbose`` or not."""
+    """The body of ``/api/show``. ``name`` is the older name of ``model``; all is told whether ``verbose`` or not."""
 
     model: str | None = None
     name: str | None = None
@@ -53,12 +53,12 @@ def error_body(message: str) -> dict[str, Any]:
 
 
 def tags(models: Iterable[Model]) -> dict[str, Any]:
-    """Of ``/api/tags``: every model."""
+    """The answer of ``/api/tags``: every model."""
     return {"models": [_row(model) | {"modified_at": _time(model.modified)} for model in models]}
 
 
 def running(models: Iterable[Model]) -> dict[str, Any]:
-    """Of ``/api/ps``: those that are loaded."""
+    """The answer of ``/api/ps``: those that are loaded."""
     return {
         "models": [
             _row(model) | {"expires_at": _NEVER, "context_length": model.model.context_length} | _memory(model)
@@ -69,7 +69,7 @@ def running(models: Iterable[Model]) -> dict[str, Any]:
 
 
 def shown(model: Model) -> dict[str, Any]:
-    """Of ``/api/show``. The template is in Jinja, as the model has it; the license isn't in a bundle."""
+    """The answer of ``/api/show``. The template is in Jinja, as the model has it; the license isn't in a bundle."""
     info, family = model.model, _family(model)
     about: dict[str, Any] = {
         "general.architecture": family,

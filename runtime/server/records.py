@@ -18,7 +18,7 @@ from ..shared.errors import BundleError, CapacityError, EnginewrightError, Overl
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 28
-"""Of a message."""
+"""The most bytes of a message."""
 
 Logprobs = tuple[int, float, tuple[tuple[int, float], ...]]
 """``TokenLogprobs`` as plain values."""
@@ -163,7 +163,7 @@ class Events(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """To ``Ask``, ``Look`` or ``Forget``."""
+    """Answers ``Ask``, ``Look`` or ``Forget``."""
 
     number: int
     value: dict[str, Any]

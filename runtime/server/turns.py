@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MOST_BYTES = 64 << 20
-"""Of texts and token ids, of all tenants together."""
+"""The most bytes of texts and token ids, of all tenants together."""
 _TOKEN_BYTES = 8
 
 

@@ -252,7 +252,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """Name -> what is told of that token, as in ``TokenizerFiles``."""
+        """Name -> what the model says of that token, as in ``TokenizerFiles``."""
         return dict(self._special_tokens)
 
     @property

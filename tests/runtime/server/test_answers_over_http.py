@@ -172,7 +172,7 @@ def test_models_and_tokens(server: Server, client: openai.OpenAI, llm: LLM) -> N
 
 
 def test_a_conversation_goes_on_from_its_own_tokens(make_server: Callable[..., Server], turns_bundle: Path) -> None:
-    """A tiny model writes bytes that are no text: encoded again they would be other tokens."""
+    """A tiny model writes bytes that aren't text: encoded again they would be other tokens."""
     server = make_server(turns_bundle)
     messages = [{"role": "user", "content": "A long question about ships, the sea, and the wind. " * 3}]
     for stream in (False, True):
@@ -202,7 +202,7 @@ def test_a_conversation_goes_on_from_its_own_tokens(make_server: Callable[..., S
 
 def test_what_is_said_of_the_model(server: Server) -> None:
     props = server.props()
-    assert props["exact"] and "in any company" in props["guarantee"] and props["target"] == "cpu"
+    assert props["exact"] and "in any batch" in props["guarantee"] and props["target"] == "cpu"
     assert props["system_fingerprint"] == server.chat("Hi", max_tokens=1).json["system_fingerprint"]
     text = server.ask("GET", "/metrics").body.decode()
     for name in ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens_total", "cache_config_info"):
