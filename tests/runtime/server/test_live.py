@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import Held, wait_until
 
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.engine.request_maker import PreparedPrompt
 from enginewright.runtime.kv_cache.block_pool import BlockPool
 from enginewright.runtime.server.live import Live
+from tests.waiting import Held, wait_until
 
 SCHEDULING = {"classes": {"chat": {"ttft": "500s"}, "batch": {"priority": 1}}}
 PROMPT = list(range(40, 120))

@@ -267,7 +267,8 @@ def test_times_are_added_up_while_a_profile_is_set(bundle: Path) -> None:
 
 def test_what_runs_is_described(bundle: Path) -> None:
     with LLM(bundle, threads=1, isa="portable") as llm:
-        assert llm.info()["executor"] == {"target": "cpu", "isa": "portable", "threads": 1, "numerics": NUMERICS_VERSION}
+        about = {"target": "cpu", "isa": "portable", "threads": 1, "numerics": NUMERICS_VERSION}
+        assert llm.info()["executor"] == about
 
 
 def test_the_default_pool_is_no_larger_than_needed(bundle: Path) -> None:
