@@ -1,0 +1,64 @@
+"""Options of a server: which hosts it answers for, and files of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright.runtime.server.app import ApiError, api_error
+from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
+from enginewright.runtime.shared.errors import RequestError
+
+MODELS = {"a": "a.bundle"}
+HERE = {"127.0.0.1", "::1", "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts"),
+    [
+        ({}, HERE),
+        ({"allowed_hosts": ["Models.example.org"]}, HERE | {"models.example.org"}),
+        ({"host": "10.0.0.5", "api_keys": "keys.toml"}, HERE | {"10.0.0.5"}),
+        ({"host": "0.0.0.0", "api_keys": "keys.toml"}, None),
+        ({"host": "0.0.0.0", "insecure": True}, HERE),
+        ({"host": "0.0.0.0", "api_keys": "k", "allowed_hosts": ["m"]}, HERE | {"m", "0.0.0.0"}),
+        ({"allowed_hosts": ["*"]}, None),
+    ],
+)
+def test_a_check_on_the_machine_itself_is_always_answered(given: dict[str, Any], hosts: set[str] | None) -> None:
+    """A health check asks 127.0.0.1, and no page of another site can have that name."""
+    options = ServerOptions(models=MODELS, **given)
+    options.check()
+    assert options.fixed_hosts == hosts
+
+
+def test_options_are_the_same_from_their_file(tmp_path: Path) -> None:
+    llm = {"threads": 2, "scheduling": {"classes": {"chat": {"ttft": "1s"}}}}
+    options = ServerOptions(models={"a b": "a.bundle"}, llm=llm, max_waiting=3, allowed_hosts=["x"], splice=False)
+    file = tmp_path / "server.toml"
+    file.write_text(as_toml(options))
+    assert ServerOptions(**options_from_file(file)) == options
+    file.write_text("max_bodies = 3\n")
+    with pytest.raises(RequestError, match=r"server\.toml: there is no option 'max_bodies'"):
+        options_from_file(file)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("'odd': there is no such field", "odd"),
+        ("max_tokens: expected `int`", "max_tokens"),
+        ("chat: message 0: it has no content", "messages"),
+        ("messages[3]: it has no role", "messages[3]"),
+        ("the body isn't JSON", None),
+    ],
+)
+def test_an_error_names_the_field(message: str, param: str | None) -> None:
+    error = api_error(RequestError(message)).body["error"]
+    assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", 400)
+
+
+def test_a_method_that_a_path_does_not_take_is_the_client_s_mistake() -> None:
+    assert ApiError(405, "no").body["error"]["type"] == "invalid_request_error"
