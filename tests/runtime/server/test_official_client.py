@@ -1,0 +1,319 @@
+"""Every option that OpenAI's client has, and every one that a body may have, through that client: sync and async,
+streamed and whole, which must agree. A new option of either fails here until it is in one of the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from enginewright import LLM
+from enginewright.runtime.server.bodies import HARMLESS, REFUSED, ChatBody, CompletionBody
+from tests.runtime.server.conftest import Server
+
+Answer = dict[str, Any]
+"""Of one choice: its text, finish_reason, and tokens of its log-probabilities."""
+Check = Callable[[list[Answer], list[Answer]], bool]
+"""Whether the answers with an option are right, given those without it."""
+
+MESSAGES = [{"role": "user", "content": "Tell me of ships."}]
+BASE = {"seed": 5, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+
+
+def other(found: list[Answer], base: list[Answer]) -> bool:
+    return found[0]["text"] != base[0]["text"]
+
+
+def same(found: list[Answer], base: list[Answer]) -> bool:
+    return found == base
+
+
+def length(count: int) -> Check:
+    return lambda found, base: found[0]["text"] == base[0]["text"][:count] and found[0]["finish"] == "length"
+
+
+def scored(count: int) -> Check:
+    return lambda found, base: found[0]["text"] == base[0]["text"] and len(found[0]["tokens"]) == count
+
+
+BOTH: dict[str, tuple[dict[str, Any], Check]] = {
+    # option -> what is sent besides BASE, and what must come of it
+    "frequency_penalty": ({"frequency_penalty": 1.9}, other),
+    "presence_penalty": ({"presence_penalty": 1.9}, other),
+    "logit_bias": ({"logit_bias": {"70": 100}}, lambda found, base: len(set(found[0]["text"])) == 1),
+    "max_tokens": ({"max_tokens": 3}, lambda found, base: base[0]["text"].startswith(found[0]["text"])),
+    "n": ({"n": 3}, lambda found, base: len(found) == 3 and len({one["text"] for one in found}) > 1),
+    "seed": ({"seed": 6}, other),
+    "stop": ({"stop": ["e", "a", "i", "o"]}, lambda found, base: not {*found[0]["text"]} & {*"eaio"}),
+    "temperature": ({"temperature": 0.01}, other),
+    "top_p": ({"top_p": 0.01}, other),
+    "model": ({"model": "tiny-llama"}, same),
+    "stream_options": ({}, same),  # sent with every stream
+    "stream": ({}, same),
+}
+CHAT: dict[str, tuple[dict[str, Any], Check]] = {
+    "messages": ({"messages": [*MESSAGES, {"role": "assistant", "content": "No."}, *MESSAGES]}, other),
+    "max_completion_tokens": ({"max_completion_tokens": 3}, BOTH["max_tokens"][1]),
+    "logprobs": ({"logprobs": True}, scored(24)),
+    "top_logprobs": ({"logprobs": True, "top_logprobs": 4}, scored(24)),
+}
+COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
+    "prompt": ({"prompt": [5, 6, 7]}, other),
+    "echo": ({"echo": True}, lambda found, base: found[0]["text"] == "Ships " + base[0]["text"]),
+    "logprobs": ({"logprobs": 2}, scored(24)),
+    "best_of": ({"best_of": 1}, same),
+}
+EXTRA: dict[str, tuple[dict[str, Any], Check]] = {
+    # not the client's: sent as extra_body
+    "top_k": ({"top_k": 1}, other),
+    "min_p": ({"min_p": 0.99}, other),
+    "typical_p": ({"typical_p": 0.01}, other),
+    "repetition_penalty": ({"repetition_penalty": 1.9}, other),
+    "allowed_token_ids": ({"allowed_token_ids": [70]}, lambda found, base: len(set(found[0]["text"])) == 1),
+    "bad_words": ({"bad_words": ["e"]}, lambda found, base: "e" not in found[0]["text"]),
+    "stop_token_ids": (
+        {"stop_token_ids": [*range(3, 259)]},
+        lambda found, base: found[0]["finish"] == "stop" and len(found[0]["text"]) <= 1,
+    ),
+    "include_stop_str_in_output": (
+        {"stop": ["e", "a", "i", "o", "u"], "include_stop_str_in_output": True},
+        lambda found, base: found[0]["finish"] == "length" or found[0]["text"][-1] in "eaiou",
+    ),
+    "ignore_eos": ({"ignore_eos": True}, same),
+    "min_tokens": ({"min_tokens": 24, "ignore_eos": False}, lambda found, base: found[0]["finish"] == "length"),
+    "skip_special_tokens": ({"skip_special_tokens": True}, same),
+    "return_token_ids": ({"return_token_ids": True}, lambda found, base: len(found[0]["ids"]) == 24),
+    "return_tokens_as_token_ids": ({"return_tokens_as_token_ids": True}, same),
+    "cache_salt": ({"cache_salt": "a"}, same),
+    "speculate": ({"speculate": False}, same),
+}
+EXTRA_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
+    "add_generation_prompt": ({"add_generation_prompt": False}, other),
+    "continue_final_message": (
+        {"continue_final_message": True, "messages": [*MESSAGES, {"role": "assistant", "content": "No"}]},
+        other,
+    ),
+    "chat_template_kwargs": ({"chat_template_kwargs": {}}, same),
+    "echo": ({"echo": True}, lambda found, base: found[0]["text"].endswith(base[0]["text"]) and other(found, base)),
+    "splice": ({"splice": False}, same),
+}
+EXTRA_COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
+    "add_special_tokens": ({"add_special_tokens": False}, same),  # the tiny model's tokenizer adds none
+}
+SCHEDULED = {"priority": 1, "request_class": "interactive"}
+"""Taken where the server runs requests by them, refused where it doesn't."""
+WHOLE: dict[str, dict[str, Any]] = {
+    # known at an answer's end alone; streamed they are refused, or given at the end
+    "num_beams": {"num_beams": 3},
+    "length_penalty": {"num_beams": 3, "length_penalty": 0.5},
+    "early_stopping": {"num_beams": 3, "early_stopping": True},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+}
+REFUSED_VALUES: dict[str, Any] = {
+    "audio": {"format": "wav", "voice": "alloy"},
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "modalities": ["text", "audio"],
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "web_search_options": {},
+    "suffix": "end",
+}
+HARMLESS_VALUES: dict[str, Any] = {
+    "metadata": {"a": "b"},
+    "moderation": {"model": "m"},
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "a"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "in_memory",
+    "reasoning_effort": "low",
+    "safety_identifier": "s",
+    "service_tier": "auto",
+    "store": False,
+    "user": "u",
+    "verbosity": "low",
+}
+NOT_OPTIONS = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def endpoint(client: Any, kind: str) -> Any:
+    return client.chat.completions if kind == "chat" else client.completions
+
+
+def arguments(kind: str, **options: Any) -> dict[str, Any]:
+    said = {"messages": MESSAGES} if kind == "chat" else {"prompt": "Ships "}
+    extra = {**BASE["extra_body"], **options.pop("extra_body", {})}  # type: ignore[dict-item]
+    if "messages" in extra:
+        options["messages"] = extra.pop("messages")
+    return {"model": "tiny-llama", **said, **BASE, **options, "extra_body": extra}
+
+
+def collected(chunks: list[Any]) -> list[Answer]:
+    """The answers of a stream, or of a whole response as its only piece."""
+    found: dict[int, Answer] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            one = found.setdefault(choice.index, {"text": "", "finish": None, "tokens": [], "ids": []})
+            said = getattr(choice, "delta", None) or getattr(choice, "message", None)
+            one["text"] += (choice.text if said is None else said.content) or ""
+            one["finish"] = choice.finish_reason or one["finish"]
+            one["ids"] += getattr(choice, "token_ids", None) or []
+            if choice.logprobs is not None:
+                content = getattr(choice.logprobs, "content", None)
+                one["tokens"] += choice.logprobs.tokens if content is None else [entry.token for entry in content]
+    return [found[index] for index in sorted(found)]
+
+
+def whole(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
+    return collected([endpoint(client, kind).create(**arguments(kind, **options))])
+
+
+def streamed(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
+    usage = {"include_usage": True, "include_obfuscation": False}
+    given = arguments(kind, **options) | {"stream": True, "stream_options": usage}
+    chunks = list(endpoint(client, kind).create(**given))
+    assert chunks[-1].usage is not None and not chunks[-1].choices
+    return collected(chunks)
+
+
+def both_async(server: Server, kind: str, **options: Any) -> tuple[list[Answer], list[Answer]]:
+    """At the same time: whole, and streamed."""
+
+    async def ask() -> tuple[list[Answer], list[Answer]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            given = arguments(kind, **options)
+
+            async def stream() -> list[Answer]:
+                return collected([chunk async for chunk in await endpoint(client, kind).create(**given, stream=True)])
+
+            async def at_once() -> list[Answer]:
+                return collected([await endpoint(client, kind).create(**given)])
+
+            first, second = await asyncio.gather(at_once(), stream())
+            return first, second
+
+    return asyncio.run(ask())
+
+
+OPTIONS = [
+    *(("chat", name, option) for name, option in (BOTH | CHAT).items()),
+    *(("completions", name, option) for name, option in (BOTH | COMPLETIONS).items()),
+    *(("chat", name, ({"extra_body": o[0]}, o[1])) for name, o in (EXTRA | EXTRA_CHAT).items()),
+    *(("completions", name, ({"extra_body": o[0]}, o[1])) for name, o in (EXTRA | EXTRA_COMPLETIONS).items()),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), OPTIONS, ids=[f"{kind}-{name}" for kind, name, _ in OPTIONS])
+def test_an_option_does_what_it_says_in_every_way(
+    server: Server, client: openai.OpenAI, kind: str, name: str, option: tuple[dict[str, Any], Check]
+) -> None:
+    given, check = option
+    found = whole(client, kind, **given)
+    base = whole(client, kind)
+    assert [streamed(client, kind, **given), *both_async(server, kind, **given)] == [found] * 3
+    if "return_token_ids" not in given.get("extra_body", {}):
+        assert found[0]["ids"] == []
+    assert check(found, base), (found, base)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_known_at_the_end(server: Server, client: openai.OpenAI, kind: str, name: str) -> None:
+    options = {"temperature": 0, "extra_body": WHOLE[name]}
+    found = whole(client, kind, **options)
+    assert found[0]["text"] and both_async(server, kind, temperature=0)[0]
+    response = endpoint(client, kind).create(**arguments(kind, **options))
+    assert (getattr(response, "prompt_logprobs", None) is not None) == (name == "prompt_logprobs")
+    if name != "prompt_logprobs":
+        with pytest.raises(openai.BadRequestError, match="num_beams"):
+            streamed(client, kind, **options)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_who_runs_first(client: openai.OpenAI, kind: str, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="serves first come, first served") as caught:
+        whole(client, kind, extra_body={name: SCHEDULED[name]})
+    assert caught.value.param == name
+
+
+def test_who_runs_first_where_that_is_asked(
+    make_server: Callable[..., Server], tiny_bundle: Path, client: openai.OpenAI
+) -> None:
+    by_priority = make_server(tiny_bundle, "--scheduling", "priority")
+    for kind in ("chat", "completions"):
+        with openai.OpenAI(base_url=f"{by_priority.url}/v1", api_key="none", max_retries=0) as asking:
+            found = whole(asking, kind, extra_body={"priority": 1})
+            assert found == whole(client, kind) == streamed(asking, kind, extra_body={"priority": 1})
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    found = whole(client, "completions", prompt=["Ships ", "Seas "], n=2)
+    assert [one["text"] for one in found[:2]] == [one["text"] for one in whole(client, "completions", n=2)]
+    assert found == streamed(client, "completions", prompt=["Ships ", "Seas "], n=2) and len(found) == 4
+
+
+@pytest.mark.parametrize("name", REFUSED_VALUES)
+def test_what_is_refused_names_itself(client: openai.OpenAI, name: str) -> None:
+    kind = "completions" if name == "suffix" else "chat"
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            endpoint(client, kind).create(**arguments(kind, **{name: REFUSED_VALUES[name]}), stream=stream)
+        assert caught.value.param == name and caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", HARMLESS_VALUES)
+def test_what_is_harmless_is_named(client: openai.OpenAI, name: str) -> None:
+    kinds = ("chat", "completions") if name == "user" else ("chat",)
+    for kind in kinds:
+        given = arguments(kind, **{name: HARMLESS_VALUES[name]})
+        response = endpoint(client, kind).with_raw_response.create(**given)
+        assert response.headers["x-enginewright-ignored"] == name
+        assert collected([response.parse()]) == whole(client, kind)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_no_option_is_left_out(client: openai.OpenAI, kind: str) -> None:
+    """Neither of the client's nor of ours."""
+    chat = kind == "chat"
+    told = {*BOTH, *(CHAT if chat else COMPLETIONS)}
+    own = {*inspect.signature(endpoint(client, kind).create).parameters} - NOT_OPTIONS
+    assert own == (own & (told | {*REFUSED_VALUES} | {*HARMLESS_VALUES}))
+    fields = {*(ChatBody if chat else CompletionBody).__struct_fields__}
+    assert fields == told | {*EXTRA} | {*(EXTRA_CHAT if chat else EXTRA_COMPLETIONS)} | {*WHOLE, *SCHEDULED}
+    assert {*REFUSED_VALUES} <= {*REFUSED} and {*HARMLESS_VALUES} <= HARMLESS
+
+
+def test_models_and_errors(client: openai.OpenAI, server: Server) -> None:
+    (row,) = client.models.list().data
+    assert client.models.retrieve(row.id) == row
+    for ask in (lambda: client.models.retrieve("odd"), lambda: whole(client, "chat", model="odd")):
+        with pytest.raises(openai.NotFoundError, match="there is no 'odd'"):
+            ask()
+    with pytest.raises(openai.NotFoundError, match="embeddings aren't served"):
+        client.embeddings.create(model=row.id, input="a")
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        whole(client, "chat", max_tokens=0)
+
+
+def test_a_tokenizer_is_told(server: Server, tiny_bundle: Path) -> None:
+    """As vLLM tells it; lm-eval then needs none of its own."""
+    info = server.ask("GET", "/tokenizer_info").json
+    with LLM(tiny_bundle) as llm:
+        assert llm.tokenizer is not None
+        assert info["chat_template"] == llm.tokenizer.chat_templates["default"]
+        assert llm.tokenizer.encode(info["eos_token"], add_special_tokens=False) == [2]
+    assert server.ask("GET", "/tokenizer_info?model=odd").status == 404
