@@ -20,6 +20,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from ..engine import arguments
@@ -62,7 +63,7 @@ class ApiError(Exception):
         super().__init__(message)
         kinds = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
         kinds |= {404: "not_found_error", 408: "timeout", 429: "rate_limit_error"}
-        kinds |= dict.fromkeys((405, 413), "invalid_request_error")
+        kinds |= dict.fromkeys((405, 413, 431), "invalid_request_error")
         self.status, self.param = status, param
         self.body = error_body(message, kind or kinds.get(status, "server_error"), param=param, code=status)
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
@@ -83,6 +84,10 @@ def api_error(error: EnginewrightError) -> ApiError:
     if isinstance(error, (RequestError, CapacityError)):
         return ApiError(400, message, param=param)
     return ApiError(503, message)
+
+
+def _failed() -> ApiError:
+    return ApiError(503, "the server failed; its log says why")
 
 
 def error_response(path: str, error: ApiError) -> Response:
@@ -240,6 +245,11 @@ class Job:
         self.tokens = 0  # that it took
         self._kind = kind
 
+    @property
+    def requests(self) -> int:
+        """How many there are of it: its prompts, with their answers."""
+        return len(self.given) * self.answers
+
     async def prepare(self) -> None:
         """Makes the prompts."""
         body, front, model = self.body, self.front, self.model
@@ -263,6 +273,7 @@ class Job:
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
         priority, of_class = self.tenant.rank(body.priority, body.request_class)
+        self.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
         found: list[Running] = []
         try:
             for given in self.given:
@@ -441,7 +452,7 @@ class Work(Response):
                 task.cancel()
             found = await asyncio.gather(work, gone, watch, return_exceptions=True)
             self.front.running.discard(work)
-            self.tenant.end(self.job.tokens)
+            self.tenant.end(self.job.tokens, self.job.requests)
         if isinstance(found[0], Exception):
             raise found[0]
 
@@ -561,8 +572,7 @@ class Gate:
         except Exception:  # noqa: BLE001  nothing that a client sends ends the server
             _LOG.exception("request %s", request_id)
             if not status:
-                body = error_body("the server failed; its log says why", "server_error", code=503)
-                await json_response(body, 503)(scope, receive, sending)
+                await error_response(scope["path"], _failed())(scope, receive, sending)
         finally:
             path = _PATH.sub("?", scope["path"])[:200]
             _ACCESS.info(
@@ -583,8 +593,10 @@ class Gate:
         return None
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises ApiError for another site's name, an origin that isn't listed, and a key that is missing."""
+        """Raises ApiError for many headers, another site's name, an origin that isn't listed, a key that is missing."""
         options = self._front.options
+        if (count := len(scope["headers"])) > _MOST_HEADERS:
+            raise ApiError(431, f"the request has {count} headers, and {_MOST_HEADERS} are taken")
         host = headers.get("host", "").lower()
         name = (
             host.rpartition(":")[0]
@@ -656,6 +668,7 @@ class Gate:
 
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version"})
+_MOST_HEADERS = 128
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PATH = re.compile(r"[^A-Za-z0-9._~/-]")
 _ACCESS = logging.getLogger("enginewright.access")
@@ -681,6 +694,14 @@ def make_app(front: Front) -> Gate:
     async def _api(request: Request, error: ApiError) -> Response:
         return error_response(request.url.path, error)
 
+    @app.exception_handler(ClientDisconnect)
+    async def _left(request: Request, error: ClientDisconnect) -> Response:
+        return await _api(request, ApiError(400, "the body isn't whole: the client left"))
+
+    @app.exception_handler(Exception)
+    async def _unforeseen(request: Request, error: Exception) -> Response:
+        return await _api(request, _failed())  # Starlette raises the error again, and Gate logs it
+
     @app.exception_handler(QuotaError)
     async def _quota(request: Request, error: QuotaError) -> Response:
         return await _api(request, ApiError(429, str(error), retry_after=error.retry_after))
@@ -705,6 +726,7 @@ def make_app(front: Front) -> Gate:
             headers = request.headers
             job = Job(front, tenant, model, body, shape, headers.get("traceparent"), request.state.request_id)
             await job.prepare()
+            tenant.widen(job.requests - 1)
         except BaseException:
             tenant.end(0)
             raise

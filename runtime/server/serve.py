@@ -15,10 +15,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..shared.errors import EnginewrightError, RequestError
+from .answers import error_body
 from .app import Front, make_app
 from .options import ServerOptions
 
@@ -45,9 +47,24 @@ class _Protocol(H11Protocol):
             self._waiting.cancel()
 
     def on_response_complete(self) -> None:
+        before = self.cycle
         super().on_response_complete()
+        if self.cycle is not before:  # the next request came with this one, and runs already
+            self._unset_keepalive_if_required()
+            return
         self._waiting.cancel()
         self._begin_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """What can't be read as HTTP gets an error in the shape of the others, unless an answer has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            problem = error_body("the request can't be read as HTTP", "invalid_request_error", code=400)
+            body = json.dumps(problem).encode()
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _begin_waiting(self) -> None:
         self._waiting = asyncio.get_running_loop().call_later(self.header_seconds, self._waited)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +139,8 @@ def test_hosts_origins_and_request_ids(server: Server) -> None:
     assert server.ask("GET", "/ping", **{"x-request-id": "my-1"}).headers["x-request-id"] == "my-1"
     odd = server.ask("GET", "/ping", **{"x-request-id": "a b<script>"}).headers["x-request-id"]
     assert odd.startswith("req_")
+    many = server.ask("GET", "/ping", **{f"x-{i}": "y" for i in range(200)})
+    assert many.status == 431 and many.json["error"]["type"] == "invalid_request_error"
 
 
 def raw(server: Server, data: bytes, count: int = 1) -> list[bytes]:
@@ -146,7 +154,7 @@ def raw(server: Server, data: bytes, count: int = 1) -> list[bytes]:
                 found += piece
         except (TimeoutError, ConnectionResetError):
             pass
-    return [line for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    return re.findall(rb"HTTP/1\.1 [^\r]*", found)
 
 
 def test_requests_that_are_not_http(server: Server) -> None:
@@ -163,6 +171,28 @@ def test_requests_that_are_not_http(server: Server) -> None:
 def test_pipelined_requests_are_all_answered(server: Server) -> None:
     one = f"GET /version HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
     assert [line.split()[1] for line in raw(server, one * 3, 3)] == [b"200"] * 3
+
+
+def test_a_pipelined_request_that_takes_long_is_not_an_idle_connection(
+    make_server: Callable[..., Server], tiny_bundle: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("header_seconds = 1.0\n")
+    server = make_server(tiny_bundle, "--config", config)
+    body = b'{"prompt": [5, 6], "max_tokens": 1}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    first = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    (pid,) = server.engines()
+    os.kill(pid, signal.SIGSTOP)
+    with server.connect() as link:
+        link.sendall(first + head + body)
+        server.wait(lambda: server.props()["requests"] == 1)
+        time.sleep(2)  # longer than a connection may be idle
+        os.kill(pid, signal.SIGCONT)
+        found = b""
+        while found.count(b"HTTP/1.1 200") < 2 and (piece := link.recv(65536)):
+            found += piece
+    assert found.count(b"HTTP/1.1 200") == 2, found
 
 
 def test_bodies_at_random_never_fail_the_server(server: Server) -> None:

@@ -60,5 +60,6 @@ def test_an_error_names_the_field(message: str, param: str | None) -> None:
     assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", 400)
 
 
-def test_a_method_that_a_path_does_not_take_is_the_client_s_mistake() -> None:
-    assert ApiError(405, "no").body["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize("status", [405, 413, 431])
+def test_what_the_client_did_wrong_is_said_to_be_its_mistake(status: int) -> None:
+    assert ApiError(status, "no").body["error"]["type"] == "invalid_request_error"
