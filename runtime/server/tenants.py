@@ -82,6 +82,13 @@ class Tenant:
                 raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
         self.running += 1
 
+    def widen(self, more: int) -> None:
+        """Counts further requests of the same body: several prompts, several answers. Raises QuotaError."""
+        key = self.key
+        if key is not None and key.requests is not None and self.running + more > key.requests:
+            raise QuotaError(f"{self.running + more} requests, and this key may have {key.requests} at a time", 1.0)
+        self.running += more
+
     def rank(self, priority: int | None, of_class: str | None) -> tuple[int | None, str | None]:
         """Gives the priority and the class of a request that names these. Raises RequestError where its key has others.
 
@@ -98,9 +105,9 @@ class Tenant:
             priority = key.priority if priority is None else max(priority, key.priority)
         return priority, key.of_class if of_class is None else of_class
 
-    def end(self, tokens: int) -> None:
-        """Counts what it took."""
-        self.running -= 1
+    def end(self, tokens: int, requests: int = 1) -> None:
+        """Counts what a body's requests took."""
+        self.running -= requests
         self._tokens -= tokens
 
     def _fill(self, rate: int) -> None:

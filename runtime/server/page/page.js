@@ -682,7 +682,7 @@ function showSpeculation(found) {
   $("speculation").hidden = !found;
   if (!found) return;
   const { drafted, accepted, sources } = found;
-  put("hits", drafted ? `${accepted.toLocaleString("en")} of ${count(drafted, "token")} computed ahead were right: ${percent(accepted / drafted)}.` : "No token was computed ahead yet.");
+  put("hits", drafted ? `${percent(accepted / drafted)} of ${count(drafted, "token")} computed ahead were right.` : "No token was computed ahead yet.");
   $("hits-bar").firstElementChild.style.width = drafted ? `${(100 * accepted) / drafted}%` : "0";
   put("sources", Object.entries(sources).filter(([, of]) => of.drafted).map(([name, of]) => `${name.replaceAll("_", " ")}: ${of.accepted} of ${of.drafted}`).join(" · "));
 }
@@ -697,9 +697,9 @@ function showClasses(classes) {
   $("classes").replaceChildren(...classes.map((one) => {
     const cell = (...children) => make("td", {}, ...children);
     const name = make("th", { scope: "row" }, one.name || "no class", make("small", {}, `${one.ended.toLocaleString("en")} ended`));
-    return make("tr", {}, name, cell(String(one.running)), cell(String(one.waiting)), cell(...times(one.ttft, one.ttft_target)), cell(...times(one.tpot, one.tpot_target)));
+    return make("tr", {}, name, cell(one.running.toLocaleString("en"), make("small", {}, `${one.waiting.toLocaleString("en")} waiting`)), cell(...times(one.ttft, one.ttft_target)), cell(...times(one.tpot, one.tpot_target)));
   }));
-  if (!classes.length) $("classes").append(make("tr", {}, make("td", { colSpan: 5, className: "note" }, "No request has come yet.")));
+  if (!classes.length) $("classes").append(make("tr", {}, make("td", { colSpan: 4, className: "note" }, "No request has come yet.")));
   $("class-names").replaceChildren(...classes.filter((one) => one.name).map((one) => make("option", { value: one.name })));
 }
 

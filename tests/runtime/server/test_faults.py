@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from enginewright.runtime.server.options import ServerOptions
 from enginewright.runtime.server.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
-from tests.runtime.server.conftest import START, Server
+from tests.runtime.server.conftest import START, Reply, Server
 
 MakeServer = Callable[..., Server]
 LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -315,3 +317,95 @@ def test_a_key_s_requests_do_not_overtake_others() -> None:
     with pytest.raises(RequestError, match="request_class: this key's requests are of the class 'batch'"):
         tenant.rank(None, "chat")
     assert Tenant("").rank(1, "chat") == (1, "chat")
+
+
+def _signed_rank(one: list[float], two: list[float]) -> float:
+    """Wilcoxon's statistic of pairs as a normal deviate: how much longer ``two`` take than ``one``."""
+    differences = sorted((b - a for a, b in zip(one, two, strict=True)), key=abs)
+    found = sum(rank for rank, value in enumerate(differences, 1) if value > 0)
+    n = len(differences)
+    return float((found - n * (n + 1) / 4) / (n * (n + 1) * (2 * n + 1) / 24) ** 0.5)
+
+
+@pytest.mark.soak
+def test_another_tenant_s_prompts_can_not_be_told_by_time(
+    make_server: MakeServer, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Each prompt of one tenant is asked by the other, and a new one beside it, in random order. Were prefixes shared,
+    the first would take less time, as it does for the tenant itself. At 5 deviates chance fails one run in a million.
+    """
+    keys = tmp_path / "keys.toml"
+    hashes = {key: hashlib.sha256(key.encode()).hexdigest() for key in ("a", "b")}
+    keys.write_text("".join(f'[[keys]]\nhash = "sha256:{h}"\ntenant = "{key}"\n' for key, h in hashes.items()))
+    server = make_server(tiny_bundle, "--api-keys", keys)
+    rng = random.Random(7)
+
+    def seconds(key: str, prompt: list[int]) -> float:
+        began = time.perf_counter()
+        body = {"prompt": prompt, "max_tokens": 1}
+        assert server.ask("POST", "/v1/completions", body, authorization=f"Bearer {key}").status == 200
+        return time.perf_counter() - began
+
+    def prompt() -> list[int]:
+        return [rng.randrange(40, 200) for _ in range(500)]
+
+    found: dict[str, tuple[list[float], list[float]]] = {"a": ([], []), "b": ([], [])}
+    for _ in range(400):
+        for key in ("b", "a"):
+            known = prompt()
+            seconds("a", known)
+            asked = [(0, known), (1, prompt())]
+            for which, one in rng.sample(asked, 2):
+                found[key][which].append(seconds(key, one))
+    assert abs(_signed_rank(*found["b"])) < 5
+    assert _signed_rank(*found["a"]) > 5  # what is cached can be told: the test would see it
+
+
+def test_every_prompt_and_answer_counts_for_a_key(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"one").hexdigest()
+    quotas = "requests = 4\ntokens_per_minute = 100\nadmin = true"
+    keys.write_text(f'[[keys]]\nhash = "sha256:{digest}"\ntenant = "a"\n{quotas}\n')
+    server = make_server(tiny_bundle, "--api-keys", keys)
+
+    def ask(prompts: int, n: int, words: int = 1) -> Reply:
+        body = {"prompt": ["a" + " b" * words] * prompts, "n": n, "max_tokens": 1}
+        return server.ask("POST", "/v1/completions", body, authorization="Bearer one")
+
+    assert ask(2, 3).status == 429 and ask(5, 1).status == 429
+    assert ask(2, 2).status == 200 and ask(4, 1).status == 200  # and none is counted any more
+    pid = freeze(server)
+    link = server.connect()
+    body = json.dumps({"prompt": "a b " * 60, **LONG}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer one\r\n"
+    link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    def requests() -> int:
+        props = server.ask("GET", "/props", authorization="Bearer one").json
+        return int(next(iter(props["models"].values()))["requests"])
+
+    server.wait(lambda: requests() == 1)
+    link.close()  # it leaves, and its prompt counts all the same
+    server.wait(lambda: requests() == 0)
+    os.kill(pid, signal.SIGCONT)
+    assert "tokens a minute" in ask(1, 1).json["error"]["message"]
+
+
+def test_a_bundle_that_is_replaced_is_served_from_the_next_start_on(
+    make_server: MakeServer, tiny_bundle: Path, turns_bundle: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "model.bundle"
+    shutil.copytree(tiny_bundle, place)
+    server = make_server(place)
+    before = server.props()
+    wanted = server.complete("a", max_tokens=8, seed=1).text
+    place.rename(tmp_path / "old.bundle")
+    shutil.copytree(turns_bundle, tmp_path / "new.bundle")
+    (tmp_path / "new.bundle").rename(place)
+    assert server.complete("a", max_tokens=8, seed=1).text == wanted
+    (pid,) = server.engines()
+    os.kill(pid, signal.SIGKILL)
+    server.wait(lambda: server.props()["deaths"] == 1 and server.ask("GET", "/health").status == 200)
+    after = server.props()
+    assert after["bundle"] != before["bundle"] and after["system_fingerprint"] != before["system_fingerprint"]
+    assert server.chat("Hi", max_tokens=2).status == 200
