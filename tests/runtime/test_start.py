@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ print(json.dumps([len(ids), sorted(sys.modules)]))
 def loaded(bundle: Path, call: str, more: str = "") -> set[str]:
     """Top-level modules, and those of ours, behind the first tokens."""
     code = more + PROBE.replace("CALL", call)
-    done = subprocess.run([sys.executable, "-c", code, str(bundle)], check=True, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    command = [sys.executable, "-c", code, str(bundle)]  # coverage would load modules of its own
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     tokens, modules = json.loads(done.stdout)
     assert tokens == 2
     return {name for name in modules if "." not in name or name.startswith("enginewright.")}
