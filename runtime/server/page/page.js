@@ -82,6 +82,7 @@ $("key").addEventListener("click", async () => {
 
 /** Turns: {role, content}; an assistant's also has model, seed, fingerprint, usage, finish, seconds, problem. */
 let turns = kept.get("turns", []);
+for (const turn of turns) if (turn.role === "assistant" && !turn.problem) turn.finish ??= "stopped"; // with the page
 let running = null; // the AbortController of the answer that comes
 const settings = { speculate: true, ...kept.get("settings", {}) };
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty"];
@@ -261,7 +262,7 @@ async function* events(response) {
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return;
+      if (done) throw new Error("the stream has no end");
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
@@ -525,11 +526,28 @@ async function look() {
       maySee = false;
       note("This key doesn't show the engine: that takes one with admin = true.");
     } else if (error.status === 401) note("The engine is shown to those who have a key.");
-    else note("The server doesn't answer.");
+    else {
+      note("The server doesn't answer.");
+      showState("unreachable", "");
+    }
+  }
+  if (!maySee) {
+    pause = 10000;
+    await lookAtHealth();
   }
   looking = false;
   clearTimeout(timer);
-  if (maySee) timer = setTimeout(look, pause);
+  timer = setTimeout(look, pause);
+}
+
+/** What everybody may know: which models answer. */
+async function lookAtHealth() {
+  try {
+    const { models } = await (await fetch("health")).json();
+    if (!document.hidden) showState(models[$("model").value], "");
+  } catch {
+    showState("unreachable", "");
+  }
 }
 
 function note(text) {
@@ -591,7 +609,7 @@ function drawCurve(now) {
   svg.querySelector("polygon").setAttribute("points", `${first},40 ${points.join(" ")} 240,40`);
 }
 
-const MOST_ROWS = 8;
+const MOST_ROWS = 6;
 
 function showRequests(requests, all) {
   const list = $("requests"), rows = requests.slice(0, MOST_ROWS);
@@ -734,7 +752,7 @@ async function begin() {
     $("model").replaceChildren(...names.map((name) => make("option", { value: name, selected: name === before }, name)));
     chosen();
     put("promise", `It reads and writes up to ${data[0].max_model_len.toLocaleString("en")} tokens in all. What you write stays on this server.`);
-    showState("ready", "");
+    await lookAtHealth();
   } catch (error) {
     if (error.status === 401 && needsKey) {
       if (await askForKey("This server doesn't know that key.")) await begin();

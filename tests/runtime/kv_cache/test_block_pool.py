@@ -85,3 +85,13 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+
+
+def test_what_blocks_are_for_a_view() -> None:
+    pool = BlockPool(5)
+    held, shared, kept = (pool.allocate() for _ in range(3))
+    pool.share(shared)
+    pool.keep(kept, "a")
+    pool.release(kept)
+    assert pool.states(0, 5) == bytes([1, 2, 3, 0, 0])
+    assert pool.states(held, held + 1) == bytes([1]) and pool.states(3, 9) == bytes(2)

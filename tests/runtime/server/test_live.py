@@ -11,7 +11,6 @@ import pytest
 
 from enginewright import LLM, SamplingParams
 from enginewright.runtime.engine.request_maker import PreparedPrompt
-from enginewright.runtime.kv_cache.block_pool import BlockPool
 from enginewright.runtime.server.live import Live
 from tests.waiting import Held, wait_until
 
@@ -52,16 +51,6 @@ def counts(found: dict[str, Any]) -> list[int]:
     (blocks,) = found["blocks"].values()
     assert sum(length for _, length in blocks["runs"]) == blocks["total"]
     return [sum(length for state, length in blocks["runs"] if state == which) for which in range(4)]
-
-
-def test_the_states_of_blocks() -> None:
-    pool = BlockPool(5)
-    held, shared, kept = (pool.allocate() for _ in range(3))
-    pool.share(shared)
-    pool.keep(kept, "a")
-    pool.release(kept)
-    assert pool.states(0, 5) == bytes([1, 2, 3, 0, 0])
-    assert pool.states(held, held + 1) == bytes([1]) and pool.states(3, 9) == bytes(2)
 
 
 def test_an_engine_in_the_middle_of_a_step(llm: LLM) -> None:
