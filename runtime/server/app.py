@@ -41,7 +41,7 @@ from .bodies import (
     checked_params,
     decoded,
 )
-from .engine_client import EngineLostError, Limits, Model, Running, UnavailableError
+from .engine_client import EngineLostError, Model, Running, UnavailableError, open_models
 from .metrics import Metrics
 from .options import ServerOptions
 from .page import add_page
@@ -101,13 +101,16 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 class Front:
-    """The front end: models, tenants, turns, and what is done for a request before its engine has it."""
+    """The front end: models, tenants, turns, and what is done for a request before its engine has it.
 
-    def __init__(self, options: ServerOptions) -> None:
+    Args:
+        options: see there.
+        models: that were opened already.
+    """
+
+    def __init__(self, options: ServerOptions, models: dict[str, Model] | None = None) -> None:
         self.options = options
-        limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
-        shared = options.for_each_model()
-        self.models = {name: Model(name, path, dict(shared), limits) for name, path in options.models.items()}
+        self.models = open_models(options) if models is None else models
         self.tenants = Tenants(options.api_keys)
         self.metrics = Metrics(self.models)
         self.rendering = FairTurns()

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..shared.errors import EnginewrightError, RequestError
 from .answers import error_body
 from .app import Front, make_app
+from .engine_client import Model
 from .options import ServerOptions
 
 _HEADER_BYTES = 64 << 10
@@ -107,8 +108,17 @@ def listening(options: ServerOptions) -> socket.socket:
     return listener
 
 
-def serve(options: ServerOptions, ready: Callable[[str, Front], None] = lambda url, front: None) -> None:
-    """Serves until a signal ends it. ``ready`` is called with the address once all models answer.
+def serve(
+    options: ServerOptions,
+    ready: Callable[[str, Front], None] = lambda url, front: None,
+    models: dict[str, Model] | None = None,
+) -> None:
+    """Serves until a signal ends it.
+
+    Args:
+        options: see there.
+        ready: is called with the address once all models answer.
+        models: that were opened already (``open_models``); who opened them ends what is left of them.
 
     Raises:
         RequestError: an option is wrong, or the port is taken.
@@ -118,9 +128,8 @@ def serve(options: ServerOptions, ready: Callable[[str, Front], None] = lambda u
     _set_up_logs(options.log_json)
     _raise_file_limit()
     listener = listening(options)
-    front = Front(options)
     try:
-        asyncio.run(_serve(options, front, listener, ready))
+        asyncio.run(_serve(options, Front(options, models), listener, ready))
     finally:
         listener.close()
 
@@ -203,9 +212,10 @@ def _set_up_logs(as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("enginewright")
-    root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    root.propagate = False
+    for one in (root, logging.getLogger("uvicorn")):
+        one.handlers[:] = [handler]
+        one.propagate = False
     logging.getLogger("enginewright.access").setLevel(logging.INFO if as_json else logging.WARNING)
 
 

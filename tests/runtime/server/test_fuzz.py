@@ -1,0 +1,202 @@
+"""What no client should send, at random and at once: each connection gets a 4xx in the protocol's shape or is closed,
+never a 500; the engine lives, the log has no failure, and others' requests have the tokens that they have alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright.runtime.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from enginewright.runtime.server.ollama import ShowBody
+from tests.runtime.server.conftest import Server
+
+SAID = [{"role": "user", "content": "Hi"}]
+PATHS: dict[str, tuple[type, dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatBody, {"messages": SAID, "max_tokens": 2}),
+    "/v1/completions": (CompletionBody, {"prompt": "Hi", "max_tokens": 2}),
+    "/tokenize": (TokenizeBody, {"prompt": "Hi"}),
+    "/detokenize": (DetokenizeBody, {"tokens": [70, 71]}),
+    "/api/show": (ShowBody, {"model": "tiny-llama"}),
+}
+VALUES = [
+    *(None, True, False, 0, -1, -(1 << 63), 1 << 63, 1 << 70, 0.5, -0.5, 1e300, 1e-300, "", "x", "7", "a" * 3000),
+    *("\ud800", "\udfff\ud800", "\0", "\u202e", "</s>", "\U0001f600", "http://127.0.0.1/", "../../etc/passwd"),
+    *([], [1], ["a"], [None], [[]], [-1], [1 << 40], {}, {"a": 1}, {"": None}, [{"a": []}], [0.5] * 500),
+    *({"type": "text", "text": 1}, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
+]
+TEXTS = [b"", b"\0", b"nul", b"[", b'"', b"{}", b"NaN", b'{"a": 1e400}', b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{} {}"]
+BAD_BYTES = [b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\0", b"\\ud800", b"\\u12", b'"', b"}", b"\\"]
+
+
+def body_of(rng: random.Random) -> tuple[str, bytes]:
+    """A path, and what is sent to it as a body."""
+    path = rng.choice([*PATHS])
+    kind, valid = PATHS[path]
+    body = dict(valid)
+    names = kind.__struct_fields__  # type: ignore[attr-defined]
+    for name in rng.sample(names, rng.randint(0, min(3, len(names)))):
+        body[name] = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        body[rng.choice(["odd", "", "\ud800", "__proto__", "max_tokens "])] = rng.choice(VALUES)
+    if rng.random() < 0.2:
+        message = {key: rng.choice(VALUES) for key in rng.sample(["role", "content", "name", "tool_calls"], 2)}
+        body["messages"] = rng.choice([[message], [*SAID, message], [rng.choice(VALUES)], SAID * 50])
+    data = json.dumps(body).encode()
+    how = rng.random()
+    if how < 0.1:
+        data = data[: rng.randrange(len(data))]
+    elif how < 0.25:
+        at = rng.randrange(len(data))
+        data = data[:at] + rng.choice(BAD_BYTES) + data[at + rng.randint(0, 2) :]
+    elif how < 0.3:
+        data = rng.choice(TEXTS)
+    elif how < 0.35:
+        deep = rng.choice([100, 5000, 200_000])
+        data = b'{"messages": ' + b'[{"a":' * deep + b"1" + b"}]" * deep + b"}"
+    elif how < 0.4:
+        data = data[:-1] + b", " + data[1:]  # each name twice
+    elif how < 0.45:
+        data = b'{"prompt": "' + b"a" * rng.choice([40_000, 300_000]) + b'", "stream": true}'
+    elif how < 0.5:
+        data = rng.randbytes(rng.randint(1, 300))
+    return path, data
+
+
+def request_of(rng: random.Random, port: int) -> tuple[bytes, bool]:
+    """A request as bytes, and whether it is one that can be read to its end."""
+    path, data = body_of(rng)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+    how = rng.random()
+    if how < 0.7:
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data, True
+    if how < 0.8:
+        size = rng.randint(1, 64)
+        pieces = [data[at : at + size] for at in range(0, min(len(data), 4000), size)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+        return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n", True
+    odd = [
+        f"{head}Content-Length: {max(0, len(data) - rng.randint(1, 20))}\r\n\r\n".encode() + data,
+        f"{head}Content-Length: {1 << 40}\r\n\r\n".encode(),
+        f"{head}Content-Length: -5\r\n\r\n".encode() + data,
+        f"{head}Content-Length: 3\r\nContent-Length: 4\r\n\r\n".encode() + data,
+        f"{head}Content-Length: {len(data)}\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + data,
+        f"{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode() + data,
+        f"{head}Transfer-Encoding: gzip\r\n\r\n".encode() + data,
+        f"POST {path} HTTP/9.9\r\n\r\n".encode(),
+        b"POST " + rng.randbytes(30) + b" HTTP/1.1\r\n\r\n",
+        f"{head}{'x' * 70_000}: y\r\n\r\n".encode(),
+        head.encode() + b"".join(b"x-%d: y\r\n" % i for i in range(10_000)) + b"\r\n",
+        head.replace("Host:", "Host: evil.example\r\nHost:").encode() + b"\r\n",
+        head.encode() + b"X-Odd: \xff\xfe\r\nContent-Length: 2\r\n\r\n{}",
+        rng.randbytes(200) + b"\r\n\r\n",
+    ]
+    return rng.choice(odd), False
+
+
+def answers(server: Server, data: bytes, whole: bool) -> list[tuple[int, bytes]]:
+    """Status and body of what a connection gets until it is closed. Behind what isn't whole it is ended at once."""
+    found = b""
+    with server.connect() as link:
+        link.settimeout(300)
+        try:
+            link.sendall(data)
+            if not whole:
+                with contextlib.suppress(OSError):  # it may be closed already
+                    link.shutdown(socket.SHUT_WR)
+            while piece := link.recv(65536):
+                found += piece
+        except ConnectionError:
+            pass
+    parts = found.split(b"HTTP/1.1 ")[1:]
+    return [(int(part[:3]), part.partition(b"\r\n\r\n")[2]) for part in parts]
+
+
+def check(data: bytes, whole: bool, found: list[tuple[int, bytes]]) -> None:
+    assert found or not whole, data[:300]
+    for status, body in found:
+        assert status == 200 or 400 <= status < 500, (status, data[:1000], body)
+        if status != 200:
+            error = json.loads(body)["error"]
+            said = error if isinstance(error, str) else error["message"]
+            assert said, (data[:300], body)
+            assert isinstance(error, str) or {*error} == {"message", "type", "param", "code"}, body
+
+
+def fuzz(server: Server, count: int, seed: int, threads: int) -> Counter[int]:
+    """Sends ``count`` odd requests, while others ask properly; how often each status came."""
+    wanted = [server.complete("A ship", seed=i, max_tokens=40, ignore_eos=True).json["choices"] for i in range(3)]
+    statuses: Counter[int] = Counter()
+    stop = threading.Event()
+
+    def ask_properly() -> int:
+        asked = 0
+        while not stop.is_set() or not asked:
+            i = asked % 3
+            reply = server.complete("A ship", seed=i, max_tokens=40, ignore_eos=True)
+            assert reply.status == 200 and reply.json["choices"] == wanted[i]
+            asked += 1
+        return asked
+
+    def send(i: int) -> None:
+        data, whole = request_of(random.Random(f"{seed} {i}"), server.port)
+        found = answers(server, data, whole)
+        check(data, whole, found)
+        statuses.update(status for status, _ in found)
+
+    with ThreadPoolExecutor(threads + 1) as pool:
+        proper = pool.submit(ask_properly)
+        try:
+            for _ in pool.map(send, range(count)):
+                pass
+        finally:
+            stop.set()
+        assert proper.result() > 0
+    return statuses
+
+
+def check_well(server: Server) -> None:
+    """Nothing is left of what was sent: no request, no block; no engine died, and nothing failed."""
+    server.wait(lambda: server.props()["requests"] == 0 and server.props()["kv_cache_used"] == 0)
+    assert server.props()["deaths"] == 0
+    assert "Traceback" not in server.errors.read_text() and "ERROR" not in server.errors.read_text()
+
+
+def test_odd_requests_at_random(server: Server) -> None:
+    statuses = fuzz(server, 300, seed=1, threads=4)
+    assert statuses[200] and statuses[400]
+    check_well(server)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_odd_requests_at_random_for_long(make_server: Callable[..., Server], tiny_bundle: Path, seed: int) -> None:
+    server = make_server(tiny_bundle)
+    fuzz(server, 10_000, seed=seed, threads=8)
+    check_well(server)
+
+
+def test_connections_that_break_off(server: Server) -> None:
+    """In the middle of a head, of a body, or of an answer; by a reset, or by an end."""
+    rng = random.Random(3)
+    for i in range(60):
+        body = json.dumps({"prompt": "a", "max_tokens": 100, "stream": i % 2 == 0, "ignore_eos": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n\r\n"
+        data = head.encode() + body
+        link = server.connect()
+        link.sendall(data[: rng.choice([0, 10, len(head), len(head) + 5, len(data)])])
+        if rng.random() < 0.5:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.close()
+    assert server.complete("a", max_tokens=1).status == 200
+    check_well(server)
