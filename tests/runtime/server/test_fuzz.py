@@ -3,6 +3,7 @@ never a 500; the engine lives, the log has no failure, and others' requests have
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -17,8 +18,11 @@ from typing import Any
 
 import pytest
 
+from enginewright.runtime.server import ollama
+from enginewright.runtime.server.app import Front, make_app
 from enginewright.runtime.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from enginewright.runtime.server.ollama import ShowBody
+from enginewright.runtime.server.options import ServerOptions
 from tests.runtime.server.conftest import Server
 
 SAID = [{"role": "user", "content": "Hi"}]
@@ -200,3 +204,33 @@ def test_connections_that_break_off(server: Server) -> None:
         link.close()
     assert server.complete("a", max_tokens=1).status == 200
     check_well(server)
+
+
+def test_what_nobody_foresaw_is_an_error_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(models: object) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(ollama, "tags", fail)
+    app = make_app(Front(ServerOptions(models={"a": "a.bundle"}), {}))
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/api/tags", "query_string": b""}
+    scope |= {"headers": [(b"host", b"localhost")], "root_path": "", "scheme": "http"}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"]) == {"error": "the server failed; its log says why"}
+
+
+def test_what_is_not_http_is_a_line_of_the_log(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle, "--log-json")
+    ((status, body),) = answers(server, b"GET\r\n\r\n", whole=True)
+    assert status == 400 and json.loads(body)["error"]["type"] == "invalid_request_error"
+    server.stop()
+    lines = [json.loads(line) for line in server.errors.read_text().splitlines()]
+    assert any("Invalid HTTP" in line.get("message", "") for line in lines)
