@@ -149,7 +149,7 @@ function formatted(text) {
       }
       list.append(make("li", {}, ...inline(item[2])));
     } else if (!line.trim()) {
-      ends();
+      paragraph = null;
     } else {
       if (!paragraph) {
         ends();
@@ -587,7 +587,7 @@ function showLive({ model, models, engine }) {
   showBlocks(engine.blocks);
   const use = engine.prefix_cache;
   put("prefix", use.tokens
-    ? `Of ${count(use.tokens, "prompt token")} the prefix cache had ${percent(use.reused / use.tokens)}.` : "The prefix cache hasn't been asked yet.");
+    ? `${percent(use.reused / use.tokens)} of ${count(use.tokens, "prompt token")} were cached.` : "The prefix cache hasn't been asked yet.");
   showSpeculation(engine.speculation);
   showClasses(engine.classes);
 }
@@ -700,7 +700,7 @@ function showSpeculation(found) {
   $("speculation").hidden = !found;
   if (!found) return;
   const { drafted, accepted, sources } = found;
-  put("hits", drafted ? `${percent(accepted / drafted)} of ${count(drafted, "token")} computed ahead were right.` : "No token was computed ahead yet.");
+  put("hits", drafted ? `${percent(accepted / drafted)} of ${count(drafted, "token")} ahead were right.` : "No token was computed ahead yet.");
   $("hits-bar").firstElementChild.style.width = drafted ? `${(100 * accepted) / drafted}%` : "0";
   put("sources", Object.entries(sources).filter(([, of]) => of.drafted).map(([name, of]) => `${name.replaceAll("_", " ")}: ${of.accepted} of ${of.drafted}`).join(" · "));
 }

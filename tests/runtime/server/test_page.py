@@ -480,7 +480,7 @@ def test_a_busy_engine_as_it_is_shown(browser: Browser, served: Server) -> None:
         bar = "document.querySelector('#requests .bar').getBoundingClientRect().width"
         assert browser.run(f"{width} / {bar}") == pytest.approx(0.5, abs=0.02)
         hits = browser.run("document.querySelector('#hits').textContent")
-        assert hits == "75\u00a0% of 200 tokens computed ahead were right."
+        assert hits == "75\u00a0% of 200 tokens ahead were right."
         cells = browser.run("[...document.querySelectorAll('#classes td')].map((cell) => cell.textContent)")
         assert cells == ["93 waiting", "12.3 · 400target 500", "–"]
         colors = browser.run(
