@@ -79,10 +79,18 @@ def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
 NOT_DECLARED = {
     "tensorrt": "comes with the CUDA that the machine has",
     "torch_tensorrt": "its wheels are for one build of torch each",
+    "h11": "comes with uvicorn",
+    "starlette": "comes with fastapi",
 }
-"""Packages that a target needs on machines with a GPU; errors and docs say how to install them."""
+"""Packages that a target needs on machines with a GPU, whose errors and docs say how to install them; and what comes
+with another package."""
 
-IMPORTED_AS = {"tensorrt-rtx": "tensorrt_rtx", "apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
+IMPORTED_AS = {
+    "tensorrt-rtx": "tensorrt_rtx",
+    "apache-tvm": "tvm",
+    "apache-tvm-ffi": "tvm_ffi",
+    "opentelemetry-sdk": "opentelemetry",
+}
 """Distributions whose module isn't called as they are."""
 
 
@@ -109,7 +117,7 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 def test_every_package_that_is_imported_is_declared() -> None:
     found = packages_of(*PARTS)
     assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
-    known = declared("cli", "export", "onnx", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
+    known = declared("cli", "export", "onnx", "otel", "serve", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
     assert {name: place for name, place in found.items() if name not in known} == {}
     assert set(NOT_DECLARED) <= set(found)
 
@@ -125,6 +133,7 @@ def test_transformers_is_capped_at_the_next_minor_version() -> None:
 def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
     optional |= {"rich"}  # a bar of progress, where the command's packages are
+    optional |= declared("otel", "serve") | {"h11", "starlette"}  # of runtime/server, which a server alone imports
     found = packages_of(
         "runtime", "plugins.cpu", "runtime.shared.contracts", "runtime.shared.records", "runtime.shared.lowered_program"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,14 +111,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Serves bundles over HTTP, by OpenAI's protocol: chat, completions, models, metrics."""
-    try:
-        from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
-        from enginewright.runtime.server.serve import serve
-    except ModuleNotFoundError as e:
-        if (e.name or "").partition(".")[0] not in ("fastapi", "prometheus_client", "starlette", "uvicorn"):
-            raise
+    from enginewright.runtime.server.engine_client import open_models
+    from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
+
+    if missing := next((name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None), None):
         hint = "Install it with: pip install 'enginewright[serve]'"
-        raise MissingDependencyError(f"serve needs {e.name}, which is not installed", hint=hint) from e
+        raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
 
     given: dict[str, Any] = {} if config is None else options_from_file(config)
     said = {name: value for group in (listening, bounds) for name, value in vars(group).items() if value is not None}
@@ -151,7 +150,14 @@ def command(
             print_styled(f"{name}: {row['state']}, target {row['target'] or 'not loaded'}")
         print_styled(f"serving at {url} (OpenAI's API: {url}/v1); Ctrl-C ends it")
 
-    serve(options, ready)
+    models = open_models(options, ahead=True)  # the engines import what they need while this process does
+    try:
+        from enginewright.runtime.server.serve import serve
+
+        serve(options, ready, models)
+    finally:
+        for one in models.values():
+            one.kill()
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -117,7 +117,6 @@ class Front:
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
         self.running: set[asyncio.Task[Any]] = set()
-        self.active = 0
         self._pool = ThreadPoolExecutor(2, "text")
         self._turns: dict[str, Turns] = {}
         self._loading = asyncio.Lock()
@@ -566,7 +565,7 @@ class Gate:
         try:
             self._check(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await Response(status_code=204)(scope, receive, sending)
+                await Response()(scope, receive, sending)
                 return None
             await self._app(scope, self._limited(receive, headers), sending)
         except ApiError as e:
@@ -888,9 +887,12 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
         if text is None:
             raise RequestError("prompt: there is neither a prompt nor messages", hint="Pass one of them.")
         # As vLLM's: a prompt gets the tokens that the model expects around a text; llama.cpp's content doesn't.
-        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+        said = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        special = body.prompt is not None if said is None else said
         ids = tokenizer.encode(text, add_special_tokens=special)
     found: dict[str, Any] = {"count": len(ids), "max_model_len": model.model.context_length, "tokens": ids}
+    if body.with_pieces:
+        found["tokens"] = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
     if body.return_token_strs:
         found["token_strs"] = [tokenizer.spelled(index) for index in ids]
     return found
@@ -900,6 +902,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What is wrong with the request, and where."},
     "503": {"description": "The model doesn't answer now; Retry-After says when to ask again."},
 }
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """As llama.cpp has it: bytes where they are no text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def _body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -235,7 +235,8 @@ class CompletionBody(Body, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of ``/tokenize``: a prompt, or messages. ``content`` is llama.cpp's name of a prompt."""
+    """The body of ``/tokenize``: a prompt, or messages. llama.cpp's names are ``content`` for a prompt, ``add_special``
+    for ``add_special_tokens``, and ``with_pieces`` for a text beside each token."""
 
     model: str | None = None
     prompt: str | None = None
@@ -246,6 +247,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from ..bundle.reader import Bundle
 from ..shared.contracts import ModelInfo
 from ..shared.errors import EnginewrightError, RequestError
 from ..text.tokenizer import Tokenizer
+from .options import ServerOptions
 from .records import (
     LENGTH_BYTES,
     Abort,
@@ -146,6 +147,7 @@ class Model:
         path: its bundle.
         options: of ``LLM``.
         limits: see there.
+        ahead: begin its engine's process at once, which imports what it needs while the front end does the same.
 
     Attributes:
         state: unloaded, loading, ready, restarting (after a death), failed (its bundle can't be opened), closed.
@@ -157,21 +159,30 @@ class Model:
         last_used: when a request came or ended.
     """
 
-    def __init__(self, name: str, path: str, options: dict[str, Any], limits: Limits = Limits()) -> None:
+    def __init__(
+        self, name: str, path: str, options: dict[str, Any], limits: Limits = Limits(), *, ahead: bool = False
+    ) -> None:
         self.name, self.path, self.options, self.limits = name, path, options, limits
-        self._look()  # so that what is wrong with it is said at the start
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = self.deaths = 0
+        if ahead:
+            self._spawn()
+        self._ahead = ahead
+        try:
+            self._look()  # so that what is wrong with it is said at the start
+        except BaseException:
+            self._kill()
+            raise
         self.target = options.get("target") or ""
         self.state: State = "unloaded"
         self.error: EnginewrightError | None = None
         self.info: dict[str, Any] = {}
         self.beat = Beat(0.0, 0.0, 0, 0, 0.0, 0, 0)
-        self.starts = self.deaths = 0
         self.created = self.last_used = time.time()
         self._numbers = itertools.count()
         self._requests: dict[int, Running] = {}
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._suspects: OrderedDict[bytes, int] = OrderedDict()  # requests that were there at deaths, and at how many
-        self._process: subprocess.Popen[bytes] | None = None
         self._link: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -204,7 +215,9 @@ class Model:
         if self._task is None or self._task.done():
             self.state, self.error = "loading", None
             self._ready.clear()
-            self._spawn()
+            if not self._ahead:
+                self._spawn()
+            self._ahead = False
             self._task = asyncio.create_task(self._supervise())
 
     async def wait_until_ready(self) -> None:
@@ -404,3 +417,21 @@ class Model:
         self.kill()
         if self._process is not None:
             self._process.wait()
+
+
+def open_models(options: ServerOptions, *, ahead: bool = False) -> dict[str, Model]:
+    """The models of a server by their names. ``ahead``: the engines that are loaded first begin at once.
+
+    Raises BundleError for one that can't be opened, and RequestError for a wrong option; then none is left running.
+    """
+    limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
+    given, first = options.for_each_model(), options.max_loaded or len(options.models)
+    models: dict[str, Model] = {}
+    try:
+        for name, path in options.models.items():
+            models[name] = Model(name, path, dict(given), limits, ahead=ahead and len(models) < first)
+    except BaseException:
+        for model in models.values():
+            model.kill()
+        raise
+    return models

@@ -62,7 +62,9 @@ def main(number: int) -> None:
     link = socket.socket(fileno=number)
     link.set_inheritable(False)
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    opening = decoder.decode(_read(link))
+    if not (body := _read(link)):  # the front end has ended before it was served
+        return
+    opening = decoder.decode(body)
     assert isinstance(opening, Open)
     try:
         llm = LLM(opening.path, **opening.options)

@@ -58,10 +58,10 @@ def tags(models: Iterable[Model]) -> dict[str, Any]:
 
 
 def running(models: Iterable[Model]) -> dict[str, Any]:
-    """The answer of ``/api/ps``: those that are loaded."""
+    """The answer of ``/api/ps``: those that are loaded. How much of one is in a GPU's memory isn't known here."""
     return {
         "models": [
-            _row(model) | {"expires_at": _NEVER, "context_length": model.model.context_length} | _memory(model)
+            _row(model) | {"expires_at": _NEVER, "context_length": model.model.context_length}
             for model in models
             if model.state == "ready"
         ]
@@ -117,11 +117,6 @@ def _family(model: Model) -> str:
     for end in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
         name = name.removesuffix(end)
     return name.lower()
-
-
-def _memory(model: Model) -> dict[str, Any]:
-    """How much of it lies in a GPU's memory, where that is known: nothing on a processor."""
-    return {"size_vram": 0} if model.target == "cpu" else {}
 
 
 def _count(parameters: int) -> str:
