@@ -48,11 +48,12 @@ def test_it_takes_two_minutes_to_read() -> None:
     assert len(text.split()) <= MINUTES * WORDS_A_MINUTE + 140  # 140 are of two tables' rules
 
 
-def test_the_picture_is_there_in_light_and_dark_and_small() -> None:
+def test_pictures_are_there_in_light_and_dark_and_small() -> None:
     text = README.read_text(encoding="utf-8")
-    assert re.search(r"<picture>.*prefers-color-scheme: dark.*</picture>", text, re.S)
+    found = re.findall(r"<picture>.*?</picture>", text, re.S)
+    assert len(found) == 2 and all("prefers-color-scheme: dark" in one for one in found)
     pictures = [REPOSITORY / name for name in re.findall(r'(?:src|srcset)="([^"]+)"', text)]
-    assert len(pictures) == 2
+    assert len(pictures) == 4
     for picture in pictures:
         assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 200_000
 
