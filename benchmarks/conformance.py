@@ -52,6 +52,11 @@ CLIENTS = (
 )
 LM_EVAL = ("lm-eval[api]==0.4.13",)
 
+LOOPBACK_ORIGINS = [
+    f"http://{name}{port}" for name in ("localhost", "127.0.0.1", "[::1]") for port in ("", ":3000", ":8080")
+]
+"""What llama-server's origin "localhost" stands for in its tests: there it is any port."""
+
 Row = dict[str, Any]
 """A test: its name, its outcome (passed, not applicable, skipped, failed), and the reason where it didn't pass."""
 
@@ -86,7 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
         began = time.monotonic()
         suite = suites[name](options)
         counts = Counter(row["outcome"] for row in suite["tests"])
-        suite = {"counts": dict(counts), "commit": commit(), "seconds": round(time.monotonic() - began), **suite}
+        suite = {
+            "counts": dict(counts),
+            "commit": commit(),
+            "bundle": options.bundle.name,
+            "seconds": round(time.monotonic() - began),
+            **suite,
+        }
         failed += counts["failed"]
         print(f"{name}: {', '.join(f'{n} {what}' for what, n in sorted(counts.items()))}")
         for row in suite["tests"]:
@@ -99,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def openai_tests(options: argparse.Namespace) -> Row:
-    """The client's own tests, loose and strict, sync and async. Most name no ``max_tokens``: a short context ends them."""
+    """The client's own tests, loose and strict, sync and async. Most set no limit: a short context ends answers."""
     folder = source("openai", OPENAI, f"openai-{OPENAI}", ("tests/", "pyproject.toml"), options)
     files = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_completions", "test_models")]
     with serving(options, "--any-model", "--context", "256") as url:
@@ -120,9 +131,8 @@ def llama_tests(options: argparse.Namespace) -> Row:
         text = file.read_text()
         for path in ("/chat/completions", "/models"):
             text = text.replace(f'"{path}"', f'"/v1{path}"')
-        file.write_text(text)
-    reasons = tomllib.loads(REASONS.read_text())["llama-files"]
-    names = {file.stem for file in folder.glob("unit/test_*.py")}
+        file.write_text(text.replace('{server.server_port}")', '{server.server_port}/v1")'))
+    reasons = tomllib.loads(REASONS.read_text())["llama-not-run"]
     python = environment("clients", CLIENTS, options)
     shim = options.folder / "llama-server"
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE}" --as-llama-server "$@"\n')
@@ -133,11 +143,14 @@ def llama_tests(options: argparse.Namespace) -> Row:
         "CONFORMANCE_THREADS": str(options.threads),
         "PORT": "8477",
     }
-    run = sorted(f"unit/{name}.py" for name in names if name not in reasons)
-    tests = judged("llama", pytest(python, folder, run, about))
-    for name in sorted(names & set(reasons)):
-        listed = listing(python, folder, f"unit/{name}.py", about)
-        tests += [{"name": one, "outcome": "not applicable", "reason": reasons[name]} for one in listed]
+    run, tests = [], []
+    for name in listing(python, folder, about):
+        why = next((rule["reason"] for rule in reasons if re.search(rule["test"], name)), None)
+        if why is None:
+            run.append(f"unit/{name}")
+        else:
+            tests.append({"name": name.replace(".py::", "::"), "outcome": "not applicable", "reason": why})
+    tests += judged("llama", pytest(python, folder, run, about))
     return {"of": f"llama.cpp, from llama-cpp-python {LLAMA}", "tests": tests}
 
 
@@ -155,7 +168,8 @@ def as_llama_server(flags: list[str]) -> int:
     if "--ctx-size" in values:
         given += ["--context", str(int(values["--ctx-size"]) // slots)]
     for origin in values.get("--cors-origins", "").split(","):
-        given += ["--allowed-origin", origin] if origin else []
+        for one in LOOPBACK_ORIGINS if origin == "localhost" else [origin] if origin else []:
+            given += ["--allowed-origin", one]
     if "--api-key" in values:
         digest = hashlib.sha256(values["--api-key"].encode()).hexdigest()
         with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
@@ -330,12 +344,11 @@ def pytest(python: Path, folder: Path, arguments: list[str], variables: dict[str
     return cases(report)
 
 
-def listing(python: Path, folder: Path, file: str, variables: dict[str, str]) -> list[str]:
-    """The names of a file's tests."""
-    command = [python, "-m", "pytest", "-q", "-o", "addopts=", "--collect-only", "-p", "no:xdist", file]
+def listing(python: Path, folder: Path, variables: dict[str, str]) -> list[str]:
+    """The names of a folder's tests."""
+    command = [python, "-m", "pytest", "-q", "-o", "addopts=", "--collect-only", "-p", "no:xdist", "unit"]
     done = subprocess.run(command, check=False, cwd=folder, env=os.environ | variables, capture_output=True, text=True)
-    found = [line.replace("unit/", "") for line in done.stdout.splitlines() if "::" in line and "ERROR" not in line]
-    return found or [f"{Path(file).name} (it can't be read here)"]
+    return [line.removeprefix("unit/") for line in done.stdout.splitlines() if line.startswith("unit/")]
 
 
 def cases(report: Path) -> list[Row]:

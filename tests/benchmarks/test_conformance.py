@@ -36,13 +36,11 @@ def test_outcomes_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_rules_are_whole() -> None:
     rules = tomllib.loads(conformance.REASONS.read_text())
     for name, of in rules.items():
-        if name == "llama-files":
-            assert all(of.values())
-            continue
         for rule in of:
-            assert {*rule} == {"test", "fails", "reason"} and all(rule.values()), rule
+            assert {*rule} == {"test", "reason"} | ({"fails"} if name != "llama-not-run" else set()), rule
+            assert rule["reason"]
             re.compile(rule["test"])
-            re.compile(rule["fails"])
+            re.compile(rule.get("fails", ""))
 
 
 def test_flags_of_another_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

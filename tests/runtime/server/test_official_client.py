@@ -317,3 +317,13 @@ def test_a_tokenizer_is_told(server: Server, tiny_bundle: Path) -> None:
         assert info["chat_template"] == llm.tokenizer.chat_templates["default"]
         assert llm.tokenizer.encode(info["eos_token"], add_special_tokens=False) == [2]
     assert server.ask("GET", "/tokenizer_info?model=odd").status == 404
+
+
+def test_tokens_by_the_names_of_llama_cpp(server: Server) -> None:
+    text = "a\u00e9"
+    tokens = server.ask("POST", "/tokenize", {"content": text}).json["tokens"]
+    pieces = server.ask("POST", "/tokenize", {"content": text, "with_pieces": True}).json["tokens"]
+    assert [one["id"] for one in pieces] == tokens
+    assert [one["piece"] for one in pieces] == ["a", [0xC3], [0xA9]]
+    assert server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["tokens"] == tokens
+    assert server.ask("POST", "/detokenize", {"tokens": tokens}).json["content"] == text
