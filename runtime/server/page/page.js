@@ -525,6 +525,7 @@ async function look() {
     if (error.status === 403) {
       maySee = false;
       note("This key doesn't show the engine: that takes one with admin = true.");
+      if (!narrow.matches) showEngine(false);
     } else if (error.status === 401) note("The engine is shown to those who have a key.");
     else {
       note("The server doesn't answer.");
@@ -741,6 +742,7 @@ $("model").addEventListener("change", chosen);
 
 /** Fetches what a page has to know. */
 async function begin() {
+  if (!maySee && !narrow.matches) showEngine(true); // another key may show it
   maySee = true;
   $("key").hidden = !needsKey;
   if (needsKey && !kept.get("key", "")) {

@@ -611,6 +611,7 @@ def test_where_keys_are_needed_the_page_asks_for_one(
     chromium.press("Enter")
     chromium.until(READY)
     chromium.until("document.querySelector('#engine-note').textContent.includes('admin = true')")
+    assert not chromium.run("document.querySelector('#engine').getClientRects().length")
     parameters(chromium, max_tokens="5")
     chromium.say("Hello")
     assert len(answered(chromium, 2)) == 2
