@@ -38,7 +38,7 @@ from peers.machine import commit, machine
 from peers.models import MODELS
 from peers.prepare import export, quietly, source_of
 from peers.processes import environment
-from peers.servers import LLAMA_CPP_PYTHON, SERVERS, Serving, about, asked, ready, serving_with
+from peers.servers import LLAMA_CPP_PYTHON, MOST_SECONDS, SERVERS, Serving, about, asked, ready, serving_with
 from peers.tables import markdown
 
 PARTS = ("through", "goodput", "start")
@@ -185,7 +185,12 @@ def asks(sizes: Sizes) -> list[str]:
 def load(url: str, *options: str) -> dict[str, Any]:
     """What the load tool says. Raises RuntimeError."""
     command = [sys.executable, "-m", "enginewright", "loadtest", url, "--json", "--quiet", *options]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=environment(), timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired as e:
+        raise RuntimeError(f"the load took more than {MOST_SECONDS:.0f} s") from e
     if done.returncode:
         raise RuntimeError(f"the load tool failed: {done.stderr.strip()[-300:] or done.stdout.strip()[-300:]}")
     found: dict[str, Any] = json.loads(done.stdout)

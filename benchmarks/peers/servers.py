@@ -33,7 +33,7 @@ from peers.processes import environment, reason
 LLAMA_SERVER, LLAMA_CPP_PYTHON = "llama-server", "llama_cpp.server"
 SERVERS = (OURS, LLAMA_SERVER, LLAMA_CPP_PYTHON)
 MOST_SECONDS = 300.0
-"""Until a server answers."""
+"""Until a server answers, or has answered all of a load."""
 
 (PACKAGE,) = ENGINES["llama.cpp"].packages
 VERSION = PACKAGE.partition("==")[2]
