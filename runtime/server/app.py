@@ -38,6 +38,7 @@ from .bodies import (
     DetokenizeBody,
     TokenizeBody,
     checked_kwargs,
+    checked_messages,
     checked_params,
     decoded,
 )
@@ -197,7 +198,7 @@ class Front:
             "continue_final_message": bool(body.continue_final_message),
             **checked_kwargs(body.chat_template_kwargs, special),
         }
-        text = tokenizer.guarded_chat(body.messages, of_params=_OF_PARAMS, **options)
+        text = tokenizer.guarded_chat(checked_messages(body.messages), of_params=_OF_PARAMS, **options)
         most = model.model.context_length - 1
         encode = partial(arguments.encode_within, tokenizer.encode_guarded, most=most, name="messages")
         ids, spliced = self.turns(model).encode(tenant, text, encode) if splice else (encode(text), 0)
@@ -789,8 +790,7 @@ def make_app(front: Front) -> Gate:
             {"status": "ok" if well else "unavailable", "models": states, "overdue": late}, 200 if well else 503
         )
 
-    @app.get("/ping", response_class=Response)
-    @app.post("/ping", response_class=Response)
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
         """200: the front end answers."""
         return Response("")
