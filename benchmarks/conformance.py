@@ -124,7 +124,7 @@ def openai_tests(options: argparse.Namespace) -> Row:
 
 
 def llama_tests(options: argparse.Namespace) -> Row:
-    """Tests of llama.cpp's server. Its paths without /v1 become ours; all else of them is as it was."""
+    """Tests of llama.cpp's server. Its paths without /v1 become ours, and headers compare as HTTP has them."""
     base = f"llama_cpp_python-{LLAMA}/vendor/llama.cpp/tools/server/tests"
     folder = source("llama-cpp-python", LLAMA, base, ("",), options)
     for file in folder.glob("unit/*.py"):
@@ -132,6 +132,8 @@ def llama_tests(options: argparse.Namespace) -> Row:
         for path in ("/chat/completions", "/models"):
             text = text.replace(f'"{path}"', f'"/v1{path}"')
         file.write_text(text.replace('{server.server_port}")', '{server.server_port}/v1")'))
+    shared = folder / "utils.py"  # names of headers compare without case, as in HTTP
+    shared.write_text(shared.read_text().replace("dict(response.headers)", "response.headers"))
     reasons = tomllib.loads(REASONS.read_text())["llama-not-run"]
     python = environment("clients", CLIENTS, options)
     shim = options.folder / "llama-server"
@@ -258,7 +260,7 @@ def schemathesis(options: argparse.Namespace) -> Row:
             *("--continue-on-failure", "--report", "junit", "--report-junit-path", report, "--no-color"),
             *("--request-timeout", "60", "--suppress-health-check", "all"),
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, cwd=options.folder, capture_output=True, text=True)
         said = done.stdout
         tests = judged("schemathesis", cases(report))
         with contextlib.closing(connect(url)) as connection:
