@@ -286,6 +286,14 @@ def decoded(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
         raise RequestError(_named(str(e))) from e
 
 
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The messages, if each says something: an assistant's may have calls alone. Raises RequestError naming the one."""
+    for i, message in enumerate(messages):
+        if message.get("content") is None and message.get("role") != "assistant":
+            raise RequestError(f"messages[{i}]: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+    return messages
+
+
 def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:
     """A client's variables of a chat template. Raises RequestError for names that are the template's own."""
     reserved = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}

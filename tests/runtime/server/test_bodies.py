@@ -66,7 +66,7 @@ def test_what_is_ignored_is_named(server: Server) -> None:
         ({}, "messages"),
         ({"messages": []}, "no messages"),
         ({"messages": "Hi"}, "messages: expected `array`"),
-        ({"messages": [{"role": "user"}]}, ""),
+        ({"messages": [{"role": "user"}]}, "messages[0]: its content is missing"),
         ({"messages": [{"role": 3, "content": "a"}]}, "role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
