@@ -1,6 +1,7 @@
 """What serving over HTTP costs, and goodput beside other servers: the same requests for each, in turn, on this machine.
 
     python benchmarks/bench_serve.py [--models smollm2] [--servers enginewright llama-server] [--quick] [--json FILE]
+    python benchmarks/bench_serve.py --from-json FILE --page PAGE.md
 
 Three parts, the first two by `optimize loadtest`:
 
@@ -35,7 +36,9 @@ from typing import Any
 from peers.engines import OURS
 from peers.loading import BENCHMARKS, BUILD
 from peers.machine import commit, machine
+from peers.marked_table import MarkedTable
 from peers.models import MODELS
+from peers.pages import write_anew
 from peers.prepare import export, quietly, source_of
 from peers.processes import environment
 from peers.servers import LLAMA_CPP_PYTHON, MOST_SECONDS, SERVERS, Serving, about, asked, ready, serving_with
@@ -102,11 +105,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prepare", action="store_true", help="install, convert and export, but measure nothing")
     parser.add_argument("--keep", action="store_true", help="take our bundles as they are, though the code has changed")
     parser.add_argument("--json", type=Path, help="where the result goes; default in benchmarks/results")
+    parser.add_argument("--from-json", type=Path, help="measure nothing: take this result")
+    parser.add_argument("--page", type=Path, help="whose table is made anew, between marks")
     parser.add_argument("--own", nargs=2, help=argparse.SUPPRESS)  # a bundle, and what is asked of it: see `own`
     options = parser.parse_args(arguments)
     if options.own:
         print(json.dumps(own(Path(options.own[0]), json.loads(options.own[1]))))
         return 0
+    if options.from_json:
+        return finish(json.loads(options.from_json.read_text(encoding="utf-8")), options.page)
     begin = time.monotonic()
     missing = []
     for name in options.servers:
@@ -147,8 +154,16 @@ def main(arguments: list[str] | None = None) -> int:
             for _ in PART[part](found, job):
                 result["measured"]["seconds"] = round(time.monotonic() - begin)
                 write(path, result)
-    print("\n".join(tables(result)))
     tell(f"the result is in {path}")
+    return finish(result, options.page)
+
+
+def finish(result: Mapping[str, Any], page: Path | None) -> int:
+    """Prints the result, and puts it on a page if asked to."""
+    text = "\n".join(tables(result)).strip()
+    print(text)
+    if page is not None:
+        MarkedTable("bench_serve.py").put(page, text)
     return 0
 
 
@@ -162,7 +177,11 @@ def made(model: str, *, peers: bool, keep: bool) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if not (keep and (folder / "int8.bundle").exists()):
         export(source_of(folder), folder / "int8.bundle", "int8", None)
-    return folder / "int8.bundle", folder / "q8_0.gguf"
+    files = folder / "int8.bundle", folder / "q8_0.gguf"
+    for file in files:
+        if file.exists():
+            write_anew(file)  # so that the file cache keeps all in pages of one size
+    return files
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
@@ -369,7 +388,7 @@ def tables(result: Mapping[str, Any]) -> list[str]:
     """All figures, as Markdown."""
     lines: list[str] = []
     for model, found in result["models"].items():
-        lines += [f"## {MODELS[model].title}", ""]
+        lines += [f"### {MODELS[model].title}", ""]
         if found.get("through"):
             lines += [*through_lines(found["through"]), ""]
         if found.get("goodput"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,13 @@ def test_what_is_printed() -> None:
     part = copy.deepcopy(RESULT)
     part["models"]["smollm2"] = {"sizes": {}}
     assert "|" not in "\n".join(tables(part))
+
+
+def test_a_result_goes_onto_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (result := tmp_path / "serve.json").write_text(json.dumps(RESULT))
+    (page := tmp_path / "page.md").write_text(
+        "Before\n<!-- table: benchmarks/bench_serve.py -->\n<!-- end of table -->\nAfter\n"
+    )
+    assert bench_serve.main(["--from-json", str(result), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("Before\n") and text.endswith("\nAfter\n") and capsys.readouterr().out.strip() in text
