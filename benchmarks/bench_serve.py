@@ -64,7 +64,7 @@ class Sizes:
 
     prompt: str = "30-120"
     answer: str = "32-96"
-    requests: int = 256
+    requests: int = 160
     rates: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0)
     seconds: float = 25.0
     ttft: str = "500ms"
