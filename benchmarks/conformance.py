@@ -8,8 +8,8 @@
 - lm-eval: log-likelihoods by ``local-completions``, compared with ``LLM``'s and with those of ``optimize eval``.
 - schemathesis: requests made at random from /openapi.json, for ``--seconds``.
 
-What is needed comes by pip into ``--folder``: packages into environments of their own, tests beside them. None of it is
-shipped. A test that asks for what isn't there must fail as ``conformance.toml`` says, with the reason that it gives;
+pip downloads what is needed into ``--folder``: packages into environments of their own, tests beside them. None of it
+is shipped. A test that asks for what isn't there must fail as ``conformance.toml`` says, with the reason that it gives;
 one that fails otherwise has failed. Exits with 1 where one has.
 
 BUNDLE should be SmolLM2's (examples/fetch_model.py): llama.cpp's tests take some seconds each with it.

@@ -905,7 +905,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """As llama.cpp has it: bytes where they are no text."""
+    """As llama.cpp has it: bytes where they aren't text."""
     try:
         return data.decode()
     except UnicodeDecodeError:
