@@ -127,7 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     cores = len(os.sched_getaffinity(0))
     folder = BUILD if options.quick else BENCHMARKS / "results"
-    name = f"serve{'-quick' if options.quick else ''}-{cores}-threads-{date.today().isoformat()}.json"
+    of = "-".join(["serve", *(["quick"] if options.quick else []), *options.models])
+    name = f"{of}-{cores}-threads-{date.today().isoformat()}.json"
     path = options.json or folder / name
     result: dict[str, Any] = {
         "measured": {
