@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ B = TypeVar("B", bound=msgspec.Struct)
 MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
 IGNORED_HEADER = "x-enginewright-ignored"
+_LARGEST = 2**31 - 1
+"""Numbers that go to an engine as they are fit 32 bits."""
 
 _LATER = "it isn't there yet"
 _NONE: tuple[object, ...] = (None, [], {}, "")
@@ -132,7 +134,7 @@ class Body(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None = None
     request_class: str | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
@@ -331,4 +333,4 @@ def _token(key: str) -> int:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST

@@ -36,7 +36,7 @@ PATHS: dict[str, tuple[type, dict[str, Any]]] = {
 VALUES = [
     *(None, True, False, 0, -1, -(1 << 63), 1 << 63, 1 << 70, 0.5, -0.5, 1e300, 1e-300, "", "x", "7", "a" * 3000),
     *("\ud800", "\udfff\ud800", "\0", "\u202e", "</s>", "\U0001f600", "http://127.0.0.1/", "../../etc/passwd"),
-    *([], [1], ["a"], [None], [[]], [-1], [1 << 40], {}, {"a": 1}, {"": None}, [{"a": []}], [0.5] * 500),
+    *([], [1], ["a"], [None], [[]], [-1], [1 << 40], [1 << 70], {}, {"a": 1}, {"": None}, [{"a": []}], [0.5] * 500),
     *({"type": "text", "text": 1}, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
 ]
 TEXTS = [b"", b"\0", b"nul", b"[", b'"', b"{}", b"NaN", b'{"a": 1e400}', b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{} {}"]
@@ -174,6 +174,18 @@ def check_well(server: Server) -> None:
     server.wait(lambda: server.props()["requests"] == 0 and server.props()["kv_cache_used"] == 0)
     assert server.props()["deaths"] == 0
     assert "Traceback" not in server.errors.read_text() and "ERROR" not in server.errors.read_text()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_numbers_that_fit_nowhere(server: Server, path: str) -> None:
+    """Also those that JSON has, and the records that go to the engine haven't."""
+    kind, valid = PATHS[path]
+    for name in kind.__struct_fields__:  # type: ignore[attr-defined]
+        for value in (1 << 70, -(1 << 70), [1 << 70], {"5": 1 << 70}, {str(1 << 70): 1}):
+            reply = server.ask("POST", path, valid | {name: value})
+            if reply.status != 200 or name not in ("seed", "temperature", "repetition_penalty"):
+                assert reply.status == 400, (name, value, reply.body)
+                assert reply.json["error"]["type"] == "invalid_request_error"
 
 
 def test_odd_requests_at_random(server: Server) -> None:
