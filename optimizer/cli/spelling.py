@@ -13,12 +13,6 @@ from typing import Any, ClassVar
 
 from typer.core import TyperCommand, TyperGroup
 
-NOT_YET = {
-    "serve": "There is no server yet. Talk to a bundle with `optimize chat BUNDLE`, answer prompts with `optimize "
-    "generate BUNDLE PROMPT`, or call enginewright.LLM in a server of your own: agenerate() takes many at once.",
-}
-"""Commands that people look for, and what there is instead."""
-
 _MEANT = {
     "build": ("build-engine", "engine"),
     "bench": ("benchmark", "perf", "speed", "throughput"),
@@ -28,6 +22,8 @@ _MEANT = {
     "export": ("compile", "convert", "import", "quantize", "quantise", "optimize"),
     "generate": ("complete", "infer", "prompt", "run"),
     "inspect": ("info", "show", "ls", "list"),
+    "loadtest": ("load", "load-test", "stress"),
+    "serve": ("server", "api-server", "listen"),
     "doctor": ("check", "env"),
     "recover": ("finetune", "fine-tune", "train"),
 }
@@ -44,8 +40,6 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _instead(self, ctx: Any, name: str) -> str:
-        if (planned := NOT_YET.get(_near(name, NOT_YET))) is not None:
-            return planned
         known = {other: command for command, others in _MEANT.items() for other in others}
         known |= {command: command for command in self.list_commands(ctx)}
         near = _near(name, known)

@@ -53,6 +53,7 @@ class EngineLoop:
     Attributes:
         steps: that were taken.
         step_began: when the one that runs did, in seconds of ``time.monotonic()``; None between two.
+        after_step: is called by the thread that takes steps, when listeners have had all of one.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -62,6 +63,7 @@ class EngineLoop:
         self._ended: Callable[[], EnginewrightError] | None = None  # why nothing is taken any more
         self.steps = 0
         self.step_began: float | None = None
+        self.after_step: Callable[[], None] = _nothing
         self._new_locks()
         _loops.add(self)
 
@@ -171,6 +173,7 @@ class EngineLoop:
                 if self._ended is not None:
                     self._tell_all(self._ended())
                     self.engine.abort_all()
+                self.after_step()
                 if self.engine.has_work():
                     return True
             except BaseException as e:  # noqa: BLE001  see _step
@@ -247,6 +250,10 @@ class EngineLoop:
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+def _nothing() -> None:
+    """Does nothing."""
 
 
 def _engine_error(cause: BaseException) -> EnginewrightError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -431,6 +431,10 @@ class LLM:
         """
         for request in prepared.requests:
             self._loop.submit(request, listener)
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Has the engine's thread call this when listeners have had all pieces of a step; it must be quick."""
+        self._loop.after_step = call
 
     def abort(self, prepared: PreparedPrompt) -> None:
         """Ends the requests of a prompt before the next step; nothing happens to those that have ended. Their listener

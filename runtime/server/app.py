@@ -52,6 +52,7 @@ from .tracing import Tracing, exporter_to
 from .turns import Turns
 
 _LOG = logging.getLogger("enginewright.server")
+_VERSION = metadata.version("enginewright")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -180,7 +181,7 @@ class Front:
             return None
         executor = model.info.get("executor", {})
         how = executor.get("isa"), executor.get("numerics")
-        about = (model.hash, model.target, *how, metadata.version("enginewright"))
+        about = (model.hash, model.target, *how, _VERSION)
         return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def exact(self, model: Model) -> bool:
@@ -443,7 +444,7 @@ class Work(Response):
         self._sending: float | None = None  # since when the client was to take what is sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streamed = self.job.body.streamed
+        streamed, send = self.job.body.streamed, scope["state"]["send"]
         work = asyncio.ensure_future(self._stream(send) if streamed else self._whole(scope, receive, send))
         gone = asyncio.ensure_future(_until_gone(receive))
         watch = asyncio.ensure_future(self._watch(work, send))
@@ -557,12 +558,15 @@ class Gate:
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                if status:
+                    raise RuntimeError("the response was begun already")
                 status = message["status"]
                 self._front.metrics.responded(status)
                 message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        # A stream's pieces go past what Starlette wraps around each: it looks for errors before the first alone.
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "send": sending}
         try:
             self._check(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -685,9 +689,7 @@ def _key_of(headers: Mapping[str, str]) -> str | None:
 
 def make_app(front: Front) -> Gate:
     """The server as an ASGI application, without its start and its end: ``serve`` has these."""
-    app = FastAPI(
-        title="Enginewright", version=metadata.version("enginewright"), docs_url=None, redoc_url=None, responses=_ERRORS
-    )
+    app = FastAPI(title="Enginewright", version=_VERSION, docs_url=None, redoc_url=None, responses=_ERRORS)
 
     @app.exception_handler(EnginewrightError)
     async def _ours(request: Request, error: EnginewrightError) -> Response:
@@ -798,12 +800,12 @@ def make_app(front: Front) -> Gate:
     @app.get("/version")
     async def version() -> Response:
         """Enginewright's version."""
-        return json_response({"version": metadata.version("enginewright")})
+        return json_response({"version": _VERSION})
 
     @app.get("/api/version")
     async def api_version() -> Response:
         """Enginewright's version, where Ollama has its own."""
-        return json_response({"version": metadata.version("enginewright")})
+        return json_response({"version": _VERSION})
 
     @app.get("/api/tags")
     async def api_tags() -> Response:

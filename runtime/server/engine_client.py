@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -81,12 +81,16 @@ class Running:
 
     def __init__(self, model: Model, number: int, digest: bytes) -> None:
         self._model, self.number, self.digest = model, number, digest
-        self._events: asyncio.Queue[Piece | Ended | EnginewrightError] = asyncio.Queue()
+        self._events: list[Piece | Ended | EnginewrightError] = []
+        self._waiting: asyncio.Future[None] | None = None
         self.ended: Ended | None = None
         self.began = time.monotonic()
 
     def put(self, event: Piece | Ended | EnginewrightError) -> None:
-        self._events.put_nowait(event)
+        """Has ``events`` give it."""
+        self._events.append(event)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def events(self) -> AsyncGenerator[list[Piece] | Ended, None]:
         """Its pieces, those together that have come together, and last how it ended.
@@ -95,9 +99,10 @@ class Running:
         """
         try:
             while self.ended is None:
-                found = [await self._events.get()]
-                while not self._events.empty():
-                    found.append(self._events.get_nowait())
+                if not self._events:
+                    self._waiting = asyncio.get_running_loop().create_future()
+                    await self._waiting
+                found, self._events = self._events, []
                 if pieces := [one for one in found if isinstance(one, Piece)]:
                     yield pieces
                 last = found[-1]
@@ -120,6 +125,30 @@ class Running:
                 pass
         assert self.ended is not None
         return self.ended
+
+
+class _Link(asyncio.Protocol):
+    """The socket to an engine's process. ``take`` gets each message; ``closed`` is set at its end."""
+
+    def __init__(self, take: Callable[[ToFrontEnd], None]) -> None:
+        self._take = take
+        self._data = bytearray()
+        self._decode = msgspec.msgpack.Decoder(ToFrontEnd).decode
+        self.closed = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        begin = 0
+        while (body := begin + LENGTH_BYTES) <= len(self._data):
+            end = body + int.from_bytes(self._data[begin:body], "little")
+            if end > len(self._data):
+                break
+            self._take(self._decode(self._data[body:end]))
+            begin = end
+        del self._data[:begin]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -183,7 +212,7 @@ class Model:
         self._requests: dict[int, Running] = {}
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._suspects: OrderedDict[bytes, int] = OrderedDict()  # requests that were there at deaths, and at how many
-        self._link: asyncio.StreamWriter | None = None
+        self._link: asyncio.WriteTransport | None = None
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard = 0.0
@@ -341,21 +370,16 @@ class Model:
 
     async def _serve(self) -> str:
         """Runs one engine's process until it ends; returns why."""
-        reader, writer = await asyncio.open_connection(sock=self._socket, limit=1 << 24)
-        self._link = writer
+        loop = asyncio.get_running_loop()
+        self._link, link = await loop.create_connection(lambda: _Link(self._take), sock=self._socket)
         self._send(Open(self.path, self.options))
         self._heard = time.monotonic()
         watchdog = asyncio.create_task(self._watch())
-        decoder = msgspec.msgpack.Decoder(ToFrontEnd)
         try:
-            while True:
-                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
-                self._take(decoder.decode(await reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, OSError):
-            pass
+            await link.closed.wait()
         finally:
             watchdog.cancel()
-            writer.close()
+            self._link.close()
             self._link = None
             process = self._process
             self._kill()

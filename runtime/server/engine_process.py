@@ -53,8 +53,6 @@ from .records import (
 
 BEAT_SECONDS = 1.0
 
-Out = Piece | Ended | ToFrontEnd
-
 
 def main(number: int) -> None:
     """Serves until the socket is closed. ``number``: the socket's file descriptor."""
@@ -110,11 +108,13 @@ class _Serving:
 
     def __init__(self, llm: LLM, link: socket.socket) -> None:
         self._llm, self._link = llm, link
-        self._out: queue.SimpleQueue[Out | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[ToFrontEnd | None] = queue.SimpleQueue()
+        self._news = Events()  # of the step that was just taken
         self._prepared: dict[int, PreparedPrompt] = {}
         self._unfinished: dict[int, int] = {}  # of a request's answers
         self._live = Live(llm)
         self._sender = threading.Thread(target=self._send_all, daemon=True)
+        llm.after_step(self._send_news)
 
     def start(self) -> None:
         self._sender.start()
@@ -122,6 +122,7 @@ class _Serving:
 
     def stop(self) -> None:
         self._llm.close()
+        self._send_news()
         self._out.put(None)
         self._sender.join(5)
 
@@ -135,7 +136,7 @@ class _Serving:
                 self._submit(message)
             except EnginewrightError as e:
                 self._forget(message.number)
-                self._out.put(Ended(message.number, problem=Problem.from_error(e)))
+                self.send(Events(ended=[Ended(message.number, problem=Problem.from_error(e))]))
         elif isinstance(message, Abort):
             prepared = self._forget(message.number)
             if prepared is not None:
@@ -165,19 +166,26 @@ class _Serving:
         """Called by the engine's thread."""
         if isinstance(event, EnginewrightError):
             if self._forget(number) is not None:
-                self._out.put(Ended(number, problem=Problem.from_error(event)))
+                self._news.ended.append(Ended(number, problem=Problem.from_error(event)))
             return
         prepared = self._prepared.get(number)
         if prepared is None:
             return
         if not whole:
             logprobs = plain_logprobs(event.logprobs)
-            self._out.put(Piece(number, event.index, event.token_ids, event.text, event.finish_reason, logprobs))
+            piece = Piece(number, event.index, event.token_ids, event.text, event.finish_reason, logprobs)
+            self._news.pieces.append(piece)
         if event.finish_reason is not None:
             self._unfinished[number] -= 1
             if not self._unfinished[number]:
                 self._forget(number)
-                self._out.put(_ended(number, prepared.result(), whole))
+                self._news.ended.append(_ended(number, prepared.result(), whole))
+
+    def _send_news(self) -> None:
+        """Sends all that a step brought, in one message. Called by the engine's thread."""
+        if self._news.pieces or self._news.ended:
+            news, self._news = self._news, Events()
+            self._out.put(news)
 
     def _forget(self, number: int) -> PreparedPrompt | None:
         self._unfinished.pop(number, None)
@@ -194,21 +202,10 @@ class _Serving:
         self.send(Answer(message.number, {"files": files}))
 
     def _send_all(self) -> None:
-        """Sends what has come, all that is there in one message."""
-        last = False
-        while not last:
-            found = [self._out.get()]
-            while not self._out.empty():
-                found.append(self._out.get())
-            last = None in found
-            events = Events(
-                [one for one in found if isinstance(one, Piece)], [e for e in found if isinstance(e, Ended)]
-            )
-            messages = [one for one in found if isinstance(one, ToFrontEnd)]
-            if events.pieces or events.ended:
-                messages.append(events)
+        """Sends what comes until the end: messages wait here for a front end that is slow, and no step does."""
+        while (message := self._out.get()) is not None:
             try:
-                self._link.sendall(b"".join(map(packed, messages)))
+                self._link.sendall(packed(message))
             except OSError:  # the front end is gone, as the thread that reads sees too
                 return
 

@@ -18,8 +18,8 @@ WIDE = {"COLUMNS": "400", "NO_COLOR": "1"}
 @pytest.mark.parametrize(
     ("word", "answer"),
     [
-        ("serve", "There is no server yet. Talk to a bundle with `optimize chat BUNDLE`"),
-        ("server", "There is no server yet."),
+        ("server", "Did you mean `optimize serve`?"),
+        ("load-test", "Did you mean `optimize loadtest`?"),
         ("exprot", "Did you mean `optimize export`?"),
         ("quantize", "Did you mean `optimize export`?"),
         ("run", "Did you mean `optimize generate`?"),
