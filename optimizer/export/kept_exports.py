@@ -260,7 +260,7 @@ def key_of(
     recipe: Recipe,
     *,
     files: Mapping[str, str | Path | None] | None = None,
-    least: int = LEAST_SOURCE_BYTES,
+    least: int | None = None,
     **others: object,
 ) -> str | None:
     """What an export of a source on this disk is named after; None where it isn't kept.
@@ -272,6 +272,7 @@ def key_of(
         source: a folder or a GGUF file.
         recipe: with all that was said beside it.
         files: what else is read, by the options' names.
+        least: None is LEAST_SOURCE_BYTES.
         others: all else that decides, as plain values.
 
     Raises OSError if a file can't be read.
@@ -279,7 +280,7 @@ def key_of(
     if {*recipe.targets, *(name for name, on in recipe.passes.items() if on)} & _foreign():
         return None
     read = _files_of_source(source)
-    if sum(os.path.getsize(path) for path in read.values()) < least:
+    if sum(os.path.getsize(path) for path in read.values()) < (LEAST_SOURCE_BYTES if least is None else least):
         return None
     beside = {name: getattr(recipe.buckets, name) for name in FILE_FIELDS} if recipe.buckets is not None else {}
     given = {name: path for name, path in {**beside, **(files or {})}.items() if path is not None}

@@ -19,7 +19,7 @@ from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
 from .check_arguments import ExportArguments, check_arguments
-from .kept_exports import LEAST_SOURCE_BYTES, MOST_BYTES, KeptExports, describe, keep_export, key_of, take_export
+from .kept_exports import MOST_BYTES, KeptExports, describe, keep_export, key_of, take_export
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -151,7 +151,7 @@ def export_once(source: str | Path, *, recipe: str | Path | None = None, progres
     return bundle
 
 
-def _key(given: ExportArguments, recipe: Recipe | None, least: int = LEAST_SOURCE_BYTES) -> str | None:
+def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None) -> str | None:
     """What the export is kept under; None for what isn't on this disk, and what can't be read."""
     if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
