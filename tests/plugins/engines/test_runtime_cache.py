@@ -24,7 +24,7 @@ def test_the_next_start_compiles_nothing(cache_home: Path, install: Install, bun
         install(graphs=True)
         fakes.COMPILED.clear()
         with LLM(bundle, trust="code") as llm:
-            llm.generate([[1, 2, 3], [4]], GREEDY)
+            llm.generate([1, 2, 3], GREEDY)  # of several, those of a step hang on when each comes
             states.append((llm.info()["executor"]["runtime_cache"], bool(fakes.COMPILED)))
     assert states == [("made", True), ("found", False)]
     (kept,) = cache_home.iterdir()
