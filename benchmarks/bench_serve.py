@@ -214,6 +214,8 @@ def load(url: str, *options: str) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"the load tool failed: {done.stderr.strip()[-300:] or done.stdout.strip()[-300:]}")
     found: dict[str, Any] = json.loads(done.stdout)
+    if isinstance(found.get("model"), str):  # llama.cpp's servers call it by its path on this machine
+        found["model"] = Path(found["model"]).name
     return found
 
 
