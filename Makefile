@@ -41,6 +41,9 @@ QUESTION := Write one sentence about the ocean.
 # By this name "make -n" doesn't run the lines that it stands in.
 AGAIN = $(MAKE) --silent --no-print-directory
 
+# Images set it. Each of the hundreds of processes that tests start would compile torch and transformers anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -100,7 +103,7 @@ check: setup $(STUB)  ## check what has changed since the last commit, or FILES=
 pytest: setup
 	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
 
-test-matrix: setup  ## run the tests that CI has besides: long tables, damaged files, the packages, a large model
+test-matrix: setup  ## run the tests that CI has besides: more of the long tables, damaged files, the packages, a real model
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
 
 soak: setup  ## run what takes too long for CI: attacks, loads, the rest of the long tables

@@ -158,7 +158,7 @@ def finish(result: dict[str, Any], path: Path, update: bool) -> int:
 
 
 def tell(text: str) -> None:
-    """For who watches."""
+    """Tells who watches."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -358,7 +358,7 @@ def start(found: dict[str, Any], job: Job) -> Iterator[None]:
 
 
 def generate_seconds(serving: Serving) -> float:
-    """Of `optimize generate`, until it has printed a first token."""
+    """Gives the seconds of `optimize generate` until it has printed a first token."""
     command = [sys.executable, "-m", "enginewright", "generate", str(serving.bundle), START_PROMPT, "-n", "1", "-q"]
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()) as process:
@@ -370,7 +370,7 @@ def generate_seconds(serving: Serving) -> float:
 
 
 def serve_seconds(serving: Serving) -> float:
-    """Of `optimize serve`, until it has answered a request of one token, which is sent as soon as it listens."""
+    """Gives the seconds of `optimize serve` until it has answered one token, asked for as soon as it listens."""
     begin = time.perf_counter()
     body = {"messages": [{"role": "user", "content": START_PROMPT}], "max_tokens": 1, "temperature": 0}
     with serving_with(OURS, serving) as server:
@@ -455,7 +455,7 @@ def goodput_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def tell(text: str) -> None:
-    """For who watches."""
+    """Tells who watches."""
     print(text, file=sys.stderr, flush=True)
 
 

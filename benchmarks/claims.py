@@ -49,9 +49,10 @@ from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
-"""Of a request whose context is reserved; prompts and answers have half of it at most, which cuts few of them."""
+"""The context of a request whose context is reserved; prompts and answers have half of it at most, which cuts few of
+them."""
 BATCHED = 2048
-"""Of requests in batches, so that padded ones end some day."""
+"""The context of requests in batches, so that padded ones end some day."""
 RESERVED = 6
 """Requests whose whole context fits into the memory of both."""
 BLOCK = 32
@@ -125,7 +126,7 @@ def reservation(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def medians(rounds: dict[str, list[dict[str, float]]], ours: str, other: str) -> dict[str, Any]:
-    """Of each figure, and of the ratio of tokens a second in one round."""
+    """Gives the median of each figure, and of the ratio of tokens a second in one round."""
     found: dict[str, Any] = {name: {key: median(r[key] for r in of) for key in of[0]} for name, of in rounds.items()}
     pairs = zip(rounds[ours], rounds[other], strict=True)
     ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs]
@@ -323,7 +324,8 @@ ATTENTION = {"tiles": tiles, "scores": scores}
 
 
 def formats(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Of each KV format, with the same weights: bytes a token, KL from float32's, and speed behind 2,000 tokens."""
+    """Measures each KV format with the same weights: bytes a token, KL from float32's, and speed behind 2,000
+    tokens."""
     if not options.source:
         return None
     found: dict[str, Any] = {}

@@ -62,7 +62,7 @@ def charts(figures: Mapping[str, Any]) -> dict[str, str]:
 
 
 def reservation(found: Mapping[str, Any]) -> str:
-    """Of memory."""
+    """Writes what is said of memory."""
     blocks, contexts = found["blocks"], found["contexts"]
     prompt, answer, held = (f"{n:.0f}" for n in (found["mean_prompt"], found["mean_answer"], blocks["mean_tokens"]))
     speedup, least, most = (f"{found[key]:.2f}" for key in ("speedup", "speedup_least", "speedup_most"))
@@ -90,7 +90,7 @@ one of six; on two cores it takes longer.
 
 
 def batching(found: Mapping[str, Any]) -> str:
-    """Of batches."""
+    """Writes what is said of batches."""
     rows = [("requests join and leave at each step", "continuous"), ("batches begin and end together", "static")]
     if "transformers" in found:
         rows.append((f"transformers, padded batches, {found['transformers']['dtype']}", "transformers"))
@@ -119,7 +119,7 @@ place to the end of the longest.
 
 
 def cache(found: Mapping[str, Any]) -> str:
-    """Of a token's cost."""
+    """Writes what is said of a token's cost."""
     rows = "\n".join(
         f"| {int(n):,} | {of['with']:.1f} | {of['without']:,.1f} | {of['without'] / of['with']:,.0f} |"
         for n, of in found.items()
@@ -138,7 +138,7 @@ Without a cache every token computes all before it again, so an answer's cost gr
 
 
 def attention(found: Mapping[str, Any]) -> str:
-    """Of scores."""
+    """Writes what is said of scores."""
     rows = "\n".join(
         f"| {int(n):,} | {of['tiles']['seconds']:.2f} | {of['scores']['seconds']:.2f} "
         f"| {of['tiles']['bytes'] / 2**20:,.0f} | {of['scores']['bytes'] / 2**20:,.0f} |"
@@ -163,7 +163,7 @@ and activations included; for torch by one layer's scores, which it writes down 
 
 
 def formats(found: Mapping[str, Any]) -> str:
-    """Of KV formats."""
+    """Writes what is said of KV formats."""
     rows = "\n".join(
         f"| {kind} | {of['bytes_per_token']:,.0f} | {of['kl']:.2e} | {of['top_1']:.1%} "
         f"| {of['step_milliseconds']:.1f} |"
@@ -183,7 +183,7 @@ Weights are int8 in all.
 
 
 def rounding(found: Mapping[str, Any]) -> str:
-    """Of keys and values of 4 bits."""
+    """Writes what is said of keys and values of 4 bits."""
     rows = "\n".join(
         f"| {kind} | {of['bits']:.1f} | {of['kl']:.2e} | {of['top_1']:.1%} |" for kind, of in found.items()
     )

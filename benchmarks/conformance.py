@@ -1,8 +1,12 @@
 """Runs what others wrote to test a server of this kind against ``optimize serve``, and writes each test's outcome.
 
-    python benchmarks/conformance.py BUNDLE [--only openai llama.cpp lm-eval schemathesis] [--seconds 60] [--json FILE]
+    python benchmarks/conformance.py BUNDLE [--only SUITE ...] [--seconds 60] [--json FILE]
 
-- openai: the tests that come with OpenAI's own client (its source package), of chat, completions and models.
+- openai: the tests that come with OpenAI's own client (its source package), of chat, completions, models and responses.
+- anthropic: the tests that come with Anthropic's own client, of messages.
+- open-responses: answers of /v1/responses, whole and streamed, checked by the types of Open Responses.
+- langchain: LangChain's standard tests of chat models, by its clients of OpenAI's two protocols and Anthropic's.
+- canitoolcall: scenarios with tools, each streamed and whole, by ``canitoolcall probe``.
 - llama.cpp: the tests of llama.cpp's server (in the source package of llama-cpp-python), those that concern the
   protocol. They start a server for each test: ``--as-llama-server`` makes ``optimize serve`` of its flags.
 - lm-eval: log-likelihoods by ``local-completions``, compared with ``LLM``'s and with those of ``optimize eval``.
@@ -11,6 +15,10 @@
 pip downloads what is needed into ``--folder``: packages into environments of their own, tests beside them. None of it
 is shipped. A test that asks for what isn't there must fail as ``conformance.toml`` says, with the reason that it gives;
 one that fails otherwise has failed. Exits with 1 where one has.
+
+A small model can't be relied on to call a tool. So langchain and canitoolcall ask the server of ``agents.py``, in
+which a script stands for the model and answers what these tests ask. Protocols, chat template, chat format and cache
+are the real ones.
 
 BUNDLE should be SmolLM2's (examples/fetch_model.py): llama.cpp's tests take some seconds each with it.
 """
@@ -36,7 +44,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import agents
 from peers.machine import commit, machine
+
+from enginewright.optimizer.loadtest.own_server import start, stop
 
 HERE = Path(__file__).resolve()
 REPOSITORY = HERE.parent.parent
@@ -44,8 +55,21 @@ REASONS = HERE.with_suffix(".toml")
 QUESTIONS = REPOSITORY / "optimizer" / "measure" / "choices.jsonl"
 
 OPENAI = "3.54.0"
+ANTHROPIC = "2.13.0"
+ANTHROPIC_CLIENTS = (
+    *(f"anthropic[aiohttp]=={ANTHROPIC}", "pytest==9.2.0", "pytest-asyncio==1.5.0", "rich==15.0.0"),
+    *("inline-snapshot", "http-snapshot[httpx]", "respx", "dirty-equals", "time-machine"),
+)
+LANGCHAIN = (
+    "langchain-tests==1.1.9",
+    "langchain-openai==1.7.4",
+    "langchain-anthropic==1.7.10",
+    "pytest-asyncio==1.5.0",
+)
+CANITOOLCALL = ("canitoolcall==0.1.1",)
+OPEN_RESPONSES = ("openresponses-types==2.4.0",)
 LLAMA = "0.3.36"
-"""Of llama-cpp-python, whose source package has llama.cpp's."""
+"""The version of llama-cpp-python, whose source package has llama.cpp's."""
 CLIENTS = (
     *(f"openai[aiohttp]=={OPENAI}", "pytest==9.2.0", "pytest-asyncio==1.5.0", "rich==15.0.0", "requests==2.34.2"),
     *("filelock", "wget==3.2", "numpy", "schemathesis==4.32.5"),
@@ -68,6 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
         return as_llama_server(given[1:])
     suites: dict[str, Callable[[argparse.Namespace], Row]] = {
         "openai": openai_tests,
+        "anthropic": anthropic_tests,
+        "open-responses": open_responses,
+        "langchain": langchain_tests,
+        "canitoolcall": canitoolcall,
         "llama.cpp": llama_tests,
         "lm-eval": lm_eval,
         "schemathesis": schemathesis,
@@ -94,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
         suite = {
             "counts": dict(counts),
             "commit": commit(),
-            "bundle": options.bundle.name,
+            "bundle": "scripted" if name in ("langchain", "canitoolcall") else options.bundle.name,
             "seconds": round(time.monotonic() - began),
             **suite,
         }
@@ -112,7 +140,9 @@ def main(arguments: list[str] | None = None) -> int:
 def openai_tests(options: argparse.Namespace) -> Row:
     """The client's own tests, loose and strict, sync and async. Most set no limit: a short context ends answers."""
     folder = source("openai", OPENAI, f"openai-{OPENAI}", ("tests/", "pyproject.toml"), options)
-    files = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_completions", "test_models")]
+    names = ("chat/test_completions", "test_completions", "test_models", "test_responses")
+    names += ("responses/test_input_items", "responses/test_input_tokens")
+    files = [f"tests/api_resources/{name}.py" for name in names]
     with serving(options, "--any-model", "--context", "256") as url:
         tests = pytest(
             environment("clients", CLIENTS, options),
@@ -121,6 +151,213 @@ def openai_tests(options: argparse.Namespace) -> Row:
             {"TEST_API_BASE_URL": f"{url}/v1"},
         )
     return {"of": f"openai {OPENAI}", "tests": judged("openai", tests)}
+
+
+def anthropic_tests(options: argparse.Namespace) -> Row:
+    """The client's own tests of messages, loose and strict, sync and async."""
+    folder = source("anthropic", ANTHROPIC, f"anthropic-{ANTHROPIC}", ("tests/", "pyproject.toml"), options)
+    with serving(options, "--any-model", "--context", "256") as url:
+        tests = pytest(
+            environment("anthropic", ANTHROPIC_CLIENTS, options),
+            folder,
+            ["-o", "filterwarnings=", "tests/api_resources/test_messages.py"],
+            {"TEST_API_BASE_URL": url},
+        )
+    return {"of": f"anthropic {ANTHROPIC}", "tests": judged("anthropic", tests)}
+
+
+RESPONSES: dict[str, Row] = {
+    "a text": {"input": "Name a colour."},
+    "instructions": {"input": "Name a colour.", "instructions": "Be brief."},
+    "messages of all roles": {
+        "input": [
+            {"type": "message", "role": "system", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Name a colour."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Red."}]},
+            {"type": "message", "role": "user", "content": "Another."},
+        ]
+    },
+    "a form": {
+        "input": "Name a colour.",
+        "text": {"format": {"type": "json_schema", "name": "colour", "schema": {"enum": ["red", "blue"]}}},
+    },
+    "log-probabilities": {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    "nothing is stored": {"input": "Hi", "store": False, "metadata": {"a": "b"}},
+}
+
+
+CHECK_RESPONSES = """
+import json, sys
+import openresponses_types as types
+data = sys.stdin.buffer.read().decode()
+if sys.argv[1] == "whole":
+    types.ResponseResource.model_validate_json(data)
+    raise SystemExit
+kinds = {}
+for name in dir(types):
+    if name.endswith("StreamingEvent"):
+        field = getattr(types, name).model_fields["type"]
+        kinds[[*field.annotation][0].value] = getattr(types, name)
+lines = [line[6:] for line in data.splitlines() if line.startswith("data: ")]
+assert lines[-1] == "[DONE]", lines[-1]
+for line in lines[:-1]:
+    kinds[json.loads(line)["type"]].model_validate_json(line)
+assert len(lines) > 6, lines
+"""
+"""Checks standard input by the types of Open Responses: a response, or the events of a stream."""
+
+
+def open_responses(options: argparse.Namespace) -> Row:
+    """Bodies of the shapes that Open Responses' compliance cases have; each answer and event must be of its types."""
+    python = environment("open-responses", OPEN_RESPONSES, options)
+    tests = []
+    with serving(options, "--any-model", "--context", "512") as url:
+        for name, body in RESPONSES.items():
+            for stream in (False, True):
+                given = {"model": "bundle", "max_output_tokens": 16, "stream": stream, **body}
+                with contextlib.closing(connect(url)) as connection:
+                    data = json.dumps(given).encode()
+                    connection.request("POST", "/v1/responses", data, {"content-type": "application/json"})
+                    answer = connection.getresponse().read()
+                checked = subprocess.run(
+                    [python, "-c", CHECK_RESPONSES, "stream" if stream else "whole"],
+                    input=answer,
+                    capture_output=True,
+                    check=False,
+                )
+                how = f"{name}, {'streamed' if stream else 'whole'}"
+                row = {"name": how, "outcome": "failed" if checked.returncode else "passed"}
+                tests.append(row | ({"reason": checked.stderr.decode()[-2000:]} if checked.returncode else {}))
+    return {"of": OPEN_RESPONSES[0], "tests": judged("open-responses", tests)}
+
+
+JOKE = {"setup": "Why do cats sit on keyboards?", "punchline": "They like the mouse."}
+EVENT = {
+    "title": "Design review",
+    "start": "2026-10-01T15:00:00Z",
+    "attendees": [{"name": "Ana", "email": "ana@example.com"}, {"name": "Bo", "email": "bo@example.com"}],
+    "location": {"city": "Berlin", "room": "4.12"},
+}
+REPLIES: agents.Replies = (
+    ("magic_function_no_args", [("magic_function_no_args", {})]),
+    (r"magic_function\(3\)|^Hello!", [("magic_function", {"input": 3})]),
+    ("Pirate greeting", [("greeting_generator", {"answer_style": "Pirate"})]),
+    (r"3 \+ 4", [("my_adder_tool", {"a": 3, "b": 4})]),
+    ("joke about cats", [("Joke.*", JOKE)]),
+    ("你好啊集团", [("unicode_customer", {"customer_name": "你好啊集团", "description": "a technology company"})]),
+    ("こんにちは株式会社", [("unicode_customer", {"customer_name": "こんにちは株式会社", "description": "日本"})]),
+    ("weather in San Francisco", [("get_weather", {"location": "San Francisco, CA"})]),
+    ("weather in Paris and in Tokyo", [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Tokyo"})]),
+    ("weather in Paris right now", [("get_weather", {"city": "Paris"})]),
+    ("Lisbon", [("get_weather", {"city": "Lisbon"})]),
+    ("Design review", [("create_event", EVENT)]),
+    ("Save a note", [("save_note", {"title": "Grüße aus Zürich", "body": "Café ☕ in 東京 — naïve résumé 🚀"})]),
+    ("What time is it", [("get_server_time", {})]),
+    ("9.11 or 9.9", [("record_answer", {"answer": "9.9"})]),
+)
+"""What the script says where LangChain's tests and canitoolcall's scenarios ask: see ``agents.reply``."""
+
+LANGCHAIN_MODELS = """
+import os
+
+from langchain_anthropic import ChatAnthropic
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+URL = os.environ["SERVED_URL"]
+LONG = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+class Cached(ChatModelIntegrationTests):
+    supported_usage_metadata_details = {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    def invoke_with_cache_read_input(self, *, stream=False):
+        model = self.chat_model_class(**self.chat_model_params)
+        for _ in range(2):
+            if stream:
+                first, *others = model.stream(LONG)
+                said = sum(others, start=first)
+            else:
+                said = model.invoke(LONG)
+        assert said.usage_metadata["input_token_details"]["cache_read"] > 300
+        return said
+
+
+class TestChat(Cached):
+    chat_model_class = ChatOpenAI
+    chat_model_params = {"model": "scripted", "base_url": URL + "/v1", "api_key": "none", "max_retries": 0}
+    chat_model_params["stream_usage"] = True  # else it doesn't ask servers other than OpenAI's
+    supports_json_mode = True
+    model_override_value = "scripted"
+
+
+class TestResponses(TestChat):
+    chat_model_params = {**TestChat.chat_model_params, "use_responses_api": True}
+
+
+class TestMessages(Cached):
+    chat_model_class = ChatAnthropic
+    chat_model_params = {"model": "scripted", "base_url": URL, "api_key": "none", "max_retries": 0, "max_tokens": 256}
+    supports_anthropic_inputs = True
+    model_override_value = "scripted"
+
+
+class TestMessagesForm(TestMessages):
+    structured_output_kwargs = {"method": "json_schema"}
+"""
+"""A module of tests: LangChain's own, of the three protocols; that prompts are read from the cache is ours."""
+
+
+def langchain_tests(options: argparse.Namespace) -> Row:
+    """LangChain's standard tests of a chat model: chat completions, responses and messages."""
+    python = environment("langchain", LANGCHAIN, options)
+    folder = options.folder / "langchain-tests"
+    folder.mkdir(exist_ok=True)
+    (folder / "test_langchain.py").write_text(LANGCHAIN_MODELS)
+    with scripted(options) as url:
+        tests = pytest(
+            python,
+            folder,
+            [*("-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"), "test_langchain.py"],
+            {"SERVED_URL": url},
+        )
+    return {"of": ", ".join(LANGCHAIN[:3]), "tests": judged("langchain", tests)}
+
+
+def canitoolcall(options: argparse.Namespace) -> Row:
+    """What ``canitoolcall probe`` says of each of its scenarios: whole, streamed, and the two compared."""
+    python = environment("canitoolcall", CANITOOLCALL, options)
+    report = options.folder / "canitoolcall.json"
+    report.unlink(missing_ok=True)
+    with scripted(options) as url:
+        command = [python, "-m", "canitoolcall", "probe", "--base-url", f"{url}/v1", "--model", "scripted"]
+        subprocess.run([*command, "--json", report], check=False, capture_output=True)
+    return {"of": CANITOOLCALL[0], "tests": judged("canitoolcall", probed(json.loads(report.read_text())))}
+
+
+def probed(report: Row) -> list[Row]:
+    """The outcomes of canitoolcall's report."""
+    tests = []
+    for one in report["outcomes"]:
+        how = "streamed" if one["stream"] else "whole"
+        if one["check"] != "scenario":
+            how = "streamed as whole"
+        outcome = {"pass": "passed", "skip": "skipped"}.get(one["status"], "failed")
+        row = {"name": f"{one['scenario_id']}, {how}", "outcome": outcome}
+        tests.append(row | ({"reason": one["detail"]} if outcome != "passed" else {}))
+        if one["warnings"]:
+            tests[-1]["warnings"] = one["warnings"]
+    return tests
+
+
+@contextlib.contextmanager
+def scripted(options: argparse.Namespace) -> Iterator[str]:
+    """Gives the address of a server whose engine says ``REPLIES``."""
+    replies, notes = options.folder / "replies.json", options.folder / "notes.jsonl"
+    replies.write_text(json.dumps(REPLIES))
+    about = {"REPLIES": str(replies), "NOTES": str(notes)}
+    with agents.server(agents.scripted_bundle(), about, options.folder / "server.log") as url:
+        yield url
 
 
 def llama_tests(options: argparse.Namespace) -> Row:
@@ -283,33 +520,16 @@ def connect(url: str) -> Any:
 
 @contextlib.contextmanager
 def serving(options: argparse.Namespace, *flags: str) -> Iterator[str]:
-    """Address of a server that runs within."""
-    command = [
-        sys.executable,
-        "-m",
-        "enginewright",
-        "serve",
-        "--model",
-        f"bundle={options.bundle}",
-        "--port",
-        "0",
-        "--json",
-    ]
-    command += ["--threads", str(options.threads), *flags]
+    """Gives the address of a server that runs within."""
+    given = ("--model", f"bundle={options.bundle}", "--threads", str(options.threads), *flags)
     with (options.folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process, about = start(*given, errors=log)
     try:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.rstrip() == "}":
-                break
-        yield json.loads("".join(lines))["url"]
+        assert "url" in about, f"the server couldn't start: {log.name}"
+        yield about["url"]
         assert process.poll() is None, f"the server has ended: {log.name}"
     finally:
-        process.terminate()
-        process.wait()
+        stop(process)
 
 
 def environment(name: str, packages: tuple[str, ...], options: argparse.Namespace) -> Path:
@@ -361,17 +581,19 @@ def cases(report: Path) -> list[Row]:
         row: Row = {"name": name.replace("tests.api_resources.", "").replace("unit.", ""), "outcome": "passed"}
         for kind in ("skipped", "failure", "error"):
             if (one := case.find(kind)) is not None:
-                message = (one.get("message") or "") + "\n" + (one.text or "")
+                message = one.get("message") or ""
+                if kind != "skipped":  # the text of these is a place on this machine
+                    message += "\n" + (one.text or "")
                 row |= {"outcome": "skipped" if kind == "skipped" else "failed", "reason": message.strip()}
         found.append(row)
     return found
 
 
 def judged(suite: str, tests: list[Row]) -> list[Row]:
-    """The tests, where one that failed as was foreseen isn't applicable, for the reason that is given."""
+    """The tests, where one that failed or was skipped as was foreseen isn't applicable, for the reason given."""
     rules = tomllib.loads(REASONS.read_text()).get(suite, [])
     for row in tests:
-        if row["outcome"] != "failed":
+        if row["outcome"] not in ("failed", "skipped"):
             continue
         for rule in rules:
             if re.search(rule["test"], row["name"]) and re.search(rule["fails"], row["reason"], re.S):

@@ -183,7 +183,7 @@ def take(options: argparse.Namespace, figures: dict[str, Any], name: str, index:
 
 
 def place(folder: Path, name: str) -> Path:
-    """Of a bundle."""
+    """Says where a bundle lies."""
     return folder / f"{name.replace(', ', '-').replace(' ', '-')}.bundle"
 
 
@@ -235,7 +235,7 @@ def best(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[
 
 
 def of_target(options: argparse.Namespace, row: Row) -> dict[str, float]:
-    """Through our engine, a step at a time."""
+    """Runs our engine, a step at a time."""
     path = place(options.folder, row.bundle)
     command = Command(Path(sys.executable), "ours")
     work = Workload(

@@ -185,7 +185,7 @@ class Attention:
 
     @property
     def cache_bytes(self) -> int:
-        """Of all keys and values, with their scales."""
+        """Counts the bytes of all keys and values, with their scales."""
         a_head = 2 * self.size if self.cache in ("bf16", "f16") else 4 * self.size if self.cache == "f32" else 4
         a_head += self.size if self.cache in ("int8", "fp8") else 0
         return 2 * self.kv_heads * a_head * sum(-(-(n + p) // BLOCK_SIZE) * BLOCK_SIZE for n, p in self._lengths)
@@ -265,7 +265,7 @@ class AttentionStep:
         return ops.quantized_paged_attention(self.q, c.keys, c.values, c.key_scales, c.value_scales, *rest)
 
     def shape(self) -> AttentionShape:
-        """As kernels see it."""
+        """Gives the shape as kernels see it."""
         of = self.of
         form = (of.size**-0.5, of.window, of.softcap, of.sinks, of.slopes)
         kinds = cast(Any, (of.dtype, of.cache))
@@ -313,7 +313,7 @@ PRODUCTS = {
 
 
 def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
-    """By name, bf16 first."""
+    """Gives the cases by name, bf16 first."""
 
     def attention(of: Attention) -> Callable[[Launcher, Place], Check]:
         def case(launcher: Launcher, place: Place) -> Check:
@@ -333,7 +333,7 @@ def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
 
 
 def _products(form: str, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
-    """Of [M, 512] with a weight [768, 512] in groups of 64, for each M."""
+    """Multiplies [M, 512] with a weight [768, 512] in groups of 64, for each M."""
     columns, depth, group = 768, 512, 64
     weight, floats = _stored(form, columns, depth, group, place.device)
     works, checks = list[Work](), list[Callable[[], float]]()

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gpu_truth import Figure, Machine, Record
 
 NEAR_TIE = 0.1
-"""Of the logits of two tokens, below which bfloat16 may take the other one: logits of these models are of up to 3."""
+"""The distance of the logits of two tokens, below which bfloat16 may take the other one: logits of these models are of
+up to 3."""
 
 Requests = Sequence[tuple[int, int]]
 """New tokens of each request, and tokens before them."""
@@ -67,7 +68,8 @@ class Steps:
         return made
 
     def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
-        """For so many requests of so many blocks, with caches of random values. Raises NotMeasuredError."""
+        """Opens the steps for so many requests of so many blocks, with caches of random values. Raises
+        NotMeasuredError."""
         section = self._machine.section
         limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
         weights = self.weights
@@ -211,7 +213,8 @@ class Steps:
         return {"us": {name: round(us, 1) for name, us in kinds.items()}, "wall ms": wall * 1e3, "top": rows[:12]}
 
     def logits(self, ids: Sequence[int], decoded: int) -> np.ndarray[Any, Any]:
-        """Of the last tokens of ``ids``, [R, V]: as many as a step has rows; ``decoded`` in steps of one token."""
+        """Gives those of the last tokens of ``ids``, [R, V]: as many as a step has rows; ``decoded`` in steps of one
+        token."""
         blocks, found = -(-len(ids) // BLOCK_SIZE), []
         steps = self.opened(1, blocks, graphs=False)
         first = len(ids) - decoded
@@ -314,7 +317,7 @@ def compare_engines(machine: Machine, bundle: Path) -> Record:
 
 
 def _transformers_model(machine: Machine, folder: Path) -> Any:
-    """Of random weights, in bfloat16, on the device."""
+    """Makes one of random weights, in bfloat16, on the device."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
@@ -324,7 +327,7 @@ def _transformers_model(machine: Machine, folder: Path) -> Any:
 
 @torch.inference_mode()
 def compare_logits(machine: Machine, name: str) -> Record:
-    """Of the same weights: ours and transformers', both in bfloat16, beside transformers' in float32."""
+    """Compares, of the same weights: ours and transformers', both in bfloat16, beside transformers' in float32."""
     steps = Steps(machine, name)
     model = _transformers_model(machine, steps.folder)
     if machine.mode != "looked-up":

@@ -193,7 +193,8 @@ def _pack_program(folder: Path, name: str, capability: str, compiler: KernelComp
 
 
 def _sources_of(lowering: Lowering) -> Mapping[str, Any]:
-    """Of each weight the source's tensors, whose rows follow one another, or the values of one that was computed."""
+    """Gives for each weight the source's tensors, whose rows follow one another, or the values of one that was
+    computed."""
     found: dict[str, Any] = {}
     for name, expression in lowering.weights.items():
         parts = expression.parts(0)

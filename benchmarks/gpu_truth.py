@@ -52,7 +52,7 @@ CAPABILITY = "9.0"
 """What is packed is compiled for."""
 
 STAGE_SECONDS = 525
-"""Of a stage, all parts together: a lent machine ends a command after 600."""
+"""The limit of a stage, all parts together: a lent machine ends a command after 600."""
 
 _PATIENCE = 30
 """Times longer may parts take in a rehearsal: a CPU does it, which may be busy."""
@@ -87,7 +87,7 @@ class Machine:
         return section_of(CAPABILITY)
 
     def free_bytes(self) -> int:
-        """Of the GPU's memory."""
+        """Says how much of the GPU's memory is free."""
         if not self.gpu:
             return self.free
         import torch
@@ -108,7 +108,7 @@ class Machine:
         return place
 
     def launcher(self, folder: str, place: Any) -> Any:
-        """Of the kernels in a folder of what was packed."""
+        """Launches the kernels in a folder of what was packed."""
         return place.launcher(self.packed / folder, self.section)
 
 

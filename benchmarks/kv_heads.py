@@ -47,7 +47,7 @@ WAYS: tuple[tuple[KvMethod, KvGrouping], ...] = (
 )
 WINDOW = 512
 LENGTH = 256
-"""Of a calibration sequence."""
+"""The tokens of a calibration sequence."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ IMPLEMENTATION = "rounded_kv"
 
 @dataclass(frozen=True)
 class Rounding:
-    """To integers of ``bits``, ``group`` numbers of a head with one scale; 0: the whole head. ``offset``: with a least
-    value of their own too, both scale and least value in 16 bits; else symmetric, with a scale of 32."""
+    """Rounds to integers of ``bits``, ``group`` numbers of a head with one scale; 0: the whole head. ``offset``: with a
+    least value of their own too, both scale and least value in 16 bits; else symmetric, with a scale of 32."""
 
     bits: int
     group: int = 0
@@ -31,7 +31,7 @@ class Rounding:
     rotated: bool = False
 
     def bits_a_number(self, head: int) -> float:
-        """With what scales take."""
+        """Counts what scales take too."""
         return self.bits + 32 / (self.group or head)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:

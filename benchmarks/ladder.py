@@ -51,7 +51,7 @@ fuse_rope_kv_write = false
 """
 PROMPT, STEPS, TOGETHER = 256, 128, 16
 TASK = "copy"
-"""Of ``speculation``: the one that computing tokens ahead fits."""
+"""The task of ``speculation``: the one that computing tokens ahead fits."""
 
 LEFT_OUT = {
     "tiled attention": "the cpu target's kernels have it, and no recipe changes that; `benchmarks/claims.py --parts\n"
@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Of each rung: tokens a second of each round, and of the best one, since what else runs only slows; bytes of
+    """Measures each rung: tokens a second of each round, and of the best one, since what else runs only slows; bytes of
     weights, KL divergence (of the first round), and of a bundle the steps of its program."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -272,7 +272,7 @@ def last_alone(rung: Rung) -> str:
 
 
 def of_the_one_before(rung: Rung, of: Mapping[str, Any], speed: float, before: float) -> str:
-    """Of speculation, of the same task without it."""
+    """Says, where a rung is speculation, what it gives of the same task without it."""
     if "plain_rounds" in of:
         return f"{speed / max(of['plain_rounds']):,.2f}"
     return f"{speed / before:,.2f}" if before else ""

@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """Of the median."""
+        """Gives the median's error."""
         return median(self.predicted) / median(self.measured) - 1
 
 
@@ -92,7 +92,7 @@ def compare(bundles: Sequence[Bundle], rounds: int, threads: int = 0) -> tuple[l
 
 
 def median_error(cells: Sequence[Cell], what: str) -> float:
-    """Of the sizes of errors."""
+    """Gives the median of the sizes of errors."""
     return median(abs(cell.error) for cell in cells if cell.what == what)
 
 

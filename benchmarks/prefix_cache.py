@@ -123,7 +123,7 @@ def one_round(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def from_disk(options: argparse.Namespace) -> tuple[float, list[int]]:
-    """In the new process: seconds to the first token, and that."""
+    """Measures, in the new process, seconds to the first token, and that."""
     folder, prompt = options.disk
     ids = json.loads(prompt)
     with opened(options, prefix_folder=folder) as llm:
@@ -134,7 +134,7 @@ def from_disk(options: argparse.Namespace) -> tuple[float, list[int]]:
 
 
 def conversations(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Of each engine, the figures of each round; another engine begins each round."""
+    """Gives of each engine the figures of each round; another engine begins each round."""
     commands = {OURS: (Command(Path(sys.executable), "ours"), options.bundle.resolve())}
     if options.peers:
         asked = Asked(["smollm2"], [options.peers], ["llama.cpp", "openvino"])

@@ -51,7 +51,7 @@ class Served:
 
 
 def seconds(size: StepSize) -> float:
-    """Of a step: the clock's model."""
+    """Says what a step takes: the clock's model."""
     base = 3.5e-3 * size.steps + 0.45e-3 * size.rows + 1.3e-6 * size.context
     return base + 0.4e-3 * size.prompt + 0.1e-6 * size.products
 
@@ -90,7 +90,7 @@ def day(rate: float, seed: int, hours: float = 24.0) -> list[Arrival]:
 
 
 def greedy(requests: int, rate: float, seed: int, tenants: int = 4) -> list[Arrival]:
-    """As many requests of one tenant, "greedy", as three others send together, and as many again."""
+    """Makes as many requests of one tenant, "greedy", as three others send together, and as many again."""
     rng = np.random.default_rng(seed)
     ats = np.cumsum(rng.exponential(1 / rate, requests))
     share = 1 / (3 * (tenants - 1))
@@ -174,7 +174,7 @@ def _served(arrival: Arrival, request: Request, now: float) -> Served:
 
 
 def summary(served: Iterable[Served], targets: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    """Of each class: share within its targets, times, and how many within them a second (goodput).
+    """Says of each class: share within its targets, times, and how many within them a second (goodput).
 
     ``targets``: class -> time to the first token, time for each further one.
     """
@@ -198,7 +198,7 @@ def summary(served: Iterable[Served], targets: Mapping[str, tuple[float, float]]
 
 
 def by_tenant(served: Iterable[Served]) -> dict[str, Any]:
-    """Of each tenant: requests, and times to the first token."""
+    """Says of each tenant: requests, and times to the first token."""
     tenants: dict[str, list[float]] = {}
     for s in served:
         if s.first is not None:

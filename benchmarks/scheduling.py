@@ -81,7 +81,7 @@ def shares() -> Schedulers:
 
 
 def simulated(requests: int) -> dict[str, Any]:
-    """At two rates; and with one tenant that asks for much more than its share."""
+    """Simulates two rates; and with one tenant that asks for much more than its share."""
     found: dict[str, Any] = {"requests": requests}
     for name, rate in RATES.items():
         load = bursts(requests if name == "usual" else requests // 5, rate, seed=1)

@@ -33,6 +33,7 @@ from typing import Any
 from peers.machine import commit, machine
 from schedule_simulator import day, simulate
 
+from enginewright.optimizer.loadtest.own_server import start, stop
 from enginewright.runtime.scheduler.options import Scheduling
 
 CLASSES = """
@@ -68,16 +69,9 @@ class Server:
 
     def __init__(self, bundle: Path, folder: Path) -> None:
         (folder / "scheduling.toml").write_text(SCHEDULING)
-        program = [sys.executable, "-m", "enginewright", "serve", str(bundle), "--port", "0", "--json"]
-        program += ["--scheduling", str(folder / "scheduling.toml"), "--max-waiting", "100000"]
-        self._process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        lines = []
-        for line in self._process.stdout:
-            lines.append(line)
-            if line.rstrip() == "}":
-                break
-        self.url: str = json.loads("".join(lines))["url"]
+        options = ("--scheduling", folder / "scheduling.toml", "--max-waiting", "100000")
+        self._process, about = start(bundle, *options)
+        self.url: str = about["url"]
 
     @property
     def engine(self) -> int | None:
@@ -120,9 +114,8 @@ class Server:
     _since = 0.0
 
     def stop(self) -> int:
-        """Ends it as a service manager does."""
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait()
+        """Ends it, and gives its exit code."""
+        return stop(self._process)
 
 
 def _read(path: str) -> bytes:

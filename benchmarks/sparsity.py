@@ -58,7 +58,7 @@ GROUP = 32
 WINDOW, MEASURED = 128, 8
 """Tokens of a window of text, and windows that are compared."""
 DENSE_BYTES = 1 << 28
-"""Of all weights of a program together: more than the caches of most machines."""
+"""The bytes of all weights of a program together: more than the caches of most machines."""
 STORAGES: dict[Storage, tuple[Dtype, Layout]] = {
     "f32": ("f32", "panel32"),
     "bf16": ("bf16", "panel32x2"),

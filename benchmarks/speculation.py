@@ -74,7 +74,7 @@ AGAIN, WRONG = "chat again", "wrong"
 TURN = 8
 """Steps of one LLM before it is the other's turn."""
 SECONDS = 12.0
-"""Of row costs, for each company."""
+"""The time that is for row costs, for each company."""
 EVALUATION_TEXT = REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt"
 SCORED, DRAWS = 768, 4
 """Tokens of text, and random numbers at each."""
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def row_costs(options: argparse.Namespace) -> dict[str, dict[int, tuple[float, ...]]]:
-    """By company, then by context: seconds of steps of 1, 2, ... rows. Prints milliseconds as Markdown."""
+    """Gives by company, then by context, seconds of steps of 1, 2, ... rows. Prints milliseconds as Markdown."""
     bundle, found = Bundle.open(options.bundle), {}
     contexts = tuple(context for context in CONTEXTS if context < bundle.model.context_length)
     for name, others in (("alone", 0), (f"beside {TOGETHER - 1}", TOGETHER - 1)):
@@ -138,7 +138,7 @@ class Replayed(DecodeTimes):
 
 
 def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Of each other bundle's row costs, how many times as fast each task of one request would be."""
+    """Says by each other bundle's row costs how many times as fast each task of one request would be."""
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
     found: dict[str, dict[str, float]] = {}
     for name, of in json.loads(options.replay.read_text()).items():

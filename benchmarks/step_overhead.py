@@ -85,7 +85,7 @@ class Idle:
         return StepOutput(tokens=np.full(len(step.rows), 300 + self._token % 200, np.int32))
 
     def result(self) -> StepOutput:
-        """Of the step that was submitted last."""
+        """Gives the result of the step that was submitted last."""
         return self._output
 
     def describe(self) -> dict[str, str | int]:

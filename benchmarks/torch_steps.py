@@ -25,7 +25,7 @@ from stablehlo import BATCHES, CONTEXT, PROMPT, of_transformers, past, prompts, 
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 PLACES = {"prefill": CONTEXT + 1} | {f"decode_{batch}": CONTEXT + 1 if batch == 1 else 256 for batch in BATCHES}
-"""Of each package's cache; attention goes over all of them."""
+"""The places of each package's cache; attention goes over all of them."""
 
 
 class Step(TorchExportableModuleWithStaticCache):

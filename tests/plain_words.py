@@ -1,7 +1,7 @@
 """Phrases, long sentences and docstrings without a verb, which a reader has to decode; ``make lint`` looks for them.
 
-Phrases in docs and sources, with what to write instead; sentences of more than 30 words in docs; docstrings of the
-product that begin with a preposition and have no verb.
+Phrases in docs and sources, with what to write instead; sentences of more than 30 words in docs; docstrings
+that begin with a preposition and have no verb.
 
     python tests/plain_words.py [FILE ...]     # by default every page, Python and C++ file that git tracks
 
@@ -116,9 +116,6 @@ def long_sentences(text: str) -> Iterator[tuple[int, int, str]]:
             at = end.end()
 
 
-PRODUCT = ("optimizer", "passes", "plugins", "runtime")
-"""Folders whose docstrings have a verb."""
-
 PREPOSITIONS = re.compile(
     "after|along|among|as|at|before|behind|below|beside|between|by|for|from|in|inside|like|of|on|per|since|through|to|"
     "under|until|up|via|with|within|without"
@@ -155,8 +152,7 @@ def main(names: list[str]) -> int:
     found = [(name, *one) for name in names for one in findings(Path(name).read_text(encoding="utf-8"))]
     for name, line, said, instead in found:
         print(f'{name}:{line}: "{said}": write {instead}')
-    product = tuple(str(REPOSITORY / folder) + "/" for folder in PRODUCT)
-    sources = [n for n in names if n.endswith(".py") and str(Path(n).resolve()).startswith(product)]
+    sources = [n for n in names if n.endswith(".py")]
     verbless = [(n, *one) for n in sources for one in verbless_docstrings(Path(n).read_text(encoding="utf-8"))]
     for name, line, sentence in verbless:
         print(f'{name}:{line}: "{sentence}": say with a verb what it does, or begin with "The"')

@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -31,8 +32,8 @@ HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx
 TARGETS = tuple(path.rpartition(".")[2] for path in OWN.values())
 """The packages of our targets, in ``plugins/``. What else is there are rooms that several of them share."""
 
-ON_TORCH = "plugins/cuda/serve/"
-"""The cuda target runs on torch, which is loaded when that target is opened."""
+ON_TORCH = ("plugins/cuda/serve/", "plugins/cpu/serve/remote")
+"""The cuda target runs on torch, which is loaded when that target is opened. It joins ranks on several machines."""
 
 RUNS_ON = {
     "plugins.onnx.serve.session": "onnxruntime",
@@ -45,6 +46,7 @@ RUNS_ON = {
 """The modules that load what a target runs on, when it is opened."""
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the package, by its dotted name below ``enginewright``."""
     found = {}
@@ -55,11 +57,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: str, path: Path) -> Sequence[tuple[str, int]]:
     """(what, line) of every import in the file, at the top or in a function; ours without ``enginewright.``.
 
     Imports for type checkers alone count too: they tie the parts together all the same.
     """
+    return tuple(_imports(module, path))
+
+
+def _imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
     is_package = path.name == "__init__.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -117,7 +124,8 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 def test_every_package_that_is_imported_is_declared() -> None:
     found = packages_of(*PARTS)
     assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
-    known = declared("cli", "export", "onnx", "otel", "serve", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
+    extras = ("cli", "export", "onnx", "otel", "ray", "serve", "structured", "tensorrt-rtx", "cuda", "tvm")
+    known = declared(*extras) | set(NOT_DECLARED)
     assert {name: place for name, place in found.items() if name not in known} == {}
     assert set(NOT_DECLARED) <= set(found)
 
@@ -133,7 +141,9 @@ def test_transformers_is_capped_at_the_next_minor_version() -> None:
 def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
     optional |= {"rich"}  # a bar of progress, where the command's packages are
-    optional |= declared("otel", "serve") | {"h11", "starlette"}  # of runtime/server, which a server alone imports
+    optional |= declared("otel", "ray", "serve") | {"h11", "starlette"}  # of runtime/server: a server alone imports it
+    optional |= declared("structured")  # of answers that have a form
+    optional |= {"pydantic"}  # of plugins/cpu/recipe.py, which the compiler reads
     found = packages_of(
         "runtime", "plugins.cpu", "runtime.shared.contracts", "runtime.shared.records", "runtime.shared.lowered_program"
     )
@@ -187,7 +197,11 @@ def test_serving_does_without_torch_and_the_compiler() -> None:
 def allowed(offence: str) -> bool:
     """What is loaded where it is needed: a compiling half in a room, the libraries that targets run on."""
     place, _, what = offence.partition(" imports ")
-    if "/compile/" in place or place.startswith(("plugins/engines/emit_kernels.py", "plugins/engines/gpus.py")):
+    if (
+        "/compile/" in place
+        or place.startswith("plugins/cpu/recipe.py")
+        or place.startswith(("plugins/engines/emit_kernels.py", "plugins/engines/gpus.py"))
+    ):
         return True
     if place.startswith(ON_TORCH):
         return what.partition(".")[0] in ("torch", "triton")

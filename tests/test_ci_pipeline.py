@@ -12,6 +12,7 @@ import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer.main
@@ -20,6 +21,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.compare_builds import read_budget
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / "examples" / "ci"
@@ -56,7 +58,7 @@ def test_the_workflow_runs_the_script_with_variables_that_it_reads() -> None:
     said = "\n".join(str(value) for value in job["env"].values())
     assert set(re.findall(r"inputs\.(\w+)", said)) == set(inputs)
     read = set(re.findall(r"\$\{([A-Z_]+):-", SCRIPT.read_text()))
-    assert set(job["env"]) - {"MODEL", "REVISION"} <= read
+    assert set(job["env"]) - {"MODEL", "REVISION", "RELEASED"} <= read
     runs = [step["run"] for step in job["steps"] if "run" in step]
     assert not any("inputs." in run for run in runs)  # what is typed in isn't part of a command
     (line,) = [run for run in runs if "pipeline.sh" in run]
@@ -119,7 +121,7 @@ def pipeline(folder: Path, *arguments: str | Path, **environment: str) -> subpro
     (tools / "optimize").chmod(0o755)
     if not (tools / "python3").exists():
         (tools / "python3").symlink_to(sys.executable)
-    unset = {"NAME", "RECIPE", "TARGETS", "GPUS", "CONTEXT", "SIGN", "SOURCE_DATE_EPOCH"}
+    unset = {"AGAINST", "BUDGET", "NAME", "RECIPE", "TARGETS", "GPUS", "CONTEXT", "SIGN", "SOURCE_DATE_EPOCH"}
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     return subprocess.run(
         [str(SCRIPT), *map(str, arguments)],
@@ -159,10 +161,32 @@ def test_the_pipeline_on_a_tiny_model(tiny_folder: Path, tmp_path: Path) -> None
     assert packed == {c["name"] for c in bill["components"] if c["type"] == "file"}  # all of it, and no report
 
 
+@pytest.mark.soak
+def test_the_pipeline_is_a_gate(tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Against the same build it ends well; against another recipe's, one check or more fail, and nothing is packed."""
+    budget = tmp_path / "budget.toml"
+    budget.write_text((FOLDER / "budget.toml").read_text() + "speed = false\n")
+    given = {"NAME": "tiny", "TARGETS": "cpu", "AGAINST": str(tiny_bundle), "BUDGET": str(budget)}
+    done = pipeline(tmp_path, tiny_folder, "same", **given)
+    assert done.returncode == 0, done.stderr
+    assert ElementTree.parse(tmp_path / "same/verify.xml").getroot().get("failures") == "0"
+    done = pipeline(tmp_path, tiny_folder, "other", RECIPE="int4", **given)
+    assert done.returncode == 16, done.stderr
+    assert "over the budget" in done.stdout and not (tmp_path / "other/tiny.tar").exists()
+    assert int(str(ElementTree.parse(tmp_path / "other/verify.xml").getroot().get("failures"))) > 0
+
+
+def test_the_sample_budget_is_one(tmp_path: Path) -> None:
+    assert read_budget(FOLDER / "budget.toml").speed_margin == 0.25
+
+
 def test_what_is_wrong_is_said_before_the_work(tiny_folder: Path, tmp_path: Path) -> None:
     done = pipeline(tmp_path, tiny_folder)
     assert done.returncode == 2
     assert "usage: pipeline.sh MODEL OUT" in done.stderr
+    for wrong, code in (({"AGAINST": "none.bundle"}, 3), ({"BUDGET": "none.toml"}, 8)):
+        done = pipeline(tmp_path, tiny_folder, "out", **wrong)
+        assert done.returncode == code and f"{next(iter(wrong))}: none." in done.stderr
     (tmp_path / "sigstore.py").write_text("raise ModuleNotFoundError('sigstore')")  # in its way, if it is installed
     done = pipeline(tmp_path, tiny_folder, "out", SIGN="1")
     assert done.returncode == 10

@@ -16,11 +16,14 @@ import typer.main
 
 from enginewright.optimizer.cli.app import app
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.server.app import Front, make_app
-from enginewright.runtime.server.bodies import HARMLESS, IGNORED_HEADER, REFUSED, Body, ChatBody, CompletionBody
+from enginewright.runtime.server.anthropic import MessagesBody
+from enginewright.runtime.server.app import make_app
+from enginewright.runtime.server.bodies import HARMLESS, IGNORED_HEADER, REFUSED, Body, ChatBody, CompletionBody, Fields
+from enginewright.runtime.server.front import Front
 from enginewright.runtime.server.metrics import Metrics
-from enginewright.runtime.server.ollama import NOT_SERVED
+from enginewright.runtime.server.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
 from enginewright.runtime.server.options import ServerOptions
+from enginewright.runtime.server.responses import ResponsesBody
 from tests.doc_snippets import run_python, run_with_server, script_of
 from tests.waiting import HANG
 
@@ -93,6 +96,11 @@ def test_the_page_on_prefixes(
     assert done.stderr == "" and list((tmp_path / "kept-prefixes").glob("*.kv"))
 
 
+def test_the_page_on_ranks(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
+    done = run_python(repository / "docs" / "use" / "ranks.md", tmp_path, {"smollm2.bundle": tiny_bundle})
+    assert "'ranks': 2, 'partition': 'tensor=2'" in done.stdout
+
+
 def test_the_page_on_scheduling(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
     done = run_python(repository / "docs" / "use" / "scheduling.md", tmp_path, {"smollm2.bundle": tiny_bundle})
     assert "'refused': 0" in done.stdout and done.stderr == ""
@@ -103,8 +111,12 @@ SERVE = Path(__file__).resolve().parent.parent / "docs" / "use" / "commands" / "
 
 def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
     names = dict.fromkeys(("smollm2.bundle", "smollm2-f32.bundle"), tiny_bundle)
-    asked, client, props, _, models, _, health = run_with_server(SERVE, tmp_path, names)
-    assert json.loads(asked)["choices"][0]["message"]["content"]
+    found = run_with_server(SERVE, tmp_path, names)
+    colour = found.pop(2)
+    asked, client, props, _, models, _, health = found
+    assert json.loads(colour) in ("red", "green", "blue")
+    (choice,) = json.loads(asked)["choices"]
+    assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
     assert client.rstrip().endswith("tokens of the prompt were there")
     assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"chat": True, "exact": True}
     assert [row["id"] for row in json.loads(models)["data"]] == ["smollm2"]
@@ -132,6 +144,17 @@ def test_the_page_on_serving_has_every_field_of_a_body() -> None:
         "ignored": set(HARMLESS),
     }
     assert IGNORED_HEADER in SERVE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("section", "kinds"),
+    [("Responses", [ResponsesBody]), ("Messages", [MessagesBody]), ("Ollama", [OllamaChatBody, GenerateBody])],
+)
+def test_the_page_on_serving_has_every_field_of_other_protocols(section: str, kinds: list[type[Fields]]) -> None:
+    found = dict(rows(section))
+    assert found["taken"] == {name for kind in kinds for name in kind.__struct_fields__}
+    assert found["refused, unless they ask for nothing"] == {name for kind in kinds for name in kind.refused}
+    assert {name for kind in kinds for name in kind.harmless} <= found["ignored"]
 
 
 def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) -> None:

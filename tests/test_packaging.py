@@ -123,7 +123,7 @@ def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
 
 
 NEWEST = {"GLIBC_2": 28, "GLIBCXX_3.4": 24, "CXXABI_1.3": 11}
-"""Of the system's symbols, what manylinux_2_28 allows."""
+"""What manylinux_2_28 allows manylinux_2_28 allows."""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors' wheels need what auditwheel finds")

@@ -136,7 +136,3 @@ def test_no_page_is_allowed_more_than_it_has() -> None:
     for name, allowed in plain_words.STILL_LONG.items():
         text = (plain_words.REPOSITORY / name).read_text(encoding="utf-8")
         assert len(list(plain_words.long_sentences(text))) <= allowed
-
-
-def test_docs_and_sources_have_none() -> None:
-    assert plain_words.main([]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime.server.options import options_from_file
+from enginewright.runtime.server.options import ServerOptions, options_from_file
+from enginewright.runtime.shared.errors import RequestError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / "examples" / "service"
@@ -110,3 +113,83 @@ def test_the_page_s_commands_have_the_options_that_it_names(command: str) -> Non
     assert lines
     for line in lines:
         assert {word for word in line.split() if word.startswith("-")} <= options_of(command)
+
+
+KUBERNETES = REPOSITORY / "examples" / "kubernetes"
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML isn't installed")
+    return list(yaml.safe_load_all((KUBERNETES / name).read_text(encoding="utf-8")))
+
+
+def pods_of(service: dict[str, Any]) -> list[dict[str, Any]]:
+    """The templates of a RayService, whose own schema is KubeRay's, as pods."""
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]} for group in groups]
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    package = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate isn't installed")
+    (service,) = manifests("rayservice.yaml")
+    found = [*manifests("server.yaml"), *pods_of(service)]
+    assert [one["kind"] for one in found] == ["Deployment", "Service", "Pod", "Pod"]
+    for one in found:
+        package.validate(one, "1.31", strict=True)
+    found[2]["spec"]["containers"][0]["imagePolicy"] = "Always"  # the schema would see a wrong key
+    with pytest.raises(package.ValidationError, match="imagePolicy"):
+        package.validate(found[2], "1.31", strict=True)
+
+
+def test_the_deployment_has_options_that_there_are() -> None:
+    deployment, service = manifests("server.yaml")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    flags = {one for one in container["args"] if one.startswith("--")}
+    assert flags and flags <= options_of("serve")
+    drain = float(container["args"][container["args"].index("--drain-seconds") + 1])
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain
+    assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    mounted = {one["name"] for one in container["volumeMounts"]}
+    assert mounted == {one["name"] for one in deployment["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_the_ray_service_says_what_the_application_takes() -> None:
+    import yaml
+
+    (service,) = manifests("rayservice.yaml")
+    (app,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    options = ServerOptions(**app["args"], ray="auto")
+    options.check()
+    workers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    each = options.for_each_replica()["threads"]
+    assert [group["rayStartParams"]["num-cpus"] for group in workers] == [str(each)]
+    assert workers[0]["minReplicas"] == options.replicas and workers[0]["maxReplicas"] == options.max_replicas
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version = service["spec"]["rayClusterConfig"]["rayVersion"]
+    (pinned,) = [one for one in project["optional-dependencies"]["ray"] if one.startswith("ray[")]
+    assert f">={version.rpartition('.')[0]}" in pinned
+    assert f"rayproject/ray:{version}" in (KUBERNETES / "rayservice.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+def test_the_ray_service_names_an_application() -> None:
+    pytest.importorskip("ray", reason="the extra ray isn't installed")
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    (service,) = manifests("rayservice.yaml")
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    ServeDeploySchema(**config)
+    (app,) = config["applications"]
+    module, _, name = app["import_path"].partition(":")
+    found = getattr(importlib.import_module(module), name)(app["args"])
+    assert type(found).__name__ == "Application"
+    with pytest.raises(RequestError, match="threads"):
+        getattr(importlib.import_module(module), name)({**app["args"], "llm": {}})
+    with pytest.raises(RequestError, match=r"args: .*`replica`"):
+        getattr(importlib.import_module(module), name)({**app["args"], "replica": 2})
+    with pytest.raises(RequestError, match="nobody needs a key"):
+        getattr(importlib.import_module(module), name)({**app["args"], "api_keys": None})

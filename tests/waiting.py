@@ -38,5 +38,5 @@ class Held:
         executor.run = held  # type: ignore[attr-defined]
 
     def release(self) -> None:
-        """From now on steps wait for nothing."""
+        """Lets steps wait for nothing from now on."""
         self._released.set()

@@ -40,11 +40,11 @@ class Conversation:
 
     @classmethod
     def read(cls, path: str | Path) -> Conversation:
-        """From what ``write`` wrote."""
+        """Reads what ``write`` wrote."""
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Writes it as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @property

@@ -34,11 +34,11 @@ class Texts:
 
     @classmethod
     def read(cls, path: str | Path) -> Texts:
-        """From what ``write`` wrote."""
+        """Reads what ``write`` wrote."""
         return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Writes it as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @property
@@ -47,8 +47,8 @@ class Texts:
         return max(map(len, self.prompts.values())) + self.tokens
 
     def figures(self, plain: Ask, ahead: Ask) -> dict[str, float]:
-        """Of each text: tokens a second ``off`` and ``on``; tokens that a step gives; ``same``: tokens of the answer
-        before the first that differs; ``accepted``: those that no step of their own was needed for; ``drafted``,
+        """Measures of each text: tokens a second ``off`` and ``on``; tokens that a step gives; ``same``: tokens of the
+        answer before the first that differs; ``accepted``: those that no step of their own was needed for; ``drafted``,
         where that is known. Both are warm after the first."""
         warm = next(iter(self.prompts.values()))
         plain(warm), ahead(warm)

@@ -117,7 +117,8 @@ def in_turn(runs: Runs, rounds: int, failed: dict[str, str]) -> dict[str, list[R
 
 
 def medians(rounds: Sequence[Report], tasks: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Of each task's figures; ``ratio`` is of one round's speeds, and ``same`` the fewest tokens of all rounds."""
+    """Gives the medians of each task's figures; ``ratio`` is of one round's speeds, and ``same`` the fewest tokens of
+    all rounds."""
     found: dict[str, dict[str, float]] = {}
     for task in tasks:
         every = [

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from peers.engines import Format
 
 TEXT_TOKENS = 256
-"""Of the text that engines' logits are compared on."""
+"""The length of the text that engines' logits are compared on."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a decoder whose head is its table of tokens, norms aside. ``head``: of one attention head, where that isn't
-    hidden / heads."""
+    """The sizes of a decoder whose head is its table of tokens, norms aside. ``head``: of one attention head, where
+    that isn't hidden / heads."""
 
     hidden: int
     layers: int

@@ -145,7 +145,7 @@ def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None) -> Non
 
 
 def fingerprint(repository: Path) -> str:
-    """Of all code that decides what an export makes."""
+    """Hashes all code that decides what an export makes."""
     digest = hashlib.sha256()
     for part in PARTS:
         for path in sorted(p for pattern in SOURCES for p in (repository / part).rglob(pattern)):

@@ -37,7 +37,7 @@ class Command:
         return [*self.prefix, *self.bare(task, model, work, *more)]
 
     def bare(self, task: Task, model: Path, work: Workload, *more: str) -> list[str]:
-        """Without the prefix."""
+        """Gives the command without the prefix."""
         return [str(self.python), "-m", f"peers.workers.{self.worker}", task, str(model), work.to_json(), *more]
 
 

@@ -64,7 +64,7 @@ class Server:
         self._process = process
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Of each part so far: of ours the engine and the front end, of others all."""
+        """Gives the seconds of each part so far: of ours the engine and the front end, of others all."""
         tree = _tree(self._process.pid)
         if self.name != OURS:
             return {"server": sum(map(_cpu, tree))}

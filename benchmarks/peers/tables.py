@@ -137,7 +137,7 @@ def whole(result: Mapping[str, Any]) -> list[str]:
 
 
 def short(result: Mapping[str, Any]) -> list[str]:
-    """For the README: of each model and format some of our figures, with ours over the best peer's."""
+    """Writes the README's table: of each model and format some of our figures, with ours over the best peer's."""
     shortened = [figure for figure in FIGURES if figure.name in SHORT]
     rows = [["", *(f.title for f in shortened)]]
     for entry in result["models"].values():

@@ -67,7 +67,7 @@ class Workload:
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """Of JSON. Raises TypeError for a field that there is not."""
+        """Reads JSON. Raises TypeError for a field that there is not."""
         given = json.loads(text)
         if "batches" in given:
             given["batches"] = tuple(given["batches"])
@@ -119,10 +119,10 @@ class Worker(Protocol):
         """Calls ``first_token`` when it has it."""
 
     def agent(self, model: str, work: Workload) -> Report:
-        """With and without its prefix cache; an engine without one lacks this."""
+        """Runs an agent with and without the prefix cache; an engine without one lacks this."""
 
     def ahead(self, model: str, work: Workload) -> Report:
-        """With and without speculation; an engine without any lacks this."""
+        """Runs with and without speculation; an engine without any lacks this."""
 
     def logits(self, model: str, ids: list[int]) -> npt.NDArray[np.float32] | None:
         """[T, V]; None from an engine that gives none."""

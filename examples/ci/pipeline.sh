@@ -14,6 +14,8 @@
 #   TARGETS  what to build for ("cpu onnx")
 #   GPUS     compute capabilities, such as "8.9 12.0": engines for these are built too (none)
 #   CONTEXT  the longest request in tokens (the recipe's)
+#   AGAINST  the bundle before this one, or another model: the new one has to be as good (none)
+#   BUDGET   how much worse it may be: a file such as budget.toml (optimize verify's own)
 #   SIGN     1 signs with sigstore's client (0)
 #   SOURCE_DATE_EPOCH   the time that the bill of materials says (none)
 #
@@ -37,6 +39,15 @@ if [ "$sign" = 1 ] && ! python3 -m sigstore --version >/dev/null 2>&1; then
   exit 10
 fi
 
+if [ -n "${AGAINST:-}" ] && [ ! -e "$AGAINST" ]; then
+  echo "AGAINST: $AGAINST doesn't exist" >&2
+  exit 3
+fi
+if [ -n "${BUDGET:-}" ] && [ ! -f "$BUDGET" ]; then
+  echo "BUDGET: $BUDGET isn't a file" >&2
+  exit 8
+fi
+
 step() { echo "== $*" >&2; }
 
 options=(--recipe "${RECIPE:-f32}" --json --quiet)
@@ -58,6 +69,13 @@ optimize export "$model" --output "$bundle" "${options[@]}" >"$out/export.json"
 
 step "verify against the model, within the recipe's budget"
 optimize verify "$bundle" --source "$model" --json --quiet >"$out/verify.json"
+
+if [ -n "${AGAINST:-}" ]; then
+  step "compare with the build before, within its budget"
+  gate=(--against "$AGAINST" --junit "$out/verify.xml")
+  if [ -n "${BUDGET:-}" ]; then gate+=(--budget "$BUDGET"); fi
+  optimize verify "$bundle" "${gate[@]}"  # its table is for whoever reads the log
+fi
 
 step "export again: is it the same?"
 optimize export "$model" --output "$work/again.bundle" "${options[@]}" >/dev/null

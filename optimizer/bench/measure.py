@@ -57,7 +57,7 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
     if options.speculate is not None:
         check_speculation(bundle, target, options.speculate)
     sizes = plan(options, context_of(bundle, None, target))
-    server = Server(bundle, target, sizes, threads=options.threads, memory=options.memory)
+    server = Server(bundle, target, sizes, threads=options.threads, partition=options.partition, memory=options.memory)
     try:
         rounds = options.rounds or (_ROUNDS_OF_READERS if server.reads_prompts else _ROUNDS)
         meter = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.shared.errors import RequestError
 
 PROMPTS, BATCHES, CONTEXTS = (128, 512, 2048), (1, 4, 8, 16), (128, 1024)
@@ -24,7 +25,8 @@ class BenchOptions:
         batches, contexts: of decode steps, each with each: requests, and tokens that each has before; may be empty.
         steps: decode steps that are timed, of each batch and context, and behind each prompt.
         rounds: of everything. None takes 3, or 1 on targets that have to read what decoding stands on.
-        threads: 0 takes one for each core.
+        threads: 0 takes one for each core; with several ranks, of each.
+        partition: the ranks that the cpu target runs on.
         memory: bytes for the KV cache; None takes a quarter of what is free.
         profile: whether steps of the program are timed too, in runs of their own.
         speculate: how tokens are guessed that are computed ahead, on texts of their own; None: not measured.
@@ -37,6 +39,7 @@ class BenchOptions:
     steps: int = 16
     rounds: int | None = None
     threads: int = 0
+    partition: Partition = field(default_factory=Partition)
     memory: int | None = None
     profile: bool = False
     speculate: str | None = None

@@ -18,6 +18,7 @@ from enginewright.runtime.executors.open import open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -63,7 +64,7 @@ class Server:
         bundle: opened.
         target: that ``choose_target`` gave.
         plan: the sizes that it has to have room for.
-        threads: 0 takes one for each core.
+        threads, partition: see ``BenchOptions``.
         memory: bytes for the KV cache; None takes a quarter of what is free.
         seed: of the prompts, no two of which are the same.
 
@@ -77,6 +78,7 @@ class Server:
         plan: BenchPlan,
         *,
         threads: int = 0,
+        partition: Partition = Partition(),
         memory: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -84,7 +86,7 @@ class Server:
             bundle,
             target,
             _whole_blocks(bundle, target, plan.context),
-            Placement(threads=threads),
+            Placement(threads=threads, partition=partition),
             SchedulerConfig(max_requests=plan.requests, prefill_tokens=_MOST_TOKENS),
             memory=memory,
             buckets=True,

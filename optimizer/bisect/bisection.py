@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import CapturedModel, capture
+from enginewright.optimizer.capture.check_source import TEXT
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.passes.framework.fast_evaluation import WeightCache
@@ -112,6 +113,7 @@ class _Run:
             target,
             calibration=self.options.calibration,
             recovered=trained,
+            targets=tuple(bundle.manifest.targets),
             scratch=self.scratch,
             progress=self.progress,
         )
@@ -225,7 +227,8 @@ class _Run:
 
     def _capture(self, source: Given, context_length: int | None) -> CapturedModel:
         self.progress(ProgressEvent("capture", 0, 1, source.name))
-        captured = capture(source.what, context_length=context_length)
+        part = TEXT if isinstance(source.what, Path) else None  # what a bundle was made of
+        captured = capture(source.what, context_length=context_length, part=part)
         self.progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         return captured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def replay(
     *,
     calibration: Path | None,
     recovered: FinishedRecovery | None = None,
+    targets: Sequence[str] = (),
     scratch: Path,
     progress: Progress,
 ) -> list[Stage]:
@@ -68,6 +70,7 @@ def replay(
         target: whose passes come last.
         calibration: a file to calibrate with, for a recipe that needs it; None samples from the model.
         recovered: what was trained, for a bundle of it.
+        targets: those that the bundle was made for, if there is one.
         scratch: a folder that lasts as long as the stages: weights that a pass has computed are there.
         progress: called with the stages "calibration" and "passes".
 
@@ -89,6 +92,7 @@ def replay(
         progress=progress,
         recovered=trained,
         shaped_by=None if recovered is None else recovered.recipe,
+        common_formats=not all(TARGETS[name].every_format for name in targets),
     )
     for done, (owner, one) in enumerate(chosen, 1):
         record = one.run(program, context)

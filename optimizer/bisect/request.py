@@ -16,7 +16,7 @@ from enginewright.optimizer.capture.find_source import describe_source, find_sou
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
 from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.contracts import CacheGroup, ModelInfo

@@ -13,9 +13,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from . import attention_interface, experts_interface
+from .text_part import find_text_part, is_text_with_head
 
 # What transformers and torch raise for sizes and names that don't fit together.
 _UNBUILDABLE: tuple[type[Exception], ...] = (
@@ -83,24 +84,42 @@ def architecture(config: PretrainedConfig) -> str:
 def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> None:
     """Raises UnsupportedModelError for any other kind of model. ``model_class``: see ``build_model``."""
     name = architecture(config)
-    hint = "Enginewright compiles decoder-only language models of text."
     if getattr(config, "auto_map", None):
         raise UnsupportedModelError(
             f"{name}: the model comes with code of its own (auto_map in config.json), which is never run",
             hint="Models that transformers itself implements can be compiled.",
         )
-    other_kind = (
+    if not is_decoder(config, model_class):
+        kind = name if model_class is None else model_class.__name__
+        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=_hint(config))
+
+
+def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> bool:
+    """Whether the whole model is a decoder-only language model of text. ``model_class``: see ``build_model``."""
+    return not (
         getattr(config, "is_encoder_decoder", False)
         or any(hasattr(config, part) for part in ("vision_config", "audio_config"))
         or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING if model_class is None else not _is_decoder(model_class))
-        or (getattr(config, "architectures", None) and not name.endswith(("ForCausalLM", "LMHeadModel")))
+        or (
+            getattr(config, "architectures", None) and not architecture(config).endswith(("ForCausalLM", "LMHeadModel"))
+        )
     )
-    if other_kind:
-        kind = name if model_class is None else model_class.__name__
-        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=hint)
+
+
+def _hint(config: PretrainedConfig) -> str:
+    """What can be done about a model that isn't a decoder: its text part may be one."""
+    hint = "Enginewright compiles decoder-only language models of text."
+    try:
+        part = find_text_part(config, architecture(config))
+    except (SourceError, UnsupportedModelError):
+        part = None
+    if part is None:
+        return hint
+    decoder = part.model_class.__name__
+    return f"{hint} optimize export MODEL --part text takes this one's, {decoder}, and leaves the rest out."
 
 
 def _is_decoder(model_class: type[PreTrainedModel]) -> bool:
     """Whether it, or what it is derived from, is one of transformers' classes for causal language models."""
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    return any(c.__name__ in known for c in model_class.__mro__)
+    return is_text_with_head(model_class) or any(c.__name__ in known for c in model_class.__mro__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source, WeightExpr
@@ -18,12 +18,14 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
-from .build_model import build_model, check_decoder
-from .check_source import check_file
+from .build_model import build_model, check_decoder, is_decoder
+from .check_source import CONFIG, TEXT, check_file
 from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
 from .model_info import model_info
+from .quantized_checkpoint import unpacked
+from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
 from .tokenizer import load_tokenizer, tokenizer_files
 from .trace import trace
 
@@ -48,6 +50,7 @@ def capture(
     tokenizer: Tokenizer | None = None,
     context_length: int | None = None,
     name: str | None = None,
+    part: str | None = None,
 ) -> CapturedModel:
     """Captures a decoder-only language model without reading its weights.
 
@@ -58,6 +61,8 @@ def capture(
         context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
             By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
         name: what to call it; by default as its file or folder is called.
+        part: "text" takes the text decoder of a directory's model that also takes images or sounds. A model that is
+            a decoder anyway is taken whole. By default a model with other parts is refused.
 
     Raises:
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
@@ -66,9 +71,9 @@ def capture(
     own = _tokenizer_of(tokenizer)
     path = None if isinstance(source, torch.nn.Module) else Path(source)
     if isinstance(source, torch.nn.Module):
-        captured = _capture_module(source, own, context_length)
+        captured = _capture_module(source, own, context_length, part)
     elif path is not None and path.is_dir():
-        captured = _capture_directory(path, own, context_length)
+        captured = _capture_directory(path, own, context_length, part)
     elif path is not None and path.is_file():
         captured = _capture_gguf(path, own, context_length)
     else:
@@ -80,10 +85,10 @@ def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
     """The program of a model whose weights have shapes and no values: of a directory config.json is enough.
 
     Those of a GGUF file are as ``capture`` has them, since its header says how each is stored. Raises what ``capture``
-    does; evaluating a weight of a directory raises SourceError.
+    does; evaluating a weight of a directory raises SourceError. Of a model with other parts it is the text decoder.
     """
     if source.is_dir():
-        model = build_model(huggingface.read_config(source))
+        model = _build(*_decoder_of(source, TEXT))
         unread = {name: _unread(name, p) for name, p in model.named_parameters()}
         weights = bind_weights(model, unread, source=str(source))
     else:
@@ -99,13 +104,46 @@ def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
     return Source(name, tuple(parameter.shape), parameter.dtype, read)
 
 
-def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does."""
-    config = huggingface.read_config(directory)
-    check_decoder(config)  # before weights are asked for that would be no use
+def build_from_directory(directory: Path, part: str | None = TEXT) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does.
+
+    ``part``: as for ``capture``; by default the text decoder, as a bundle can't be compared with anything else.
+    """
+    source = str(directory)
+    config, model_class = _decoder_of(directory, part)
     tensors = huggingface.read_tensors(directory)
-    model = build_model(config)
-    return model, bind_weights(model, by_model_names(model, tensors, source=str(directory)), source=str(directory))
+    if (quantized := huggingface.read_quantization(directory)) is not None:
+        tensors = unpacked(tensors, quantized)
+    model = _build(config, model_class)
+    if model_class is not None:
+        tensors = text_tensors(model, tensors, source)
+        if unties(model, tensors):
+            config.tie_word_embeddings = False
+            model = _build(config, model_class)
+    return model, bind_weights(model, by_model_names(model, tensors, source=source), source=source)
+
+
+def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:
+    """A directory's configuration, or that of its text decoder with what to build of it.
+
+    Asked before weights are, as they would be no use.
+    """
+    config = huggingface.read_config(directory)
+    found: TextPart | None = None
+    if part == TEXT and not is_decoder(config):
+        found = find_text_part(config, str(directory / CONFIG))
+    if found is None:
+        check_decoder(config)
+        return config, None
+    return found.config, found.model_class
+
+
+def _build(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
+    """What ``_decoder_of`` found."""
+    model = build_model(config, model_class)
+    if model_class is not None:
+        simplify_rotations(model)
+    return model
 
 
 def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
@@ -115,12 +153,18 @@ def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, Wei
 
 
 def _capture_module(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None, part: str | None
 ) -> CapturedModel:
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"{type(model).__name__} isn't a transformers model, so its attention can't be found",
             hint="Pass a transformers decoder, a Hugging Face directory or a GGUF file.",
+        )
+    if part is not None and not is_decoder(model.config, type(model)):
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: a part of a model can be taken of its folder only",
+            hint=f"Save the model with save_pretrained(), and export the folder with part={part!r}; "
+            "or pass its text decoder.",
         )
     twin = build_model(model.config, type(model))
     tensors = module.read_module_tensors(model)
@@ -139,9 +183,9 @@ def _capture_module(
 
 
 def _capture_directory(
-    directory: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+    directory: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None, part: str | None
 ) -> CapturedModel:
-    model, weights = build_from_directory(directory)
+    model, weights = build_from_directory(directory, part)
     context = freeze_rope(model, context_length)
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.shared.json_document import parse_json
 
 from .hub_id import find_here
+from .quantization_config import MODELOPT_CONFIG, QuantizedFolder, parse_quantization
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER = "adapter_config.json"
-_METHODS = {"awq": "AWQ", "gptq": "GPTQ", "bitsandbytes": "bitsandbytes", "compressed-tensors": "llm-compressor"}
-"""What transformers calls methods of quantization, and what people do."""
-
 MAGIC = b"GGUF"
+TEXT = "text"
+"""The part of a model that can be taken alone: what decodes text."""
 
 
 def check_source(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> None:
@@ -51,7 +52,7 @@ def check_folder(directory: Path) -> dict[str, Any]:
 
     Raises:
         SourceError: config.json is missing, no JSON, or doesn't name its kind of model.
-        UnsupportedModelError: it comes with code of its own, or is quantized already.
+        UnsupportedModelError: it comes with code of its own, or is quantized in a way that can't be read.
     """
     path = directory / CONFIG
     _check_kind(directory)
@@ -66,14 +67,28 @@ def check_folder(directory: Path) -> dict[str, Any]:
             f"{path}: auto_map: the model comes with code of its own, which is never run",
             hint="Models that transformers itself implements can be compiled.",
         )
-    if raw.get("quantization_config"):
-        raise _quantized_already(path, raw["quantization_config"])
+    quantization_of(directory, raw)
     named = raw.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise SourceError(f"{path}: architectures is {named!r:.80}, and no list of names", hint="Download it again.")
     if not isinstance(model_type, str):
         raise SourceError(f"{path}: model_type is missing", hint="Pass the configuration of a transformers model.")
     return raw
+
+
+def quantization_of(directory: Path, config: Mapping[str, Any]) -> QuantizedFolder | None:
+    """How the weights of a model's folder are quantized, by its ``config`` or ModelOpt's file; None if they aren't.
+
+    Raises:
+        UnsupportedModelError: by a method, or a variant of one, that can't be read.
+        SourceError: a field of the section is missing or wrong.
+    """
+    if section := config.get("quantization_config"):
+        return parse_quantization(section, f"{directory / CONFIG}: quantization_config")
+    beside = directory / MODELOPT_CONFIG
+    if not beside.is_file():
+        return None
+    return parse_quantization({"quant_method": "modelopt", **read_json(beside)}, str(beside))
 
 
 def check_file(path: Path) -> None:
@@ -115,16 +130,3 @@ def _check_kind(directory: Path) -> None:
             f"{directory} is a LoRA adapter{of} ({ADAPTER}), not a whole model; adapters aren't supported yet",
             hint="Merge it into its base model with peft (merge_and_unload, save_pretrained), and pass that folder.",
         )
-
-
-def _quantized_already(path: Path, section: Any) -> UnsupportedModelError:
-    """Says by which method, if the checkpoint does."""
-    method = section.get("quant_method") if isinstance(section, dict) else None
-    name = _METHODS.get(method, method) if isinstance(method, str) else None
-    by = f" by {name}" if name else ""
-    recipe = {"AWQ": "int4-awq", "GPTQ": "int4-gptq"}.get(name or "")
-    instead = f"--recipe {recipe}" if recipe else "a recipe"
-    return UnsupportedModelError(
-        f"{path}: quantization_config: the checkpoint is quantized already{by}; its packed weights can't be read yet",
-        hint=f"Export from the original checkpoint in f32, f16 or bf16, and let {instead} quantize it.",
-    )

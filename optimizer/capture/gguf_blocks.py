@@ -1,12 +1,18 @@
 """The integers in a GGUF file's blocks, as they are, and which rows of them a weight of the model consists of.
 
-A block is 32 neighbours of a row (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h):
+A block is 32 neighbours of a row, or of 64 or 256 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
+Values of a scale are its group; d and m are float16, s and t integers of a group:
 
-    Q4_0  scale f16, 16 bytes          weight = scale * (value - 8)
-    Q4_1  scale f16, min f16, 16 bytes weight = scale * value + min
-    Q8_0  scale f16, 32 signed bytes   weight = scale * value
+    Q4_0, Q5_0, Q8_0   groups of 32   weight = d * (value - 8), d * (value - 16), d * value
+    Q4_1, Q5_1         32             weight = d * value + m
+    Q4_K, Q5_K         32, 8 a block  weight = d * s * value - m * t
+    Q2_K               16, 16         weight = d * s * value - m * t
+    Q3_K, Q6_K         16, 16         weight = d * s * (value - 4), d * s * (value - 32)
+    IQ4_NL, IQ4_XS     32; 32, 8      weight = d * code, d * s * code: a value stands for one of 16 integers
+    MXFP4, NVFP4       32; 16         weight = scale * code; the scale is a power of 2, or 8 bits of OCP's OFP8 (e4m3)
 
-Byte j of the 16 has value j in its low half, and value j + 16 in its high half.
+A code is an integer of 8 bits here, one of FP4 twice its number; a value below 4 bits is one of 4.
+Of 16 packed bytes, byte j has value j in its low half, and value j + 16 in its high half; of 32, value j + 32.
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -24,17 +31,173 @@ import torch
 
 from enginewright.optimizer.shared.resources import THREADS, release_pages
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
+from enginewright.passes.ops.quantization import block_bytes
+from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.shared.weight_formats import IQ4, TWICE_E2M1
 
 BLOCK = 32
 
 _CHUNK_ELEMENTS = 1 << 16
 """Dequantized at a time: what is made on the way stays in caches."""
 
-FORMATS: Mapping[gguf.GGMLQuantizationType, CodeFormat] = {
-    gguf.GGMLQuantizationType.Q4_0: CodeFormat(4, BLOCK),
-    gguf.GGMLQuantizationType.Q4_1: CodeFormat(4, BLOCK, offsets=True),
-    gguf.GGMLQuantizationType.Q8_0: CodeFormat(8, BLOCK),
+Bytes = npt.NDArray[np.uint8]
+
+
+class _Factors(NamedTuple):
+    """Scales, or offsets, of blocks: float16 [.., blocks], and the integers of groups, int8 [.., blocks, groups]."""
+
+    halves: npt.NDArray[np.float16]
+    own: npt.NDArray[np.int8] | None = None
+
+    def tensor(self) -> torch.Tensor:
+        """Gives them as ``Codes`` has them."""
+        halves = torch.from_numpy(np.ascontiguousarray(self.halves))
+        return halves if self.own is None else block_bytes(halves, torch.from_numpy(np.ascontiguousarray(self.own)))
+
+
+class _Unpacked(NamedTuple):
+    """Values int8 [.., blocks, values of a block], and their factors."""
+
+    values: npt.NDArray[np.int8]
+    scales: _Factors
+    offsets: _Factors | None = None
+
+
+def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
+    """The float16 at a byte of each block."""
+    found = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
+    return found.astype(np.float16, copy=False)
+
+
+def _halves(packed: Bytes) -> Bytes:
+    """Values of 4 bits [.., 2 n] of bytes [.., n]: the low halves, then the high ones."""
+    return np.concatenate((packed & 0xF, packed >> 4), axis=-1)
+
+
+def _fields(packed: Bytes, bits: int, per_byte: int) -> Bytes:
+    """[.., n] -> [.., per_byte * n]: the lowest bits of all bytes, then the next ones."""
+    places = np.arange(0, bits * per_byte, bits, dtype=np.uint8)[:, None]
+    fields: Bytes = packed[..., None, :] >> places & np.uint8((1 << bits) - 1)
+    return fields.reshape(*packed.shape[:-1], -1)
+
+
+def _signed(values: npt.NDArray[Any], zero: int) -> npt.NDArray[np.int8]:
+    return (values - np.uint8(zero)).view(np.int8)
+
+
+def _simple(blocks: Bytes, *, bits: int, offsets: bool) -> _Unpacked:
+    """Q4_0, Q4_1, Q5_0, Q5_1."""
+    values = _halves(blocks[..., -BLOCK // 2 :])
+    if bits == 5:
+        at = 4 if offsets else 2
+        values |= np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little") << 4
+    if offsets:
+        return _Unpacked(values.view(np.int8), _Factors(_half(blocks, 0)), _Factors(_half(blocks, 2)))
+    return _Unpacked(_signed(values, 1 << (bits - 1)), _Factors(_half(blocks, 0)))
+
+
+def _q8_0(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _Factors(_half(blocks, 0)))
+
+
+def _q4_k(blocks: Bytes, *, bits: int = 4) -> _Unpacked:
+    """Q4_K and Q5_K: 12 bytes have 8 scales and 8 minima of 6 bits."""
+    first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
+    scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=-1)
+    minima = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=-1)
+    packed = blocks[..., -128:].reshape(*blocks.shape[:-1], 4, BLOCK)
+    values = _halves(packed).reshape(*blocks.shape[:-1], 256)
+    if bits == 5:
+        values |= _fields(blocks[..., 16:48], 1, 8) << 4
+    return _Unpacked(
+        values.view(np.int8), _Factors(_half(blocks, 0), scales.view(np.int8)), _minus(_half(blocks, 2), minima)
+    )
+
+
+def _minus(halves: npt.NDArray[np.float16], minima: npt.NDArray[Any]) -> _Factors:
+    """What is taken off, as offsets."""
+    return _Factors(-halves, minima.view(np.int8))
+
+
+def _q2_k(blocks: Bytes) -> _Unpacked:
+    of_groups = blocks[..., :16]
+    values = _fields(blocks[..., 16:80].reshape(*blocks.shape[:-1], 2, BLOCK), 2, 4).reshape(*blocks.shape[:-1], 256)
+    scales = _Factors(_half(blocks, 80), (of_groups & 15).view(np.int8))
+    return _Unpacked(values.view(np.int8), scales, _minus(_half(blocks, 82), of_groups >> 4))
+
+
+def _q3_k(blocks: Bytes) -> _Unpacked:
+    low = _fields(blocks[..., 32:96].reshape(*blocks.shape[:-1], 2, BLOCK), 2, 4).reshape(*blocks.shape[:-1], 256)
+    values = low | _fields(blocks[..., :32], 1, 8) << 2
+    scales = _halves(blocks[..., 96:104]) | _fields(blocks[..., 104:108], 2, 4) << 4
+    return _Unpacked(_signed(values, 4), _Factors(_half(blocks, 108), _signed(scales, 32)))
+
+
+def _q6_k(blocks: Bytes) -> _Unpacked:
+    low = _halves(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
+    high = _fields(blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, BLOCK), 2, 4)
+    values = (low | high << 4).reshape(*blocks.shape[:-1], 256)
+    own = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return _Unpacked(_signed(values, 32), _Factors(_half(blocks, 208), own))
+
+
+_LEVELS = np.array(IQ4, np.int8)
+"""What values of IQ4_NL and IQ4_XS stand for."""
+_E2M1 = np.array(TWICE_E2M1, np.int8)
+"""Twice what values of MXFP4 and NVFP4 stand for."""
+
+
+def _iq4_nl(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(_LEVELS[_halves(blocks[..., 2:])], _Factors(_half(blocks, 0)))
+
+
+def _iq4_xs(blocks: Bytes) -> _Unpacked:
+    low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(*blocks.shape[:-1], 8)
+    two = blocks[..., 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    scales = low | two.reshape(*blocks.shape[:-1], 8) << 4
+    codes = _halves(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)).reshape(*blocks.shape[:-1], 256)
+    return _Unpacked(_LEVELS[codes], _Factors(_half(blocks, 0), _signed(scales, 32)))
+
+
+def _mxfp4(blocks: Bytes) -> _Unpacked:
+    scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)  # 127 is 1, and codes are twice as large
+    exact = scales.astype(np.float16)
+    if not np.array_equal(exact.astype(np.float32), scales):
+        raise ValueError("a scale of MXFP4 is below 2^-24 or above 2^15, which float16 doesn't have")
+    return _Unpacked(_E2M1[_halves(blocks[..., 1:])], _Factors(exact))
+
+
+_UE4M3 = np.ldexp(
+    np.where(np.arange(256) & 0x78, 8 + np.arange(256) % 8, 2 * (np.arange(256) % 8)) / 8.0,
+    (np.arange(256) >> 3 & 15) - 8,
+).astype(np.float16)
+"""Half of what a scale of NVFP4 stands for, by byte: no sign, 4 bits of exponent, 3 of mantissa; 127 is 0."""
+_UE4M3[127] = 0
+
+
+def _nvfp4(blocks: Bytes) -> _Unpacked:
+    codes = _halves(blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)).reshape(*blocks.shape[:-1], 64)
+    return _Unpacked(_E2M1[codes], _Factors(_UE4M3[blocks[..., :4]].reshape(*blocks.shape[:-2], -1)))
+
+
+_TYPES: Mapping[gguf.GGMLQuantizationType, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
+    gguf.GGMLQuantizationType.Q4_0: (CodeFormat(4, BLOCK), partial(_simple, bits=4, offsets=False)),
+    gguf.GGMLQuantizationType.Q4_1: (CodeFormat(4, BLOCK, offsets=True), partial(_simple, bits=4, offsets=True)),
+    gguf.GGMLQuantizationType.Q5_0: (CodeFormat(5, BLOCK), partial(_simple, bits=5, offsets=False)),
+    gguf.GGMLQuantizationType.Q5_1: (CodeFormat(5, BLOCK, offsets=True), partial(_simple, bits=5, offsets=True)),
+    gguf.GGMLQuantizationType.Q8_0: (CodeFormat(8, BLOCK), _q8_0),
+    gguf.GGMLQuantizationType.Q2_K: (CodeFormat(4, 16, offsets=True, scale_block=16), _q2_k),
+    gguf.GGMLQuantizationType.Q3_K: (CodeFormat(4, 16, scale_block=16), _q3_k),
+    gguf.GGMLQuantizationType.Q4_K: (CodeFormat(4, BLOCK, offsets=True, scale_block=8), _q4_k),
+    gguf.GGMLQuantizationType.Q5_K: (CodeFormat(5, BLOCK, offsets=True, scale_block=8), partial(_q4_k, bits=5)),
+    gguf.GGMLQuantizationType.Q6_K: (CodeFormat(6, 16, scale_block=16), _q6_k),
+    gguf.GGMLQuantizationType.IQ4_NL: (CodeFormat(4, BLOCK, kind="iq4"), _iq4_nl),
+    gguf.GGMLQuantizationType.IQ4_XS: (CodeFormat(4, BLOCK, kind="iq4", scale_block=8), _iq4_xs),
+    gguf.GGMLQuantizationType.MXFP4: (CodeFormat(4, BLOCK, kind="fp4"), _mxfp4),
+    gguf.GGMLQuantizationType.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
 }
+
+FORMATS: Mapping[gguf.GGMLQuantizationType, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
 """Types of blocks whose integers a bundle can hold."""
 
 Rearrange = Callable[[Callable[[gguf.ReaderTensor], npt.NDArray[Any]]], npt.NDArray[Any]]
@@ -75,13 +238,15 @@ def rows_of(tensors: Sequence[gguf.ReaderTensor], rearrange: Rearrange) -> npt.N
 
 
 def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]) -> Codes:
-    """The integers of a weight of which ``rows_of`` says which rows it has."""
+    """The integers of a weight of which ``rows_of`` says which rows it has.
+
+    Raises SourceError, naming the tensor, where they can't be kept.
+    """
     parts = [_unpack(t) for t in tensors]
-    stored = [np.concatenate(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True)]
+    stored = [torch.cat(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True)]
     in_order = np.array_equal(rows.reshape(-1), np.arange(rows.size))
-    values, scales, *offsets = (
-        torch.from_numpy(kind.reshape(*rows.shape, -1) if in_order else kind[rows]) for kind in stored
-    )
+    order = torch.from_numpy(np.ascontiguousarray(rows))
+    values, scales, *offsets = (kind.reshape(*rows.shape, -1) if in_order else kind[order] for kind in stored)
     release_pages(tensors[0].data)
     return Codes(values, scales, offsets[0] if offsets else None)
 
@@ -123,21 +288,16 @@ def _rows(tensor: gguf.ReaderTensor) -> int:
     return math.prod(shape_of(tensor)[:-1])
 
 
-def _unpack(tensor: gguf.ReaderTensor) -> tuple[npt.NDArray[Any], ...]:
-    """Values int8 [rows, K], scales float16 [rows, K / 32] and, of Q4_1, offsets of the same shape."""
+def _unpack(tensor: gguf.ReaderTensor) -> list[torch.Tensor]:
+    """Values, scales and, if the type has them, offsets: [rows, ..] as ``Codes`` has them."""
     kind = tensor.tensor_type
-    size = gguf.GGML_QUANT_SIZES[kind][1]
     rows = _rows(tensor)
-    blocks = tensor.data.reshape(rows, -1, size)  # bytes
-    factors = [
-        np.ascontiguousarray(blocks[..., 2 * i : 2 * i + 2]).view("<f2")[..., 0].astype(np.float16, copy=False)
-        for i in range(1 + FORMATS[kind].offsets)
-    ]
-    if kind == gguf.GGMLQuantizationType.Q8_0:
-        values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
-    else:
-        packed = blocks[..., -BLOCK // 2 :]
-        values = np.concatenate((packed & 0xF, packed >> 4), axis=-1).view(np.int8)
-        if kind == gguf.GGMLQuantizationType.Q4_0:
-            values -= np.int8(8)
-    return values.reshape(rows, -1), *factors
+    blocks = tensor.data.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1])  # bytes
+    try:
+        found = _TYPES[kind][1](blocks)
+    except ValueError as e:
+        raise SourceError(
+            f"tensor {tensor.name}: {e}", hint="Export with a recipe that rounds weights anew, such as int8."
+        ) from e
+    factors = [f.tensor().reshape(rows, -1) for f in (found.scales, found.offsets) if f is not None]
+    return [torch.from_numpy(np.ascontiguousarray(found.values).reshape(rows, -1)), *factors]

@@ -41,10 +41,12 @@ from .check_source import CONFIG, INDEX, SINGLE, read_json
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
 from .hub_id import HubId
 from .huggingface import read_config
+from .quantization_config import MODELOPT_CONFIG
 
 _SMALL = frozenset(
     {
         CONFIG,
+        MODELOPT_CONFIG,
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",

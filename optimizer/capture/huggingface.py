@@ -18,8 +18,9 @@ from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
+from .check_source import CONFIG, INDEX, SINGLE, check_folder, quantization_of, read_json
 from .config_sizes import check_sizes
+from .quantization_config import QuantizedFolder
 from .tensor_file import read_tensor, tensor_places
 
 _DTYPES = {of.safetensors: TORCH_DTYPES[name] for name, of in DTYPES.items() if of.safetensors}
@@ -35,7 +36,7 @@ def read_config(directory: Path) -> PretrainedConfig:
 
     Raises:
         SourceError: config.json is missing, no JSON, or has a field that is missing or wrong.
-        UnsupportedModelError: a model that transformers has no code for, or is quantized already.
+        UnsupportedModelError: a model that transformers has no code for, or is quantized in a way that can't be read.
     """
     model_type = check_folder(directory)["model_type"]
     path = directory / CONFIG
@@ -46,8 +47,15 @@ def read_config(directory: Path) -> PretrainedConfig:
             raise UnsupportedModelError(f"{path}: model_type {model_type!r}: transformers has no such model") from e
         raise SourceError(f"{path}: {e}", hint="Check the fields of the configuration.") from e
     assert isinstance(config, PretrainedConfig)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # of the file, and not of the model that is built
     check_sizes(config, str(path))
     return config
+
+
+def read_quantization(directory: Path) -> QuantizedFolder | None:
+    """How the folder's weights are packed; None if they aren't. Raises what ``check_folder`` does."""
+    return quantization_of(directory, check_folder(directory))
 
 
 def read_generation_settings(directory: Path) -> dict[str, Any]:

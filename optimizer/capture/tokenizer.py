@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
 from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted
+from enginewright.runtime.text.chat_format_table import PLAIN
 from enginewright.runtime.text.tokenizer import what_tokenizers_raises
 
 from .check_source import read_json
@@ -52,7 +55,20 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
             str(directory), local_files_only=True, trust_remote_code=False, **options
         )
     assert isinstance(loaded, PreTrainedTokenizerBase)
+    if not loaded.chat_template and gguf_file is None:
+        loaded.chat_template = _processor_template(directory)
     return loaded
+
+
+def _processor_template(directory: Path) -> str | None:
+    """The chat template that models with images had beside their tokenizer, in a file that tokenizers don't read."""
+    path = directory / "chat_template.json"
+    if not path.is_file():
+        return None
+    template = read_json(path).get("chat_template")
+    if not isinstance(template, str):
+        raise SourceError(f"{path}: chat_template is missing, or no text", hint="Download the file again.")
+    return template
 
 
 def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = False) -> TokenizerFiles:
@@ -88,6 +104,7 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
         chat_template=templates.pop("default", None),
         special_tokens=special,
         other_templates=templates,
+        response_template=_response_template(tokenizer),
     )
 
 
@@ -109,6 +126,21 @@ def quick_to_read(tokenizer_json: str) -> str:
     read = tokenizers.Tokenizer.from_str(text).to_str()
     same = read == tokenizer_json or read == tokenizers.Tokenizer.from_str(tokenizer_json).to_str()
     return text if same else tokenizer_json
+
+
+def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What transformers reads an answer by, as JSON; None where there is none, or it isn't JSON."""
+    found = getattr(tokenizer, "response_template", None)
+    if not isinstance(found, dict):
+        return None
+    try:
+        converted(found, PLAIN)
+    except UnknownShapeError as e:
+        warnings.warn(
+            f"tokenizer_config.json: {e}: it can't be read here, so calls are told by what the chat template writes",
+            stacklevel=2,
+        )
+    return json.dumps(found, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def _chat_templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

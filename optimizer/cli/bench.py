@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .console import print_found, reported
-from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads, Trust, numbers
+from .options import AsJson, BundlePath, Cut, Memory, NoProgress, Ranks, Target, Threads, Trust, numbers
 from .progress import stage_bars
 
 NAME = "bench"
@@ -50,6 +50,8 @@ def command(
         int | None, typer.Option(help="Of everything; default 3, or 1 where decoding needs prompts to be read.")
     ] = None,
     threads: Threads = 0,
+    ranks: Ranks = None,
+    partition: Cut = None,
     memory: Memory = None,
     trust: Trust = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
@@ -74,6 +76,7 @@ def command(
     from enginewright.optimizer.bench.plot import check_folder, write_svg
     from enginewright.optimizer.bench.text import print_result
     from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.engine.info import partition_of
     from enginewright.runtime.shared.memory import parse_size
 
     sizes = _sizes("--prompt", prompts), _sizes("--batch", batches), _sizes("--context", contexts)
@@ -87,6 +90,7 @@ def command(
         steps=steps,
         rounds=rounds,
         threads=threads,
+        partition=partition_of(ranks, partition),
         memory=None if memory is None else parse_size(memory),
         profile=profile,
         speculate=speculate,

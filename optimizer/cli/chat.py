@@ -28,6 +28,7 @@ from .terminal import Wrapped, read_turn, terminal_width
 if TYPE_CHECKING:
     from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
+    from enginewright.runtime.text.chat_format import ChatParser, Message
 
 NAME = "chat"
 EPILOG = (
@@ -150,7 +151,7 @@ class Chat:
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
         params = replace(self.params, seed=(self.params.seed or 0) + self._retries) if self._retries else self.params
         try:
-            said = self._stream([*before, *self.turns], params)
+            turn = self._stream([*before, *self.turns], params)
         except (RequestError, CapacityError) as e:
             self.failed = self.failed or e
             dropped = self.turns.pop()
@@ -160,17 +161,27 @@ class Chat:
             if self.interactive and self.turns:
                 print_styled("  /reset forgets the conversation so far.", dim=True)
         else:
-            self.turns.append({"role": "assistant", "content": said})
+            self.turns.append(turn)
 
-    def _stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> str:
+    def _parser(self, messages: list[dict[str, Any]], params: SamplingParams) -> ChatParser | None:
+        """What takes an answer apart; None where it is text alone, or is cut at a text that may stand anywhere."""
+        tokenizer = self.llm.tokenizer
+        chat_format = tokenizer.chat_format_of(self.options.get("chat_template"))
+        if params.stop or not (chat_format.has_calls or chat_format.has_reasoning):
+            return None
+        prompt = tokenizer.encode_guarded(tokenizer.guarded_chat(messages, **self.options))
+        return chat_format.parser(tokenizer, tools=self.options.get("tools"), prompt_ids=prompt)
+
+    def _stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> dict[str, Any]:
         """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
         if self.rows is not None:
             (result,) = self.llm.chat(messages, params, **self.options)
             if result.error is not None:
                 raise result.error
             self.rows.append({"prompt": messages[-1]["content"]} | result_row(result))
-            return result.text
-        printer = StreamPrinter(wrap=self.interactive and sys.stdout.isatty())
+            return as_turn(result.text, None if params.stop else result.message)
+        parser = self._parser(messages, params)
+        printer = StreamPrinter(wrap=self.interactive and sys.stdout.isatty(), parser=parser)
         with closing(self.llm.stream_chat(messages, params, **self.options)) as pieces:
             try:
                 printer.print(pieces)
@@ -180,7 +191,7 @@ class Chat:
                 print(" (stopped)")
         if self.interactive and not self.quiet:
             print_styled(printer.speed(), dim=True)
-        return printer.text
+        return as_turn(printer.text, None if parser is None else parser.message)
 
     def _quit(self, rest: str) -> None:
         raise _QuitError
@@ -289,6 +300,26 @@ class Chat:
             _say(f"{turns[-1]['role']}: {turns[-1]['content']}" if turns else "none")
             if turns and turns[-1]["role"] == "user":
                 self._answer()
+
+
+def as_turn(text: str, message: Message | None) -> dict[str, Any]:
+    """An answer as a turn of the conversation: its reasoning and calls apart, as templates read them."""
+    if message is None or not (message.reasoning or message.calls):
+        return {"role": "assistant", "content": text}
+    turn: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id or f"call{i:05}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for i, call in enumerate(message.calls)
+            if call.complete
+        ]
+    return turn
 
 
 def _say(text: str) -> None:

@@ -29,6 +29,7 @@ EPILOG = (
     "  optimize export model.gguf --recipe int8 --target cpu --force\n\n"
     "  optimize export model.gguf --target onnx --target tensorrt-rtx --gpu 8.6,8.9\n\n"
     "  optimize export model.gguf --name Llama-1B --no-cache\n\n"
+    "  optimize export gemma-3-4b-it --part text --recipe int8\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
 )
 
@@ -73,7 +74,8 @@ def command(
         typer.Option(
             "--recipe",
             "-r",
-            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: f32, or what was recovered for.",
+            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: what was recovered for; gguf for "
+            "a quantized GGUF file; else f32.",
         ),
     ] = None,
     target: Annotated[
@@ -112,8 +114,24 @@ def command(
             help=f"What keys and values are stored in, instead of what the recipe says: {', '.join(CACHES)}.",
         ),
     ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", metavar="N,...", help="Numbers of ranks that the model must be fit for: 2,4."),
+    ] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition", metavar="NAME=N,...", help="The same, such as tensor=2,pipeline=2; may be repeated."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="What to call the model; by default as its file or folder is called.")
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part", metavar="text", help="Of a model that also takes images or sounds: its text decoder alone."
+        ),
     ] = None,
     cache: Annotated[
         bool,
@@ -150,7 +168,9 @@ def command(
             max_memory=max_memory,
             gpus=gpu or None,
             kv_cache=kv_cache,
+            partitions=[*(ranks or "").replace(",", " ").split(), *(partition or [])] or None,
             name=name,
+            part=part,
             overwrite=force,
             cache=cache,
             progress=show,
@@ -159,16 +179,21 @@ def command(
         if as_json:
             print_json(report.to_json())
         elif not quiet:
-            _print_summary(report, verbose=verbose)
+            _print_summary(report, verbose=verbose, named=recipe is not None or recovered is not None)
         sys.stdout.flush()
     except BrokenPipeError:  # the bundle is there and whole: an export that leaves one ends with 0
         drop_stdout()
 
 
-def _print_summary(report: ExportReport, *, verbose: bool) -> None:
-    """What the bundle is, how large, how good, how fast, what it took, and what to type next: a line each."""
+def _print_summary(report: ExportReport, *, verbose: bool, named: bool) -> None:
+    """What the bundle is, how large, how good, how fast, what it took, and what to type next: a line each.
+
+    ``named``: whether the recipe follows from an option, and not from the file.
+    """
+    from enginewright.optimizer.export.check_arguments import AS_QUANTIZED, KEEPS_BLOCKS
     from enginewright.optimizer.report import numbers
     from enginewright.optimizer.report.bundle_report import open_report
+    from enginewright.optimizer.report.lines import already_quantized_lines
     from enginewright.optimizer.report.page import roofline_view
 
     opened = open_report(Path(report.path))
@@ -176,10 +201,12 @@ def _print_summary(report: ExportReport, *, verbose: bool) -> None:
         print_summary(opened)
         typer.echo()
     limit = "" if report.memory is None else f" of {numbers.format_bytes(report.memory.limit)} allowed"
+    recipe = AS_QUANTIZED if report.recipe == KEEPS_BLOCKS and not named else report.recipe
     speeds = [s for roofline in opened.rooflines for s in roofline_view(roofline).shapes]
     rows = {
-        "bundle": f"{report.path}: {opened.bundle.model.name}, recipe {report.recipe}, for {', '.join(report.targets)}",
+        "bundle": f"{report.path}: {opened.bundle.model.name}, recipe {recipe}, for {', '.join(report.targets)}",
         "size": f"{opened.size_line()}; requests of up to {report.context_length:,} tokens",
+        "source": "; ".join(already_quantized_lines(opened.saved.document)) if opened.saved.document else "",
         "quality": opened.quality_line() or "not compared with the source: no target of the bundle runs here",
         "speed": "; ".join(
             f"{s.shape.name}: {numbers.rate(s.tokens_per_second)} tokens/s" for s in speeds if s.tokens_per_second

@@ -25,6 +25,7 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize inspect smollm2.bundle\n\n"
     "  optimize inspect smollm2.bundle --program | less\n\n"
+    "  optimize inspect smollm2.bundle --program --partition tensor=2 --rank 1 | grep gather\n\n"
     "  optimize inspect smollm2.bundle --weights --json"
 )
 
@@ -39,6 +40,10 @@ def command(
         str | None,
         typer.Option("--target", "-t", callback=known_target, help="Whose program --program shows; default cpu."),
     ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", metavar="tensor=N", help="With --program: as ranks have it.")
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part --partition shows.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Shows what a bundle holds; with no option, a summary."""
@@ -49,9 +54,13 @@ def command(
         raise typer.BadParameter("choose one of --program, --weights and --passes")
     if target is not None and not program:
         raise typer.BadParameter("--target says whose program --program shows")
+    if partition is not None and not program:
+        raise typer.BadParameter("--partition says how --program is cut")
     opened = Bundle.open(bundle)
     if program:
         lowered = opened.program(target or MEASURED)
+        if partition is not None:
+            lowered = _of_rank(lowered, partition, rank)
         if as_json:
             print_json(lowered.model_dump(mode="json", exclude_defaults=True))
         else:
@@ -70,6 +79,15 @@ def command(
         print_json(_summary(opened))
     else:
         _print_summary(opened)
+
+
+def _of_rank(program: LoweredProgram, text: str, rank: int) -> LoweredProgram:
+    from enginewright.runtime.ranks.partition import Partition, partition
+
+    how = Partition.parse(text)
+    if rank >= how.ranks:
+        raise typer.BadParameter(f"--rank {rank} is none of the {how.ranks} ranks")
+    return partition(program, how)[rank]
 
 
 def _summary(bundle: Bundle) -> dict[str, Any]:

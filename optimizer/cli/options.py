@@ -66,6 +66,14 @@ TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
 
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes one for each core.")]
+Ranks = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes that run the cpu target's model together, --threads each."),
+]
+Cut = Annotated[
+    str | None,
+    typer.Option("--partition", metavar="tensor=N,...", help="How they share the model; --ranks 2 is tensor=2."),
+]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
 ]
@@ -102,7 +110,7 @@ def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
     """
     from enginewright.optimizer.capture.check_source import check_source
     from enginewright.optimizer.recipes.recipe import load_recipe
-    from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+    from enginewright.runtime.bundle import MANIFEST_PATH
 
     for model in models:
         if model is not None and not (Path(model) / MANIFEST_PATH).is_file():
@@ -138,6 +146,8 @@ class Running:
         int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")
     ] = None
     threads: Threads = 0
+    ranks: Ranks = None
+    partition: Cut = None
     memory: Memory = None
 
 
@@ -165,6 +175,11 @@ class Serving(Running):
             "looks them up where the target can check them, as cpu does.",
         ),
     ] = "auto"
+
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Have the ranks on the machines of a Ray cluster: HOST:PORT, or auto."),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Keyword arguments for LLM. Raises BadParameter."""
@@ -200,6 +215,14 @@ class Sampling:
     ] = None
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON that meets this JSON schema.")
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The answer is this text, or another --choice; may be repeated.")
+    ] = None
+    grammar: Annotated[Path | None, typer.Option(help="A file with a Lark grammar that the answer meets.")] = None
     param: Annotated[
         list[str] | None,
         typer.Option(
@@ -211,11 +234,30 @@ class Sampling:
     def given(self) -> dict[str, Any]:
         """Keyword arguments for SamplingParams: only what was said. Raises BadParameter for an unknown --param."""
         said = {name: value for name, value in vars(self).items() if value is not None and value != []}
+        form = {"json" if name == "schema" else name: said.pop(name) for name in _FORMS if name in said}
+        if len(form) > 1:
+            raise typer.BadParameter(f"only one of {', '.join(f'--{name}' for name in _FORMS)} may be given")
+        for name, value in form.items():
+            said["structured_outputs"] = {name: _text_of(name, value)}
         for text in said.pop("param", []):
             name, value = named_value("--param", text, "frequency_penalty=0.5")
             _check_param(name, said)
             said[name] = {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
         return said
+
+
+_FORMS = ("schema", "regex", "choice", "grammar")
+
+
+def _text_of(name: str, value: Any) -> Any:
+    """What an option of a form says: a schema or its file's text, the text of a grammar's file. Raises BadParameter."""
+    if name == "grammar" or (name == "json" and not value.lstrip().startswith(("{", "true", "false"))):
+        try:
+            return Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            option = "--grammar" if name == "grammar" else "--schema"
+            raise typer.BadParameter(f"{option} {value}: {getattr(e, 'strerror', None) or e}") from e
+    return value
 
 
 def _check_param(name: str, said: Mapping[str, Any]) -> None:

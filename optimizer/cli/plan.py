@@ -16,7 +16,8 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize plan SmolLM2-135M-Instruct --gpu l4 --tpot 20ms --ttft 500ms\n\n"
     "  optimize plan smollm2.bundle --gpu h100 --gpu rtx4090 --context 8192 --batch 1,16,256\n\n"
-    "  optimize plan smollm2.bundle --gpu cpu --json"
+    "  optimize plan smollm2.bundle --gpu cpu --json\n\n"
+    "  optimize plan llama-70b/ --recipe int8 --gpu h100 --ranks 8 --link nvlink"
 )
 
 
@@ -61,6 +62,27 @@ def command(
         float | None, typer.Option(help="Of a GPU's stated peak that is reached; default 0.6, an assumption.")
     ] = None,
     threads: Threads = 0,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Cut the model into so many ranks, in all partitions.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME=N,...", help="One partition alone, such as tensor=4,pipeline=2.")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--link",
+            metavar="LINK",
+            help="What joins ranks, such as nvlink, pcie4, ndr or ethernet10; nvlink,ndr: within and between machines. "
+            "Default memory, of this machine.",
+        ),
+    ] = None,
+    per_machine: Annotated[
+        int | None, typer.Option(help="Ranks of a machine where links between machines are named too; default 8.")
+    ] = None,
+    link_share: Annotated[
+        float | None, typer.Option(help="Of a link's stated bandwidth that is reached; default 0.8, an assumption.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw times by batch into this SVG file.")] = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
@@ -74,7 +96,10 @@ def command(
     from enginewright.optimizer.plan.options import BATCHES, PlanOptions, parse_seconds
     from enginewright.optimizer.plan.planner import plan
     from enginewright.optimizer.plan.plot import write_svg
+    from enginewright.optimizer.plan.ranks import plan_ranks
+    from enginewright.optimizer.plan.ranks_text import print_rank_plans
     from enginewright.optimizer.plan.text import print_plan
+    from enginewright.runtime.shared.errors import RequestError
     from enginewright.runtime.shared.memory import parse_size
 
     options = PlanOptions(
@@ -90,7 +115,21 @@ def command(
         bandwidth_share=bandwidth_share,
         compute_share=compute_share,
         threads=threads,
+        ranks=() if ranks is None else numbers("--ranks", ranks),
+        partition=partition,
+        links=tuple(link or ()),
+        per_machine=per_machine,
+        link_share=link_share,
     )
+    if options.ranks or partition is not None:
+        if plot is not None:
+            raise RequestError("plot: ranks aren't drawn", hint="Leave --plot out, or take --json.")
+        with stage_bars(hidden=quiet) as show:
+            cut = plan_ranks(source, options, show)
+        print_found(cut, print_rank_plans, as_json=as_json, plot=None)
+        return
+    if link or per_machine is not None or link_share is not None:
+        raise RequestError("link: there are no ranks that it would join", hint="Say how many: --ranks 8.")
     if plot is not None:
         check_folder(plot)
     with stage_bars(hidden=quiet) as show:

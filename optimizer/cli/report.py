@@ -65,7 +65,13 @@ def print_summary(report: BundleReport) -> None:
         measured_lines,
         quantized_lines,
     )
-    from enginewright.optimizer.report.lines import candidate_lines, engine_lines, kv_heads_lines, pruned_lines
+    from enginewright.optimizer.report.lines import (
+        already_quantized_lines,
+        candidate_lines,
+        engine_lines,
+        kv_heads_lines,
+        pruned_lines,
+    )
 
     console = stdout_console()
     if (quality := report.quality_line()) is not None:
@@ -96,7 +102,7 @@ def print_summary(report: BundleReport) -> None:
         compared = [line.strip() for v in document.verification for line in comparison_lines(asdict(v)).splitlines()]
         row("quality", compared)
         row("passes", measured_lines(document))
-        row("weights", quantized_lines(document))
+        row("weights", [*already_quantized_lines(document), *quantized_lines(document)])
         row("calibrated", calibration_lines(document))
         row("candidates", candidate_lines(document))
         row("KV cache", kv_heads_lines(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,10 @@ from .progress import stage_bars
 
 if TYPE_CHECKING:
     from enginewright.optimizer.capture.hub_id import HubId
-    from enginewright.runtime.server.app import Front
+    from enginewright.runtime.server.engine_client import Model
+    from enginewright.runtime.server.front import Front
+    from enginewright.runtime.server.options import ServerOptions
+    from enginewright.runtime.shared.progress import ProgressEvent
 
 NAME = "serve"
 EPILOG = (
@@ -28,6 +32,8 @@ EPILOG = (
     "  optimize serve model.gguf --recipe int4-awq\n\n"
     "  optimize serve --model chat=smollm2.bundle --model big=llama.bundle --port 9000\n\n"
     "  optimize serve smollm2.bundle --host 0.0.0.0 --api-keys keys.toml --allowed-host models.example.org\n\n"
+    "  optimize serve smollm2.bundle --replicas 2 --threads 4\n\n"
+    "  optimize serve smollm2.bundle --replicas 4 --max-replicas 8 --ray 10.0.0.1:6379\n\n"
     "  optimize serve --config server.toml --print-config\n\n"
     "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
     '-d \'{"messages": [{"role": "user", "content": "Name a colour."}]}\''
@@ -84,6 +90,25 @@ class Bounds:
     any_model: Annotated[bool | None, typer.Option("--any-model", hidden=True)] = None
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """Engines of a model on Ray Serve, on this machine or on many."""
+
+    replicas: Annotated[
+        int | None, typer.Option(help="Engines of each model, on Ray Serve; default: one, without Ray.")
+    ] = None
+    max_replicas: Annotated[int | None, typer.Option(help="Up to so many where there is much to do.")] = None
+    target_requests: Annotated[
+        float | None, typer.Option(help="Requests of a replica beyond which there is to be another; default 16.")
+    ] = None
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Who gets a request: prefix (knows most of the prompt; default), load, round-robin."
+        ),
+    ] = None
+
+
 @reported
 @grouped
 def command(
@@ -101,17 +126,22 @@ def command(
         typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="The same, by a name of its own."),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", "-r", help="Of a model that is exported first; default int8.")
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="Of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags go before it.")] = None,
     listening: Listening,
     bounds: Bounds,
+    replicas: Replicas,
     serving: Serving,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all options as such a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serves bundles over HTTP, by OpenAI's protocol: chat, completions, models, metrics."""
-    from enginewright.runtime.server.engine_client import open_models
     from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
 
     if missing := next((name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None), None):
@@ -119,7 +149,12 @@ def command(
         raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
 
     given: dict[str, Any] = {} if config is None else options_from_file(config)
-    said = {name: value for group in (listening, bounds) for name, value in vars(group).items() if value is not None}
+    said = {
+        name: value
+        for group in (listening, bounds, replicas)
+        for name, value in vars(group).items()
+        if value is not None
+    }
     requests = said.pop("max_requests", None)
     given |= {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value != []}
     named = dict(_named(text) for text in model or ())
@@ -128,12 +163,24 @@ def command(
     given["models"] = named or given.get("models", {})
     if not given["models"]:
         raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
+    if serving.ray is not None:  # of replicas; without them, of ranks
+        given["ray"] = said["ray"] = serving.ray
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in serving.given().items()}
     default = Serving().given()
     own = {name: value for name, value in plain.items() if value != default[name]}
+    if given.get("replicas") or not (own.get("ranks") or own.get("partition")):
+        own.pop("ray", None)
     given["llm"] = given.get("llm", {}) | own | ({} if requests is None else {"max_requests": requests})
     options = ServerOptions(**given)
     options.check()
+    if options.replicas:
+        _need_ray()
+    elif said.get("max_replicas") is not None:
+        hint = "Pass --replicas N as well, or leave --max-replicas out."
+        raise RequestError("max_replicas: it is of replicas, and there are none", hint=hint)
+    elif said.get("ray") is not None and "ray" not in own:
+        hint = "Pass --replicas N or --ranks N as well, or leave --ray out."
+        raise RequestError("ray: it is of replicas or ranks, and there are none", hint=hint)
     if print_config:
         print(as_toml(options), end="")
         return
@@ -150,14 +197,48 @@ def command(
             print_styled(f"{name}: {row['state']}, target {row['target'] or 'not loaded'}")
         print_styled(f"serving at {url} (OpenAI's API: {url}/v1); Ctrl-C ends it")
 
-    models = open_models(options, ahead=True)  # the engines import what they need while this process does
+    if options.replicas:
+        _serve_replicas(options, ready, config, recipe)
+        return
+    engines = options.begin_engines()  # they open their bundles while this process imports what it needs
     try:
+        from enginewright.runtime.server.engine_client import open_models
         from enginewright.runtime.server.serve import serve
 
-        serve(options, ready, models)
+        serve(options, ready, open_models(options, engines))
     finally:
-        for one in models.values():
+        for one in engines.values():
             one.kill()
+
+
+def _need_ray() -> None:
+    if find_spec("ray") is None:
+        hint = "Install it with: pip install 'enginewright[ray]'"
+        raise MissingDependencyError("--replicas needs ray, which is not installed", hint=hint)
+
+
+def _serve_replicas(
+    options: ServerOptions, ready: Callable[[str, Front], None], config: Path | None, recipe: str | None
+) -> None:
+    from enginewright.runtime.server.options import options_from_file
+    from enginewright.runtime.server.replicas import Cluster, open_replicas
+    from enginewright.runtime.server.serve import serve
+
+    clusters: list[Cluster] = []
+
+    def opened() -> dict[str, Model]:
+        clusters.append(Cluster(options.ray))
+        return open_replicas(options, clusters[0])
+
+    def reread() -> dict[str, str]:
+        paths = {} if config is None else options_from_file(config).get("models", {})
+        return {name: _exported(path, recipe) for name, path in paths.items() if name in options.models}
+
+    try:
+        serve(options, ready, opened, reread)
+    finally:
+        for cluster in clusters:
+            cluster.close()
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -169,7 +250,7 @@ def _named(text: str) -> tuple[str, str]:
 
 def _exported(path: str, recipe: str | None) -> str:
     """The path of a bundle: of a model's, which is exported first where that wasn't done before on this machine."""
-    from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+    from enginewright.runtime.bundle import MANIFEST_PATH
 
     place = Path(path)
     source = not (place / MANIFEST_PATH).exists() and (place.exists() or _hub_id(path) is not None)
@@ -178,8 +259,18 @@ def _exported(path: str, recipe: str | None) -> str:
     with MissingDependencyError.of_export(f"serve: {path} isn't a bundle, and exporting it", "serve a bundle"):
         from enginewright.optimizer.export import export_once
 
+        why = ""
         with stage_bars() as show:
-            return str(export_once(path, recipe=recipe, progress=show))
+
+            def heard(event: ProgressEvent) -> None:
+                nonlocal why
+                why = event.detail if event.stage == "recipe" else why
+                show(event)
+
+            bundle = export_once(path, recipe=recipe, progress=heard)
+        if why:
+            print_styled(f"{path}: recipe {why}")
+        return str(bundle)
 
 
 def _hub_id(text: str) -> HubId | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from .terminal import Wrapped, shown, terminal_width
 
 if TYPE_CHECKING:
     from enginewright.runtime.requests.outputs import RequestOutput, StreamPiece
+    from enginewright.runtime.text.chat_format import ChatParser, Delta
 
 
 def result_row(result: RequestOutput) -> dict[str, Any]:
@@ -22,6 +24,9 @@ def result_row(result: RequestOutput) -> dict[str, Any]:
     for key in ("logprobs", "prompt_logprobs"):
         if (entries := getattr(result, key)) is not None:
             row[key] = [None if entry is None else asdict(entry) for entry in entries]
+    message = result.message
+    if message is not None and (message.reasoning or message.calls):
+        row["message"] = asdict(message)
     if result.others:
         row["others"] = [result_row(other) for other in result.others]
     return row if result.error is None else row | {"error": result.error.message}
@@ -36,15 +41,22 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
 class StreamPrinter:
     """Writes one answer to stdout as it comes.
 
+    Reasoning is written apart: dim on a terminal, and not at all elsewhere, as it isn't the answer. Each call has a
+    line.
+
     Args:
         wrap: between words, at the terminal's edge.
+        parser: takes the tokens apart; None where they are text alone.
 
     Attributes:
-        text: what was written so far; it stays if the stream is interrupted.
+        text: the answer's text so far; it stays if the stream is interrupted.
         tokens: how many tokens that took.
     """
 
-    def __init__(self, *, wrap: bool = False) -> None:
+    def __init__(self, *, wrap: bool = False, parser: ChatParser | None = None) -> None:
+        self._parser = parser
+        self._dim = False
+        self._calls = 0
         self._wrapped = Wrapped(sys.stdout.write, lambda: terminal_width(sys.stdout)) if wrap else None
         self.text = ""
         self.tokens = 0
@@ -62,14 +74,46 @@ class StreamPrinter:
                 self._first = self._first or self._last
                 self.tokens += len(piece.token_ids)
                 self._cut = piece.finish_reason == "length"
-                self.text += piece.text
-                write(shown(piece.text, sys.stdout))
+                if self._parser is None:
+                    self.text += piece.text
+                    write(shown(piece.text, sys.stdout))
+                else:
+                    self._write_deltas(self._parser.push(piece.token_ids), write)
                 sys.stdout.flush()
+            if self._parser is not None:
+                self._write_deltas(self._parser.finish(), write)
         finally:
+            self._style(dim=False)
             if self._wrapped is not None:
                 self._wrapped.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
+
+    def _write_deltas(self, deltas: Sequence[Delta], write: Callable[[str], object]) -> None:
+        """Writes pieces of reasoning, answer and calls."""
+        for delta in deltas:
+            if delta.reasoning:
+                if sys.stdout.isatty():
+                    self._style(dim=True)
+                    write(shown(delta.reasoning, sys.stdout))
+                continue
+            if self._dim:
+                self._style(dim=False)
+                write("\n\n")
+            if delta.name is not None:
+                write(("\n" if self.text or self._calls else "") + f"{shown(delta.name, sys.stdout)} ")
+                self._calls += 1
+            self.text += delta.content
+            write(shown(delta.content or delta.arguments, sys.stdout))
+
+    def _style(self, *, dim: bool) -> None:
+        if dim == self._dim:
+            return
+        if self._wrapped is not None:
+            self._wrapped.flush()
+        self._dim = dim
+        if not os.environ.get("NO_COLOR"):
+            sys.stdout.write("\x1b[2m" if dim else "\x1b[22m")
 
     def speed(self) -> str:
         """Says for people: "12 tokens in 0.31 s; the first after 0.05 s, then 42.3 tokens/s"."""

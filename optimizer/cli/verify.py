@@ -1,4 +1,4 @@
-"""``optimize verify``: whether a bundle is whole, and computes what its source does."""
+"""``optimize verify``: whether a bundle is whole, computes what its source does, and is as good as the build before."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import comparison_lines, print_json, reported
-from .options import AsJson, BundlePath, Provider, Trust, known_targets
+from .console import comparison_lines, print_json, reported, stdout_console
+from .options import AsJson, BundlePath, Provider, Threads, Trust, known_targets
 from .progress import stage_bars
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from enginewright.optimizer.check_bundle import BundleCheck
+    from enginewright.optimizer.compare_builds import BuildComparison
 
 NAME = "verify"
+EXIT_OVER_BUDGET = 16
+"""What the command exits with if a bundle is worse than what --against names, by more than the budget allows."""
+RENAMED = {"--prompts": "--prompt"}
+MOST_PROMPTS = 5
+"""Changed prompts, and differing files, that are named on the screen."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize verify smollm2.bundle\n\n"
     "  optimize verify smollm2.bundle --source SmolLM2-135M-Instruct\n\n"
+    "  optimize verify new.bundle --against released.bundle --budget budget.toml --junit verify.xml\n\n"
     "  optimize verify smollm2.bundle --source SmolLM2-135M-Instruct --target cpu --json --quiet"
 )
 
@@ -33,33 +42,87 @@ def command(
             "--source", "-s", metavar="MODEL", help="Compare with the folder, GGUF file or Hub id it was made from."
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BUNDLE|MODEL", help="Is it as good as this, an older build or a source? Ends with 16 if not."
+        ),
+    ] = None,
+    budget: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML: how much worse than --against it may be.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt", metavar="FILE", help="What to compare on: a prompt a line, or JSONL. Default: some of ours."
+        ),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the checks of --against as JUnit's XML.")
+    ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option("--target", "-t", callback=known_targets, help="Look at this target alone; may be repeated."),
     ] = None,
     provider: Provider = None,
     trust: Trust = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no text if all is well.")] = False,
 ) -> None:
     """Checks the hash of every file of a bundle, and its programs; with --source also what they compute.
 
+    With --against: what it predicts, its size, speed and memory, beside those of an older build or of the source.
     Code that the bundle carries for some targets isn't run: pass --trust code for that.
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
+    if against is None:
+        given = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}
+        if lonely := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])
+    elif len(target or ()) > 1:
+        raise typer.BadParameter("--against compares one target", param_hint="--target")
     from enginewright.optimizer.check_bundle import check_bundle
 
     with stage_bars(hidden=quiet) as show:
         found = check_bundle(
             bundle, source=source, targets=target or None, provider=provider, trust=trust, progress=show
         )
+        compared = None
+        if against is not None:
+            from enginewright.optimizer.compare_builds import compare_builds
+            from enginewright.optimizer.measure.texts import BUILT_IN
+
+            compared = compare_builds(
+                bundle,
+                against,
+                budget=budget,
+                prompts=prompts or BUILT_IN,
+                target=target[0] if target else None,
+                provider=provider,
+                trust=trust,
+                threads=threads,
+                progress=show,
+            )
+    if compared is not None and junit is not None:
+        from enginewright.optimizer.compare_builds import write_junit
+
+        write_junit(compared, junit)
+    well = compared is None or compared.within_budget
     if as_json:
-        print_json(found.to_json())
-    elif not quiet:
-        _print_check(found)
+        print_json(found.to_json() | ({} if compared is None else {"against": compared.to_json()}))
+    elif not quiet or not well:
+        _print_check(found, hint=compared is None)
+        if compared is not None:
+            console = stdout_console()
+            if not console.is_terminal:
+                console.width = 140
+            _print_comparison(compared, console, budget)
+    if not well:
+        raise typer.Exit(EXIT_OVER_BUDGET)
 
 
-def _print_check(found: BundleCheck) -> None:
+def _print_check(found: BundleCheck, *, hint: bool) -> None:
     from enginewright.runtime.shared.memory import format_bytes
 
     typer.echo(f"{found.path}: {found.files} files, {format_bytes(found.bytes)}: all hashes are right")
@@ -70,9 +133,52 @@ def _print_check(found: BundleCheck) -> None:
         typer.echo(f"target {one.target}: its program is sound ({_how(one.runs_with)})")
         if one.comparison is not None:
             typer.echo(comparison_lines(asdict(one.comparison)))
-    if found.source is None:
+    if found.source is None and hint:
         typer.echo("What it computes was not looked at: pass --source MODEL for that.")
 
 
 def _how(runs_with: dict[str, str | int]) -> str:
     return ", ".join(f"{key} {value}" for key, value in runs_with.items() if key != "target")
+
+
+def _print_comparison(found: BuildComparison, console: Console, budget: Path | None) -> None:
+    """The checks as a table, what explains those that failed, and the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from enginewright.optimizer.compare_builds import limit_of, number
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    say(f"\n{found.bundle} against the {found.kind} {found.against}, on target {found.target}")
+    say(f"{found.tokens:,} tokens of {found.prompts} prompts and their answers; budget: {budget or 'the default'}\n")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "measured", "allowed", "result", ""):
+        table.add_column(heading, overflow="fold")
+    styles = {"passed": "green", "failed": "bold red", "not compared": "dim"}
+    for check in found.checks:
+        measured = "" if check.measured is None else number(check.measured)
+        cells = (check.name, measured, limit_of(check), check.outcome, check.detail)
+        table.add_row(*(Text(cell, styles[check.outcome] if cell == check.outcome else "") for cell in cells))
+    console.print(table)
+    if found.layers:
+        say("\nKL by what each layer gets, nats a token:")
+        shown = [f"{'logits' if one.layer is None else one.layer} {one.kl_mean:.2g}" for one in found.layers]
+        say(f"  {', '.join(shown)}")
+    if found.changed:
+        say(f"\n{len(found.changed)} of {found.prompts} prompts have tokens that changed:")
+        for one in found.changed[:MOST_PROMPTS]:
+            say(
+                f"  {one.where}: {one.changed} of {one.tokens} tokens; at token {one.first} {one.expected} became "
+                f"{one.found}"
+            )
+    if found.files:
+        say("\nfiles that differ, A the older:")
+        for line in found.files[:MOST_PROMPTS]:
+            say(f"  {line}")
+    verdict = "within the budget"
+    if found.failed:
+        names = ", ".join(check.name for check in found.failed)
+        verdict = f"over the budget: {len(found.failed)} of {len(found.checks)} checks: {names}"
+    say(f"\n{verdict}")

@@ -93,6 +93,8 @@ def evaluate(
     context: int | None = None,
     trust: str | None = None,
     threads: int = 0,
+    ranks: int | None = None,
+    partition: str | None = None,
     memory: str | int | None = None,
     progress: Progress | None = None,
 ) -> EvaluationReport:
@@ -105,7 +107,7 @@ def evaluate(
             export extra.
         choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
         window, stride: see ``windows.plan_windows``.
-        target, provider, context, trust: as for LLM, for the bundle that is evaluated.
+        target, provider, context, trust, ranks, partition: as for LLM, for the bundle that is evaluated.
         threads, memory: as for LLM, for each model.
         progress: called after each window and question.
 
@@ -128,6 +130,8 @@ def evaluate(
                     context=context,
                     trust=trust,
                     threads=threads,
+                    ranks=ranks,
+                    partition=partition,
                     memory=memory,
                 )
             )

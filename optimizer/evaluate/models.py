@@ -10,9 +10,10 @@ import numpy as np
 
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import CODE
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.shared.progress import Progress, loading, silent
@@ -57,6 +58,8 @@ class BundleModel:
         provider: str | None = None,
         context: int | None = None,
         trust: str | None = None,
+        ranks: int | None = None,
+        partition: str | None = None,
     ) -> None:
         self.path = str(path)
         # One request at a time, so the pool needs no more than one context.
@@ -67,6 +70,8 @@ class BundleModel:
             context=context,
             trust=trust,
             threads=threads,
+            ranks=ranks,
+            partition=partition,
             memory=memory,
             max_requests=1,
             speculate=None,
@@ -82,6 +87,12 @@ class BundleModel:
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         return self._llm.logits(ids)
+
+    def continued(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """The ``tokens`` likeliest tokens behind a prompt, one after the other: greedy decoding."""
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        (output,) = self._llm.generate({"prompt_token_ids": list(ids)}, params, progress=False)
+        return list(output.token_ids)
 
     def close(self) -> None:
         self._llm.close()

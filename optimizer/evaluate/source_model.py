@@ -10,6 +10,7 @@ import torch
 from enginewright.optimizer.capture import gguf
 from enginewright.optimizer.capture.find_source import describe_source
 from enginewright.optimizer.capture.freeze_rope import own_context_length
+from enginewright.optimizer.capture.huggingface import read_generation_settings
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
 from enginewright.optimizer.measure.source_runner import SourceRunner
@@ -35,12 +36,16 @@ class SourceModel:
             torch.set_num_threads(threads)
         self._runner = SourceRunner(path)
         model = self._runner.model
-        info = model_info(model, describe_source(path).name, own_context_length(model.config), {}, None)
-        self.name = info.name
-        self.vocab_size = info.vocab_size
-        self.context_length = info.context_length
-        files = source_tokenizer_files(path)
-        self.tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+        self.files = source_tokenizer_files(path)
+        """The files of a bundle's tokenizer; None if it has none."""
+        self.tokenizer = Tokenizer(self.files) if self.files is not None and self.files.tokenizer_json else None
+        generation = read_generation_settings(path) if path.is_dir() else gguf.generation_settings(gguf.open_gguf(path))
+        eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        self.info = model_info(model, describe_source(path).name, own_context_length(model.config), generation, eos)
+        """What a bundle of it would say of the model."""
+        self.name = self.info.name
+        self.vocab_size = self.info.vocab_size
+        self.context_length = self.info.context_length
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """[S] -> [S, V] float32."""

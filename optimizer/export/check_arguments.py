@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginewright.optimizer.buckets.for_export import check_files
-from enginewright.optimizer.capture.check_source import check_source
+from enginewright.optimizer.capture.check_source import TEXT, check_source
+from enginewright.optimizer.capture.gguf_header import has_kept_blocks
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache, with_partitions
 from enginewright.optimizer.shared.resources import parse_size
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.gpu.formats import parse_capabilities
 from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError, RequestError
+from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST_NAME = 200
+
+KEEPS_BLOCKS = "gguf"
+"""The recipe of a GGUF file whose matrices are quantized, where none is named."""
+AS_QUANTIZED = f"{KEEPS_BLOCKS}, as the file is quantized"
+"""What a user reads of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,9 @@ class ExportArguments:
     max_memory: int | str | None = None
     gpus: Sequence[str] | None = None
     kv_cache: str | None = None
+    partitions: Sequence[str] | None = None
     name: str | None = None
+    part: str | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def inputs(self, loaded: Recipe | None) -> Inputs:
@@ -53,6 +62,19 @@ class ExportArguments:
             "the recovered folder": self.recovered,
             **({f"the recipe's file {name}": getattr(buckets, name) for name in FILE_FIELDS} if buckets else {}),
         }
+
+
+def with_own_recipe(given: ExportArguments, progress: Progress) -> ExportArguments:
+    """Gives the recipe that keeps a file's integers, where none is given, and the source is on this disk and has some.
+
+    A recovery brings a recipe of its own. ``progress`` is called with the stage "recipe" if the file decides.
+    """
+    if given.recipe is not None or given.recovered is not None or not isinstance(given.source, str | os.PathLike):
+        return given
+    if not has_kept_blocks(given.source):
+        return given
+    progress(ProgressEvent("recipe", 1, 1, AS_QUANTIZED))
+    return replace(given, recipe=KEEPS_BLOCKS)
 
 
 def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool = False) -> Recipe | None:
@@ -69,6 +91,8 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
         parse_capabilities(given.gpus)
     if given.kv_cache is not None:
         with_cache(chosen or load_recipe("f32"), given.kv_cache)
+    if given.partitions:
+        with_partitions(chosen or load_recipe("f32"), given.partitions)
     if given.max_memory is not None:
         parse_size(given.max_memory, "max_memory")
     if chosen is not None and chosen.buckets is not None:
@@ -81,6 +105,8 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
         raise RequestError(
             f"name: {name!r:.80} can't be a model's name", hint=f"Pass up to {_LONGEST_NAME} characters in one line."
         )
+    if given.part is not None and given.part != TEXT:
+        raise RequestError(f"part: there is no {given.part!r}", hint=f"The part that can be taken alone is {TEXT}.")
     BundleWriter(output, overwrite, given.inputs(chosen)).check()
     return chosen
 

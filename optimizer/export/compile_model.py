@@ -14,7 +14,7 @@ from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, he
 from enginewright.optimizer.shared.export_records import ExportedOn, PassVerification
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
-from enginewright.passes.quantization.report import quantization_report
+from enginewright.passes.quantization.report import already_quantized, quantization_report
 from enginewright.plugins.cpu.processor import processor_name
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.emit.bundle_writer import BundleWriter
@@ -129,4 +129,5 @@ def _report(
         exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
         source_bytes=source_bytes(asked.source),
         template_appends=model.template_appends,
+        already_quantized=already_quantized((name, program.weights[name]) for name in program.weights),
     )

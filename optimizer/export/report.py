@@ -17,7 +17,7 @@ from enginewright.optimizer.shared.export_records import (
     VerificationReport,
 )
 from enginewright.optimizer.shared.storage import StoredBytes
-from enginewright.passes.framework.records import QuantizationReport
+from enginewright.passes.framework.records import QuantizationReport, StoredWeight
 from enginewright.plugins.emit.engine_report import EngineReport
 
 
@@ -45,6 +45,7 @@ class ExportReport:
     are the candidates that were compared, if formats and shapes were both searched for. ``source_bytes`` are those of
     the source's weights as they are stored; how fast it ran is in the first of ``verification``. What passes changed in
     the program is in report/diffs.json.
+    ``already_quantized`` are the weights that a folder's checkpoint had quantized, with whether their values were kept.
     ``template_appends`` says whether the chat template only appends (see ``Tokenizer.template_appends``).
     ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
     are that one's.
@@ -78,6 +79,7 @@ class ExportReport:
     source_bytes: int | None = None
     template_appends: bool | None = None
     kept_since: str | None = None
+    already_quantized: list[StoredWeight] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Makes plain values for ``--json`` and report/report.json."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache, with_partitions
 from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.recover.finished import FinishedRecovery
 from enginewright.plugins.gpu.formats import parse_capabilities
@@ -19,7 +19,7 @@ from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.progress import Progress
 
-from .check_arguments import ExportArguments, check_target_names
+from .check_arguments import ExportArguments, check_target_names, with_own_recipe
 from .memory_limit import MemoryLimit
 
 
@@ -40,6 +40,8 @@ class ExportRequest:
         inputs: what was named -> its file or folder: nothing of it may be written to.
         name: what to call the model; None: after its file or folder.
         recipe_from: the recipe's name or file; None where it is an object, or the default.
+        arguments: that all of this is made of.
+        part: of the model, "text"; None takes it whole.
     """
 
     source: str | Path | PreTrainedModel
@@ -54,6 +56,8 @@ class ExportRequest:
     inputs: Inputs
     name: str | None = None
     recipe_from: str | Path | None = None
+    arguments: ExportArguments | None = None
+    part: str | None = None
 
     @staticmethod
     def from_arguments(given: ExportArguments, loaded: Recipe | None, on_progress: Progress) -> ExportRequest:
@@ -76,6 +80,8 @@ class ExportRequest:
             chosen = chosen.model_copy(update={"engines": engines})
         if given.kv_cache is not None:
             chosen = with_cache(chosen, given.kv_cache)
+        if given.partitions:
+            chosen = with_partitions(chosen, given.partitions)
         check_storages(chosen, wanted)
         check_cache(chosen, wanted)
         if chosen.buckets is not None:
@@ -93,7 +99,20 @@ class ExportRequest:
             given.inputs(chosen),
             given.name,
             given.recipe if isinstance(given.recipe, str | Path) else None,
+            given,
+            part=given.part,
         )
+
+    def of(self, source: Path) -> ExportRequest:
+        """The request with its source on this disk, which decides on the recipe where none was named.
+
+        Raises what ``from_arguments`` raises, where the file's recipe doesn't go with what was said beside it.
+        """
+        if self.arguments is not None:
+            given = with_own_recipe(replace(self.arguments, source=source), self.on_progress)
+            if given.recipe != self.arguments.recipe:
+                return ExportRequest.from_arguments(given, None, self.on_progress)
+        return replace(self, source=source)
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:

@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from enginewright.runtime.shared.errors import CapacityError, RequestError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
-from .check_arguments import ExportArguments, check_arguments
+from .check_arguments import ExportArguments, check_arguments, with_own_recipe
 from .kept_exports import MOST_BYTES, KeptExports, describe, keep_export, key_of, take_export
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def export(
     max_memory: int | str | None = None,
     gpus: Sequence[str] | None = None,
     kv_cache: str | None = None,
+    partitions: Sequence[str] | None = None,
     name: str | None = None,
+    part: str | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     cache: bool = False,
@@ -53,7 +56,8 @@ def export(
             "org/name:Q4_K_M" (see ``find_source``), or a transformers model, which is not touched.
         output: the bundle to write: a folder that appears whole or not at all.
         revision: of a Hub id: a branch, tag or commit.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default f32, or what was recovered for.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default what was recovered for; gguf for a GGUF
+            file with quantized matrices, whose integers it keeps; else f32.
         targets: instead of the recipe's.
         context_length: instead of the recipe's: the longest request in tokens.
         calibration: a file of text or JSONL for passes that look at what the model computes; without one a recipe that
@@ -63,7 +67,11 @@ def export(
             silence: the report says what was.
         gpus: instead of the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
         kv_cache: instead of the recipe's: what keys and values are stored in: "f32", "bf16", "int8" or "fp8".
+        partitions: that the model must be fit for on the cpu target, such as "tensor=2,pipeline=2", instead of the
+            recipe's; see ``LLM``.
         name: what to call the model in the bundle and its report; by default as its file or folder is called.
+        part: "text" takes the text decoder alone of a folder's model that also takes images or sounds, with the
+            tokenizer and chat template. A model that is a decoder anyway is exported whole.
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         cache: take the bundle of an earlier export of the same, where one is kept, and keep this one; see
@@ -74,7 +82,8 @@ def export(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
             names the file, field or module. Nothing is left behind, also after Ctrl-C.
-        RequestError: the calibration file, or a recipe's file of lengths, is invalid, or ``max_memory`` no size.
+        RequestError: the calibration file, or a recipe's file of lengths, is invalid, ``max_memory`` no size, or
+            ``part`` none that can be taken.
         TargetError: there is no such GPU, or engines for it can't be built.
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
             much, and what a pass changed most.
@@ -91,9 +100,12 @@ def export(
         max_memory=max_memory,
         gpus=gpus,
         kv_cache=kv_cache,
+        partitions=partitions,
         name=name,
+        part=part,
         tokenizer=tokenizer,
     )
+    given = with_own_recipe(given, on_progress)
     chosen = check_arguments(given, output, overwrite)
     key: str | None = None
     if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
@@ -117,7 +129,7 @@ def export_once(source: str | Path, *, recipe: str | Path | None = None, progres
 
     Args:
         source: as for ``export``.
-        recipe: the same; by default int8.
+        recipe: the same; by default gguf for a GGUF file with quantized matrices, else int8.
         progress: called as the work goes on.
 
     Returns: a folder in the cache of exports: for `optimize serve`, which starts from a model so.
@@ -126,8 +138,10 @@ def export_once(source: str | Path, *, recipe: str | Path | None = None, progres
     """
     on_progress, kept = progress or silent, KeptExports.of_user()
     found = find_source(source, progress=on_progress)
-    chosen = load_recipe(recipe or "int8")
-    given = ExportArguments(source=found, recipe=chosen)
+    given = with_own_recipe(ExportArguments(source=found, recipe=recipe), on_progress)
+    named = given.recipe or "int8"
+    chosen = named if isinstance(named, Recipe) else load_recipe(named)
+    given = replace(given, recipe=chosen)
     on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
     key = _key(given, chosen, least=0)
     if key is None or kept.root is None:
@@ -155,7 +169,10 @@ def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None
     """What the export is kept under; None for what isn't on this disk, and what can't be read."""
     if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
-    said = {name: getattr(given, name) for name in ("targets", "context_length", "gpus", "kv_cache", "name")}
+    said = {
+        name: getattr(given, name)
+        for name in ("targets", "context_length", "gpus", "kv_cache", "partitions", "name", "part")
+    }
     try:
         files = {"calibration": given.calibration}
         return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, least=least, **said)

@@ -22,6 +22,7 @@ from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of
 from enginewright.optimizer.calibration import Calibration, calibrate
 from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.capture.gguf_header import KEPT_BLOCKS
 from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.check_bundle import engine_problem
 from enginewright.optimizer.pipeline.pass_context import pass_context
@@ -62,9 +63,6 @@ from .rewrite import Rewritten, rewrite
 
 _FEW_BITS = 6.5
 """Bits a weight, scales included, up to which a file's weights were rounded to 4 or 5 bits, some of them to 6."""
-
-_KEPT = ("Q4_0", "Q4_1", "Q8_0")
-"""Blocks that the recipe gguf keeps."""
 
 _SHORTEST_STEP = 1e-3
 """Seconds of a decode step below which fusions aren't timed: a model for tests."""
@@ -128,8 +126,9 @@ def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> Expo
     found = find_source(asked.source, revision=revision, progress=asked.on_progress)
     if not os.path.exists(asked.source):
         clock.end("download")
+    asked = asked.of(found)
     warn_of_few_bits(found, asked.recipe)
-    return replace(asked, source=found)
+    return asked
 
 
 def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
@@ -148,7 +147,8 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
     for tensor in matrices:
         sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     kind = sizes.most_common(1)[0][0] if sizes else "few bits"
-    instead = "gguf keeps the file's integers as they are" if kind in _KEPT else "int8 loses hardly anything more"
+    kept = kind in KEPT_BLOCKS.values()
+    instead = "gguf keeps the file's integers as they are" if kept else "int8 loses hardly anything more"
     warnings.warn(
         f"{source.name} has {bits:.1f} bits a weight already ({kind}), and recipe {recipe.name} rounds them once more, "
         f"to 4-bit integers of its own: the export may fail its budget. --recipe {instead}.",
@@ -160,7 +160,13 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
 def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
     asked.on_progress(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
-    captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length, name=asked.name)
+    captured = capture(
+        asked.source,
+        tokenizer=asked.tokenizer,
+        context_length=asked.context_length,
+        name=asked.name,
+        part=asked.part,
+    )
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None
@@ -240,6 +246,7 @@ def run_passes(
         memory_budget=asked.limit.memory_budget(),
         recovered=weights,
         shaped_by=shaped_by,
+        common_formats=not all(TARGETS[name].every_format for name in asked.targets),
     )
     of_targets = _passes_of_targets(asked, model)
     return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.on_progress)

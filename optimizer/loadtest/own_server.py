@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from enginewright.runtime.shared.errors import EnginewrightError
 
@@ -17,21 +18,42 @@ _MOST_TOLD = 400
 """Characters of what a server said before it ended."""
 
 
+def start(*arguments: str | Path, errors: IO[str] | None = None) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Starts ``optimize serve`` at a free port, and waits until it listens: its process, and what it says of itself.
+
+    What it says is empty or has no ``url`` if it couldn't start. ``errors`` takes its stderr, which otherwise is ours.
+    """
+    program = [sys.executable, "-m", "enginewright", "serve", *map(str, arguments), "--port", "0", "--json"]
+    # A session of its own: Ctrl-C ends who asks it, who still has to.
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    assert process.stdout is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line.rstrip() == "}":
+                break
+        return process, json.loads("".join(lines) or "{}")
+    except BaseException:
+        stop(process)
+        raise
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """Ends a server as a service manager does, and gives its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait()
+
+
 @contextmanager
 def served(bundle: Path) -> Iterator[str]:
     """Starts ``optimize serve BUNDLE``, gives its address, and ends it. Raises EnginewrightError if it can't start."""
-    program = [sys.executable, "-m", "enginewright", "serve", str(bundle), "--port", "0", "--json"]
     with tempfile.TemporaryFile("w+") as errors:
-        # A session of its own: Ctrl-C ends the test, which still has to ask it.
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        process, about = start(bundle, errors=errors)
         try:
-            assert process.stdout is not None
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if line.rstrip() == "}":
-                    break
-            about = json.loads("".join(lines) or "{}")
             if "url" not in about:
                 process.wait()
                 errors.seek(0)
@@ -39,8 +61,4 @@ def served(bundle: Path) -> Iterator[str]:
                 raise EnginewrightError(f"{bundle}: it can't be served: {said}", hint="Try it with: optimize serve")
             yield str(about["url"])
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            stop(process)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 from enginewright.runtime.shared.errors import RequestError
@@ -51,3 +55,51 @@ def read_text(source: str | Path, option: str, built_in: str) -> str:
     if not text.strip():
         raise RequestError(f"{option}: {source} is empty", hint="Pass a file with some text in it.")
     return text
+
+
+@dataclass(frozen=True)
+class SuitePrompt:
+    """One prompt of a suite: a text to continue, or a conversation to answer. ``where``: its file and line."""
+
+    where: str
+    text: str | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+
+
+def read_prompts(source: str | Path) -> list[SuitePrompt]:
+    """The prompts of a file: a text on each line; or JSONL, if its first line begins with a brace.
+
+    A line of JSONL is an object with "prompt", a text, or with "messages", a conversation. Empty lines are left out.
+
+    Args:
+        source: a path, or BUILT_IN for the prompts that come with the package.
+
+    Raises:
+        RequestError: the file can't be read, is empty, or a line isn't such an object; names the file and the line.
+    """
+    lines = read_text(source, "prompts", _PROMPTS).splitlines()
+    numbered = [(f"{source}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered[0][1].lstrip().startswith("{"):
+        return [SuitePrompt(where, text=line) for where, line in numbered]
+    return [_of_line(where, line) for where, line in numbered]
+
+
+_PROMPTS = "prompts.jsonl"
+_SHAPE = 'A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}.'
+
+
+def _of_line(where: str, line: str) -> SuitePrompt:
+    try:
+        found = json.loads(line)
+    except ValueError as e:
+        raise RequestError(f"prompts: {where}: not JSON: {e}", hint=_SHAPE) from e
+    if not isinstance(found, dict) or len(found.keys() & {"prompt", "messages"}) != 1:
+        raise RequestError(f"prompts: {where}: it needs one of prompt and messages", hint=_SHAPE)
+    text, messages = found.get("prompt"), found.get("messages")
+    if messages is None:
+        if not isinstance(text, str) or not text:
+            raise RequestError(f"prompts: {where}: prompt must be a text that isn't empty", hint=_SHAPE)
+        return SuitePrompt(where, text=text)
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        raise RequestError(f"prompts: {where}: messages must be a list of objects", hint=_SHAPE)
+    return SuitePrompt(where, messages=tuple(messages))

@@ -23,6 +23,7 @@ def pass_context(
     memory_budget: int | None = None,
     recovered: RecoveredWeights | None = None,
     shaped_by: Recipe | None = None,
+    common_formats: bool = False,
 ) -> PassContext:
     """The context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
 
@@ -39,6 +40,7 @@ def pass_context(
         pruning=shapes.pruning,
         kv_heads=shapes.attention,
         recipe=recipe.name,
+        common_formats=common_formats,
         cache=recipe.cache,
         offsets="keep" if recipe.engines is None else recipe.engines.offsets,
         recovered=recovered,

@@ -34,6 +34,11 @@ class PlanOptions:
         memory: bytes of every device, in the place of its own.
         bandwidth_share, compute_share: of a GPU's figures; None: those of devices.toml.
         threads: of this machine; 0 takes one for each core.
+        ranks: how many ranks a model is cut into; none: it isn't.
+        partition: such as "tensor=4,pipeline=2", in the place of all that so many ranks allow.
+        links: what joins ranks: one name, or that within a machine and that between machines.
+        per_machine: ranks of a machine where two links are named; None takes 8.
+        link_share: of a link's bandwidth that is reached; None takes that of links.toml.
     """
 
     devices: tuple[str, ...] = (CPU,)
@@ -48,6 +53,11 @@ class PlanOptions:
     bandwidth_share: float | None = None
     compute_share: float | None = None
     threads: int = 0
+    ranks: tuple[int, ...] = ()
+    partition: str | None = None
+    links: tuple[str, ...] = ()
+    per_machine: int | None = None
+    link_share: float | None = None
 
 
 def parse_seconds(text: str, option: str) -> float:

@@ -21,7 +21,7 @@ from enginewright.plugins.steps.planning import (
     StepModel,
     stored_formats,
 )
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.pool_plan import bytes_for, enough_for_windows
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -58,15 +58,15 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
         CapacityError: no recipe fits on any of the devices; says which would.
         What ``planned_model`` raises.
     """
-    load = _load()  # before there is work of our own
+    load = processes_waiting()  # before there is work of our own
     devices = find_devices(options.devices, {} if options.device_file is None else read_devices(options.device_file))
     shares = shares_of(options)
     check_range("batch", options.batches, MOST_REQUESTS)
     targets = dict.fromkeys(target_on(gpu=gpu is not None) for gpu in devices)
     model = planned_model(source, options.recipes, tuple(targets), progress)
     asked = within(options, model.info)
-    make = _model_maker(asked, shares, model.info.context_length, progress)
-    rooms = {_name(gpu): _room(gpu, asked, shares) for gpu in devices}  # what is free here changes while we look
+    make = model_maker(asked, shares, model.info.context_length, progress)
+    rooms = {name_of(gpu): room_of(gpu, asked, shares) for gpu in devices}  # what is free here changes while we look
     plans: list[DevicePlan] = []
     omitted = _omitted(model, devices)
     refused: TargetError | None = None
@@ -82,15 +82,15 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
                 check_formats([gpu.capability] if gpu is not None else [], planned.formats)
             except TargetError as e:
                 refused = refused or e
-                omitted.append(Omitted(planned.recipes, _name(gpu), e.message.removeprefix("gpu: ")))
+                omitted.append(Omitted(planned.recipes, name_of(gpu), e.message.removeprefix("gpu: ")))
                 continue
-            plans.append(_plan(planned, gpu, rooms[_name(gpu)], asked, make))
+            plans.append(_plan(planned, gpu, rooms[name_of(gpu)], asked, make))
     if not plans and refused is not None:
         raise refused
     if not any(p.fits for p in plans):
         raise _no_room(model, plans, asked, shares)
     plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, asked, shares)) for p in plans]
-    sections = tuple(DeviceSection.of(gpu, rooms[_name(gpu)], shares, load) for gpu in devices)
+    sections = tuple(DeviceSection.of(gpu, rooms[name_of(gpu)], shares, load) for gpu in devices)
     return PlanResult.of(model.info, asked, sections, plans, omitted)
 
 
@@ -145,11 +145,11 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
     return PlannedModel(bundle.model, tuple(planned))
 
 
-def _name(gpu: Gpu | None) -> str:
+def name_of(gpu: Gpu | None) -> str:
     return CPU if gpu is None else gpu.name
 
 
-def _load() -> float:
+def processes_waiting() -> float:
     """Processes that wanted a core over the last minute, for each core; 0 where the system doesn't say."""
     try:
         return os.getloadavg()[0] / available_threads()
@@ -157,7 +157,7 @@ def _load() -> float:
         return 0.0
 
 
-def _room(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
+def room_of(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
     """Bytes for weights, caches and what a step computes."""
     if options.memory is not None:
         return options.memory
@@ -167,7 +167,7 @@ def _room(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
 def _omitted(model: PlannedModel, devices: Sequence[Gpu | None]) -> list[Omitted]:
     """Recipes without a program, once where that is so on every device."""
     of_each = [
-        (Omitted(p.recipes, None, p.omitted), _name(gpu))
+        (Omitted(p.recipes, None, p.omitted), name_of(gpu))
         for gpu in devices
         for p in model.programs_on(gpu=gpu is not None)
         if p.program is None
@@ -183,7 +183,7 @@ def _omitted(model: PlannedModel, devices: Sequence[Gpu | None]) -> list[Omitted
 MakeModel = Callable[[PlannedProgram, Gpu | None], StepModel]
 
 
-def _model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
+def model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
     """Gives a program's model on a device. What its steps cost is counted once for all devices."""
     counted: dict[int, CountedSteps] = {}
 
@@ -233,7 +233,7 @@ class Memory:
         return self.weights + self.workspace(requests, prompt, context) + self.cache(context, requests)
 
 
-def _largest(most: int, holds: Callable[[int], bool]) -> int:
+def most_that(most: int, holds: Callable[[int], bool]) -> int:
     """The largest number up to ``most`` for which something holds that holds for all below it; 0 if none."""
     low, high = 0, most
     while low < high:
@@ -246,11 +246,11 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     assert planned.program is not None and options.context is not None and options.prompt is not None
     context, prompt = options.context, options.prompt
     memory = Memory(planned.program, planned.target)
-    requests = _largest(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
+    requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
     block = max((g.block_size for g in planned.program.cache_groups), default=1)
-    longest = _largest(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
+    longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     found = DevicePlan(
-        device=_name(gpu),
+        device=name_of(gpu),
         target=planned.target,
         recipes=planned.recipes,
         fits=requests > 0,
@@ -286,7 +286,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
         step = tpot(batch)
         bound = model.bound(StepSizes((1,) * batch, (context,) * batch))
         speeds.append(BatchSpeed(batch, ttft(batch), step, batch / step, bound))
-    largest = _largest(requests, lambda n: not late(n))
+    largest = most_that(requests, lambda n: not late(n))
     limit = late(largest + 1) if largest < requests else "memory" if requests < MOST_REQUESTS else "requests"
     best = None
     if largest:

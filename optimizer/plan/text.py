@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -59,19 +59,35 @@ def notes(result: PlanResult) -> Iterator[str]:
     wanted = target_on(gpu=True)
     if lent := {plan.target for plan in result.plans if plan.device not in measured} - {wanted}:
         yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {wanted}"
-    for device in result.devices:
-        if device.measured and device.load >= BUSY:
-            yield (
-                f"busy     this machine: in the minute before, {device.load:.1f} processes wanted each core. "
-                "Its figures are too slow: plan again when it is idle"
-            )
+    yield from busy(result.devices)
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. TPOT: when all are that long."
     late = "; !: later than the goal" if any(result.options[name] is not None for name in ("tpot", "ttft")) else ""
     yield f"TTFT: of a prompt that comes while all other requests get tokens, without waiting for another prompt{late}."
 
 
-def _table(*headings: str) -> Table:
+def busy(devices: Iterable[DeviceSection]) -> Iterator[str]:
+    """Warns of figures that were measured beside other work."""
+    for device in devices:
+        if device.measured and device.load >= BUSY:
+            yield (
+                f"busy     this machine: in the minute before, {device.load:.1f} processes wanted each core. "
+                "Its figures are too slow: plan again when it is idle"
+            )
+
+
+def limit_of(name: str) -> str:
+    """What a larger batch would fail at, in words."""
+    return _LIMITS.get(name, "")
+
+
+def late_mark(seconds: float, goal: float | None) -> str:
+    """Marks a time that is later than its goal."""
+    return "" if goal is None or seconds <= goal else " !"
+
+
+def plain_table(*headings: str) -> Table:
+    """A table without lines, its first column on the left."""
     table = Table(box=None, pad_edge=False)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left", no_wrap=True)
@@ -81,7 +97,7 @@ def _table(*headings: str) -> Table:
 def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
     goals = any(result.options[name] is not None for name in ("tpot", "ttft"))
     columns = ["recipe", "weights", "KV a token", "most requests", "longest one"]
-    table = _table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
+    table = plain_table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
     for plan in plans:
         most = f"{plan.most_requests:,}" if plan.fits else "too big"
         largest = (
@@ -96,22 +112,20 @@ def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
             most,
             f"{plan.most_tokens:,} tokens",
             largest,
-            _LIMITS.get(plan.largest_limit, ""),
+            limit_of(plan.largest_limit),
         )
     return table
 
 
 def _speeds(plans: list[DevicePlan], result: PlanResult) -> Table:
-    table = _table("recipe", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
+    table = plain_table("recipe", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
     for plan in plans:
         for i, speed in enumerate(plan.speeds):
             name = "" if i else ", ".join(plan.recipes)
             if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
                 table.add_row(name, f"{speed.batch:,}", "too big")
                 continue
-            late = {
-                n: "" if (g := result.options[n]) is None or getattr(speed, n) <= g else " !" for n in ("ttft", "tpot")
-            }
-            times = f"{duration(speed.ttft)}{late['ttft']}", f"{duration(speed.tpot)}{late['tpot']}"
+            pairs = (speed.ttft, result.options["ttft"]), (speed.tpot, result.options["tpot"])
+            times = [f"{duration(seconds)}{late_mark(seconds, goal)}" for seconds, goal in pairs]
             table.add_row(name, f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound)
     return table

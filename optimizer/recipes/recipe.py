@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -251,6 +251,16 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 def recipe_file(given: str | Path | Recipe) -> Path | None:
     """The file that ``load_recipe`` reads of a path; None for a built-in recipe's name, and for a Recipe."""
     return None if isinstance(given, Recipe) or str(given) in builtin_files() else Path(given)
+
+
+def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
+    """The recipe with these in [cpu]. Raises RecipeError for one that isn't a partition."""
+    kind = _table_of("cpu")
+    assert kind is not None
+    try:
+        return recipe.model_copy(update={"cpu": kind(partitions=tuple(partitions))})  # type: ignore[call-arg]
+    except ValidationError as e:
+        raise RecipeError(str(e.errors()[0]["msg"]).removeprefix("Value error, ")) from e
 
 
 def with_cache(recipe: Recipe, dtype: str) -> Recipe:

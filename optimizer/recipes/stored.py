@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.plugins.emit.target import Target
 from enginewright.plugins.gpu.formats import check_formats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.targets import Halves
-from enginewright.runtime.shared.weight_formats import Storage
 
 from .recipe import Recipe
 
@@ -21,9 +21,16 @@ TARGETS = Halves("compile.target", Target)
 def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
     """Raises TargetError naming the GPU that lacks a format of the recipe.
 
-    GPUs that engines can't be built for at all are refused here, too.
+    GPUs that engines can't be built for at all are refused here, too, and formats that another target alone reads.
     """
-    asked = dict(_asked(recipe))
+    for weight_format, key in _formats(recipe):
+        lacking = [name for name in targets if not (weight_format.everywhere or TARGETS[name].every_format)]
+        if lacking:
+            raise TargetError(
+                f"target {lacking[0]}: it has no kernels for {weight_format}, which recipe {recipe.name} has in {key}",
+                hint="Give it another format there, or export for --target cpu alone.",
+            )
+    asked = {weight_format.storage: key for weight_format, key in _formats(recipe)}
     for target in (TARGETS[name] for name in targets):
         if target.gpus:
             engines = recipe.engines or EnginesSection()
@@ -52,13 +59,13 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
         )
 
 
-def _asked(recipe: Recipe) -> Iterable[tuple[Storage, str]]:
-    """Every storage of weights that the recipe names, with its key; of several keys the plainest comes last."""
+def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:
+    """Every format of weights that the recipe names, with its key; of several keys the plainest comes last."""
     weights = recipe.weights
     for i, candidate in enumerate(recipe.auto.candidates if recipe.auto is not None else ()):
-        yield candidate.storage, f"auto.candidates.{i}"
+        yield candidate, f"auto.candidates.{i}"
     for i, override in enumerate(weights.overrides):
-        yield override.format.storage, f"weights.overrides.{i}.format"
+        yield override.format, f"weights.overrides.{i}.format"
     if weights.embeddings is not None:
-        yield weights.embeddings.storage, "weights.embeddings"
-    yield weights.default.storage, "weights.default"
+        yield weights.embeddings, "weights.embeddings"
+    yield weights.default, "weights.default"

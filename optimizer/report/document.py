@@ -19,7 +19,7 @@ from enginewright.optimizer.shared.export_records import (
     VerificationReport,
 )
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
-from enginewright.passes.framework.records import QuantizationReport
+from enginewright.passes.framework.records import QuantizationReport, StoredWeight
 from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
@@ -66,6 +66,7 @@ class ReportDocument(BaseModel):
     rooflines: tuple[Roofline, ...] = ()
     exported: ExportedOn | None = None
     source_bytes: int | None = None
+    already_quantized: tuple[StoredWeight, ...] = ()
 
 
 @dataclass(frozen=True)

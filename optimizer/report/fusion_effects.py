@@ -19,9 +19,9 @@ from enginewright.passes.framework.base import Pass, PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.cpu.compile.step_runner import StepRunner
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 from enginewright.runtime.shared.lowered_program import LoweredProgram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from enginewright.optimizer.shared.export_records import PassSummary, VerificationReport
 from enginewright.runtime.shared.memory import format_bytes
@@ -24,6 +24,20 @@ def engine_lines(document: ReportDocument) -> list[str]:
         )
         lines.append(f"{engine.target}: steps of {'; '.join(engine.profiles)}")
     return lines
+
+
+def already_quantized_lines(document: ReportDocument) -> list[str]:
+    """How the source had packed its weights, and of how many the values were kept; none if it had floats."""
+    kinds: dict[str, list[bool]] = {}
+    for weight in document.already_quantized:
+        kinds.setdefault(weight.stored, []).append(weight.kept)
+    return [f"{len(kept)} of {kind}: {_what_became(kept)}" for kind, kept in kinds.items()]
+
+
+def _what_became(kept: Sequence[bool]) -> str:
+    if all(kept):
+        return "values kept"
+    return f"values kept in {sum(kept)}, the others stored anew" if any(kept) else "read as floats and stored anew"
 
 
 def candidate_lines(document: ReportDocument) -> list[str]:

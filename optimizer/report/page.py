@@ -20,7 +20,7 @@ from . import numbers
 from .auto_view import auto_view
 from .charts import NARROW, WIDE
 from .document import ReportDocument, SavedReport
-from .lines import candidate_lines, kv_heads_lines, quality_sentence
+from .lines import already_quantized_lines, candidate_lines, kv_heads_lines, quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, TimeBars, chart, shape_view, time_bars
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
@@ -129,6 +129,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         quality=quality_sentence(document),
         verification=document.verification,
         quantization=document.quantization,
+        already_quantized_lines=already_quantized_lines(document),
         measured=document.pass_verification,
         auto=auto_view(document.auto) if document.auto is not None else None,
         passes=rows,

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.shared.files import write_output
 from enginewright.plugins.emit.finished_bundle import hash_files
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
+from enginewright.runtime.bundle import MANIFEST_PATH
+from enginewright.runtime.bundle.manifest import FileSection, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import RequestError

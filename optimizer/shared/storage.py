@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from enginewright.passes.memory.plan_arena import live_bytes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.arena import live_bytes
 from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.shared.weight_formats import FORMATS
 

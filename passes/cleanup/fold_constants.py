@@ -12,8 +12,10 @@ from enginewright.passes.framework.base import Pass, PassContext, PassResult, Re
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.views import RESHAPES, slice_bounds
 
+from ..ir.chosen_rows import Chosen
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
+from ..ir.stacked_weights import SwapAxes
 from ..ir.weights import COMPUTED, Apply, Cast, Concat, Slice, Source, Transpose, WeightExpr
 
 aten = torch.ops.aten
@@ -123,14 +125,38 @@ def _base(program: Program, node: Node) -> WeightExpr:
 
 def _transpose(program: Program, node: Node) -> WeightExpr | None:
     base = _base(program, node)
-    return transposed(base) if dimension_order(bound_arguments(node), len(base.shape)) == [1, 0] else None
+    order = dimension_order(bound_arguments(node), len(base.shape))
+    if order == [1, 0]:
+        return transposed(base)
+    first, *_, last = [i for i, axis in enumerate(order) if axis != i] or [0]
+    if first == last or order != _exchanged(len(order), first, last):
+        return None
+    if isinstance(base, SwapAxes) and (base.first, base.second) == (first, last):
+        return base.base  # a stack of experts that is read as [E, K, N], and multiplied as [E, N, K]
+    return SwapAxes(base, first, last)
+
+
+def _exchanged(rank: int, first: int, second: int) -> list[int]:
+    order = list(range(rank))
+    order[first], order[second] = second, first
+    return order
 
 
 def _slice(program: Program, node: Node) -> WeightExpr | None:
     bounds = slice_bounds(program, node)
-    if bounds is None or bounds[4] != 1 or bounds[2] == bounds[3]:
+    if bounds is None or bounds[2] == bounds[3]:
         return None
-    return Slice(_base(program, node), *bounds[1:4])
+    return _sliced(_base(program, node), *bounds[1:])
+
+
+def _sliced(base: WeightExpr, dim: int, start: int, stop: int, step: int) -> WeightExpr | None:
+    if isinstance(base, SwapAxes):
+        inner = _sliced(base.base, base.axis_of_base(dim), start, stop, step)
+        return None if inner is None else SwapAxes(inner, base.first, base.second)
+    if step == 1:
+        return Slice(base, dim, start, stop)
+    # Rows of stacked experts that alternate, as gates and ups do. Of a matrix each row would be a part of its own.
+    return Chosen(base, dim, tuple(range(start, stop, step))) if len(base.shape) == 3 and dim == 1 else None
 
 
 def _concat(program: Program, node: Node) -> WeightExpr | None:
@@ -138,8 +164,12 @@ def _concat(program: Program, node: Node) -> WeightExpr | None:
     exprs = tuple(p for p in parts if p is not None)
     if len(exprs) != len(parts) or len({e.dtype for e in exprs}) != 1:
         return None
-    dim: int = bound_arguments(node)["dim"]
-    return Concat(exprs, dim % len(exprs[0].shape))
+    dim = bound_arguments(node)["dim"] % len(exprs[0].shape)
+    swapped = [e for e in exprs if isinstance(e, SwapAxes)]
+    if len(swapped) == len(exprs) and len({(e.first, e.second) for e in swapped}) == 1:
+        inner = Concat(tuple(e.base for e in swapped), swapped[0].axis_of_base(dim))
+        return SwapAxes(inner, swapped[0].first, swapped[0].second)
+    return Concat(exprs, dim)
 
 
 def _cast(program: Program, node: Node) -> WeightExpr | None:

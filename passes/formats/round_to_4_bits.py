@@ -1,4 +1,4 @@
-"""Groups of floats as 4-bit integers, each to the nearest.
+"""Groups of floats as integers of 4 bits, or 5 or 6, each to the nearest.
 
 Symmetric groups have the values -8 .. 7. Their scale is m / -8, m being the value of the largest magnitude with its
 sign, as in Q4_0 of llama.cpp: it uses the step that one side has more, which max |x| / 7 never does, and clips no m.
@@ -19,10 +19,10 @@ from __future__ import annotations
 import torch
 
 LEAST, MOST = -8, 7
-"""The range of values without offsets."""
+"""The range of values of 4 bits without offsets."""
 
 STEPS = 15
-"""The largest of values with offsets, which go from 0 to this."""
+"""The largest of values of 4 bits with offsets, which go from 0 to this."""
 
 DIVISORS = (-8.7, -8.0, -7.5, -7.0, -6.5, 6.0, 6.5, 7.0)
 """What m may be divided by where more is known than the weights, as in gptq.py. Positive: m gets the shorter side."""
@@ -33,14 +33,14 @@ SHARES = (1.0, 0.9, 0.8)
 REFINEMENTS = 2
 
 
-def round_symmetric(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def round_symmetric(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [.., G] -> values int8 [.., G] in -8 .. 7, scales float16 [..], infinite where none fits."""
     at = groups.abs().argmax(-1, keepdim=True)
-    scales = (groups.gather(-1, at)[..., 0] / LEAST).half()
-    return _nearest(groups, scales).to(torch.int8), scales
+    scales = (groups.gather(-1, at)[..., 0] / -(1 << (bits - 1))).half()
+    return _nearest(groups, scales, None, bits).to(torch.int8), scales
 
 
-def round_with_offsets(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """float32 [.., G] -> values int8 [.., G] in 0 .. 15, scales and offsets float16 [..], infinite where none fit."""
     low, high = torch.aminmax(groups, dim=-1)
     best_scales = best_offsets = torch.full_like(low, torch.inf, dtype=torch.half)
@@ -49,9 +49,9 @@ def round_with_offsets(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     shares = counts / counts.sum(-1, keepdim=True)
     for share in SHARES:
         reach = share * (high - low)
-        scales, offsets = (reach / STEPS).half(), ((low + high - reach) / 2).half()
+        scales, offsets = (reach / ((1 << bits) - 1)).half(), ((low + high - reach) / 2).half()
         for _ in range(1 + REFINEMENTS):
-            values = _nearest(groups, scales, offsets)
+            values = _nearest(groups, scales, offsets, bits)
             off = (values * scales.float()[..., None]).add_(offsets.float()[..., None]).sub_(groups)
             error = off.square_().mul_(counts).sum(-1)
             better = error < least
@@ -59,7 +59,7 @@ def round_with_offsets(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
             best_scales = torch.where(better, scales, best_scales)
             best_offsets = torch.where(better, offsets, best_offsets)
             scales, offsets = _line(values, groups, shares)
-    return _nearest(groups, best_scales, best_offsets).to(torch.int8), best_scales, best_offsets
+    return _nearest(groups, best_scales, best_offsets, bits).to(torch.int8), best_scales, best_offsets
 
 
 def _counts(groups: torch.Tensor) -> torch.Tensor:
@@ -69,12 +69,13 @@ def _counts(groups: torch.Tensor) -> torch.Tensor:
     return torch.where(mean > 0, (1 + groups.square() / mean).sqrt_(), 1.0)
 
 
-def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+def _nearest(groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> torch.Tensor:
     """The integers of a group for its scale, as floats; all zero where the scale is."""
+    half = 1 << (bits - 1)
     divisor = torch.where(scales == 0, torch.inf, scales.float())[..., None]
     if offsets is None:
-        return (groups / divisor).round_().clamp_(LEAST, MOST)
-    return ((groups - offsets.float()[..., None]) / divisor).round_().clamp_(0, STEPS)
+        return (groups / divisor).round_().clamp_(-half, half - 1)
+    return ((groups - offsets.float()[..., None]) / divisor).round_().clamp_(0, 2 * half - 1)
 
 
 def _line(values: torch.Tensor, groups: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,15 +64,15 @@ def round_to_8_bits(rows: torch.Tensor, group_size: int, offsets: bool = False, 
     return RoundedRows(values.flatten(1)[:, : rows.shape[1]], scales, None, saturated, vanished)
 
 
-def _round_to_4_bits(rows: torch.Tensor, group_size: int, with_offsets: bool) -> RoundedRows:
+def _round_to_few_bits(rows: torch.Tensor, group_size: int, with_offsets: bool, *, bits: int) -> RoundedRows:
     """float32 [N, K], whose groups divide K. Values are clamped where that leaves the least error: none saturates."""
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     offsets: torch.Tensor | None = None
     if with_offsets:
-        values, scales, offsets = round_with_offsets(groups)
+        values, scales, offsets = round_with_offsets(groups, bits)
         unlike = (groups != groups[..., :1]).any(-1)
     else:
-        values, scales = round_symmetric(groups)
+        values, scales = round_symmetric(groups, bits)
         unlike = (groups != 0).any(-1)
     return RoundedRows(values.flatten(-2), scales, offsets, 0, int(((scales == 0) & unlike).sum()))
 
@@ -89,6 +89,23 @@ def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes
     )
     vanished = int(((scales == 0) & (largest != 0)).sum())
     return RoundedRows(places.flatten(1)[:, : rows.shape[1]], scales, None, 0, vanished)
+
+
+def nearest_level(numbers: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
+    """The nearest of some integers, which ascend, to each number: int8 of its shape."""
+    known = torch.tensor(levels, dtype=torch.float32)
+    places = torch.bucketize(numbers.contiguous(), (known[1:] + known[:-1]) / 2)
+    return known.to(torch.int8)[places]
+
+
+def _round_to_levels(rows: torch.Tensor, group_size: int, offsets: bool, *, levels: Sequence[int]) -> RoundedRows:
+    """float32 [N, K], whose groups divide K, as some integers; a group's largest magnitude becomes the first."""
+    groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    scales = (largest / levels[0]).half()
+    divisor = torch.where(scales == 0, torch.inf, scales.float())
+    values = nearest_level(groups / divisor[..., None], levels)
+    return RoundedRows(values.flatten(-2), scales, None, 0, int(((scales == 0) & (largest != 0)).sum()))
 
 
 def _uncoded(rows: torch.Tensor, group_size: int, offsets: bool) -> RoundedRows:
@@ -115,7 +132,11 @@ ROUNDINGS: Mapping[Storage, Rounding] = {
     "f32": Rounding(0.0),
     "bf16": Rounding(0.02),
     "int8": Rounding(0.2, round_to_8_bits),
-    "int4": Rounding(0.6, _round_to_4_bits),
+    "int4": Rounding(0.6, partial(_round_to_few_bits, bits=4)),
     "fp8": Rounding(0.4, partial(round_to_8_bits, floats=True), trained=False),
     "nf4": Rounding(0.6, partial(_round_to_codes, codes=FORMATS["nf4"].codes), trained=False),
+    "int5": Rounding(0.4, partial(_round_to_few_bits, bits=5)),
+    "int6": Rounding(0.3, partial(_round_to_few_bits, bits=6)),
+    "iq4": Rounding(0.6, partial(_round_to_levels, levels=FORMATS["iq4"].levels), trained=False),
+    "fp4": Rounding(0.7, partial(_round_to_levels, levels=FORMATS["fp4"].levels), trained=False),
 }

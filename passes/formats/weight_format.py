@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from enginewright.runtime.shared.weight_formats import FORMATS, Activation, Storage, StoredFormat
+from enginewright.runtime.shared.weight_formats import FORMATS, SCALE_BLOCKS, Activation, Storage, StoredFormat
 
 from .section import Section
 
@@ -20,7 +20,8 @@ class WeightFormat(Section):
     ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``zero_point``: groups have an
     offset too, a float16 like their scale: a weight is value * scale + offset. ``activation`` is the format
     the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
-    all of them (0).
+    all of them (0). ``scale_block``: so many groups share a float16, and each has a signed byte that multiplies it: 8
+    or 16; 0 is a float16 for each group. The same goes for offsets.
     """
 
     storage: Storage = "f32"
@@ -29,6 +30,7 @@ class WeightFormat(Section):
     activation: Activation = "float"
     activation_group_size: int = Field(default=0, ge=0)
     sparsity: Sparsity = "dense"
+    scale_block: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -62,6 +64,12 @@ class WeightFormat(Section):
             raise ValueError(f"zero_point can't be true for storage {self.storage!r}, only for {having}")
         if self.sparsity != "dense" and not stored.sparse:
             raise ValueError(f"sparsity {self.sparsity!r} can't be made for storage {self.storage!r} yet")
+        if self.scale_block and self.scale_block not in SCALE_BLOCKS:
+            raise ValueError(f"scale_block is {self.scale_block}, and can be {_listed((0, *SCALE_BLOCKS))}")
+        if self.scale_block and not (stored.integers and self.group_size):
+            raise ValueError(f"scale_block is {self.scale_block}, but there are no groups of integers to share scales")
+        if self.scale_block and self.sparsity != "dense":
+            raise ValueError("scale_block can't go with sparsity '2:4': sparse kernels read a scale for each group")
         if self.sparsity != "dense" and self.zero_point:
             raise ValueError(
                 "sparsity '2:4' can't have zero_point = true: with an offset, what isn't kept would be one"
@@ -72,6 +80,11 @@ class WeightFormat(Section):
     def stored(self) -> StoredFormat:
         """What is known of its storage."""
         return FORMATS[self.storage]
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every target reads it, not only those with kernels of our own for it."""
+        return self.stored.everywhere and not self.scale_block and self.group_size != 16
 
     def for_inputs(self, size: int) -> WeightFormat:
         """The same for a weight with K = ``size``. Of 4 bits, one scale a channel is one group of K values."""
@@ -85,6 +98,8 @@ class WeightFormat(Section):
             parts.append(f"g{self.group_size}")
         if self.zero_point:
             parts.append("zp")
+        if self.scale_block:
+            parts.append(f"b{self.scale_block}")
         if self.activation != "float":
             group = f":g{self.activation_group_size}" if self.activation_group_size else ""
             parts.append(f"a:{self.activation}{group}")

@@ -50,6 +50,7 @@ class PassContext:
         kv_heads: how many key/value heads attentions are to have; None: those they have.
         cache: what a target that has such caches stores keys and values in.
         offsets: what a target that may do without them does about offsets of int4.
+        common_formats: whether a target of the export reads only those formats that every target does.
         recipe: its name, for errors.
         progress: called with how far a long pass is: steps done, steps in all, and where it is.
     """
@@ -64,6 +65,7 @@ class PassContext:
     kv_heads: KvOptions | None = None
     cache: CacheDtype = "f32"
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
+    common_formats: bool = False
     recipe: str = ""
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
 

@@ -23,7 +23,7 @@ from enginewright.runtime.shared.weight_formats import SCALED
 from ..formats.rounding import TORCH_DTYPES
 from ..ops.epilogue import finish_linear
 from ..ops.experts import grouped_linear
-from ..ops.quantization import groups_of
+from ..ops.quantization import groups_of, scales_as_floats
 from .match import bound_arguments
 
 ew = torch.ops.ew
@@ -204,13 +204,14 @@ class FastEvaluation:
 def decoded(
     values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """What integers or 8-bit floats [.., K] with scales and offsets [.., groups] stand for, [.., K] float32."""
+    """What integers or 8-bit floats [.., K] with scales and offsets, of groups or in blocks, stand for: float32."""
     size = values.shape[-1]
     groups, width = groups_of(size, group), group or size
     whole = torch.nn.functional.pad(values.float(), (0, groups * width - size)) if groups * width > size else values
-    result: torch.Tensor = whole.float().unflatten(-1, (groups, width)).mul_(scales.float()[..., None])
+    by = scales_as_floats(scales, groups)[..., None]
+    result: torch.Tensor = whole.float().unflatten(-1, (groups, width)).mul_(by)
     if offsets is not None:
-        result += offsets.float()[..., None]
+        result += scales_as_floats(offsets, groups)[..., None]
     return result.flatten(-2)[..., :size]
 
 

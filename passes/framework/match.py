@@ -236,11 +236,15 @@ class RewritePass(Pass):
         for node in list(program.graph.nodes):
             if node.op != "call_function" or (not node.users and node is not program.output):
                 continue
-            self._try_rules(program, node, result)
+            self._try_rules(program, node, result, self.rules_for(context))
         return result
 
-    def _try_rules(self, program: Program, node: Node, result: PassResult) -> None:
-        for rule in self.rules:
+    def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
+        """The rules of an export; ``rules`` unless a pass's depend on the recipe."""
+        return self.rules
+
+    def _try_rules(self, program: Program, node: Node, result: PassResult, rules: tuple[Rule, ...]) -> None:
+        for rule in rules:
             reason: str | None = None
             for match in rule.pattern.matches(program, node, Match(node)):
                 reason = rule.check(program, match)

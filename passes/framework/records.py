@@ -33,6 +33,16 @@ class AffectedWeight:
 
 
 @dataclass(frozen=True)
+class StoredWeight:
+    """A weight whose source had quantized it already: by its name in the program, how the source packs it, and whether
+    the bundle has the source's own values. If it hasn't, it has what they stand for, in the recipe's format."""
+
+    name: str
+    stored: str
+    kept: bool
+
+
+@dataclass(frozen=True)
 class QuantizationReport:
     """All weights of a program that became integers together, and those that rounding did more to than round.
 

@@ -72,6 +72,12 @@ class WeightFormats(Section):
         return self
 
     @model_validator(mode="after")
+    def _blocks_are_rounded(self) -> Self:
+        if self.method != "nearest" and any(f.scale_block for f in self.formats):
+            raise ValueError(f'scale_block is for method = "nearest", and the method is {self.method!r}')
+        return self
+
+    @model_validator(mode="after")
     def _smoothing_changes_weights(self) -> Self:
         if self.smooth and self.keep_blocks:
             raise ValueError("keep_blocks keeps a file's integers, and smooth scales weights: leave one out")

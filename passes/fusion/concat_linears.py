@@ -10,6 +10,7 @@ from torch.fx.node import Node
 
 from ..ir.program import Program
 from ..ir.provenance import where_of
+from ..ir.quantized import formats_of_rows
 from ..ir.weights import Concat, WeightExpr, Zeros
 
 ew = torch.ops.ew
@@ -25,6 +26,12 @@ def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
         return "a weight or bias is computed from the inputs"
     dtypes = {w.dtype for w in weights if w is not None} | {w.dtype for _, w in biases if w is not None}
     return "the weights have different types" if len(dtypes) > 1 else None
+
+
+def why_kept_apart(program: Program, linears: Sequence[Node]) -> str | None:
+    """Why linears can't become one that keeps the blocks in which their weights are stored; None if they can."""
+    kinds = {formats_of_rows(_weight(program, n.args[1])) for n in linears}
+    return "the weights are stored in different formats, and each keeps its own" if len(kinds) > 1 else None
 
 
 def stack_linears(program: Program, linears: Sequence[Node]) -> Node:

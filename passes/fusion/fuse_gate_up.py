@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import Anything, Bind, Call, Match, RewritePass, Rule, bound_arguments
 
 from ..ir.program import Program
-from .concat_linears import stack_linears, why_not_stackable
+from .concat_linears import stack_linears, why_kept_apart, why_not_stackable
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -19,6 +20,10 @@ class GateUp(Rule):
     """gated_activation(cat(linear(x, gate), linear(x, up))) -> gated_activation(linear(x, gate over up))."""
 
     name = "gate_up"
+
+    def __init__(self, keep_blocks: bool = False) -> None:
+        self.keep_blocks = keep_blocks
+
     pattern = Call(
         ew.gated_activation.default,
         Call(aten.cat.default, [Bind("gate"), Bind("up")], Anything("dim")),
@@ -33,7 +38,7 @@ class GateUp(Rule):
             return "gate and up are not side by side"
         if any(len(n.users) > 1 for n in linears):
             return "gate or up is used elsewhere"
-        return why_not_stackable(program, linears)
+        return why_not_stackable(program, linears) or (why_kept_apart(program, linears) if self.keep_blocks else None)
 
     def rewrite(self, program: Program, match: Match) -> Node:
         both = stack_linears(program, [match.node("gate"), match.node("up")])
@@ -46,3 +51,7 @@ class FuseGateUp(RewritePass):
 
     name = "fuse_gate_up"
     rules: ClassVar[tuple[Rule, ...]] = (GateUp(),)
+
+    def rules_for(self, context: PassContext) -> tuple[Rule, ...]:
+        """``rules``, or one that keeps blocks of different formats apart."""
+        return (GateUp(keep_blocks=True),) if context.formats.keep_blocks else self.rules

@@ -12,7 +12,7 @@ from enginewright.passes.framework.match import bound_arguments
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from .concat_linears import stack_linears, why_not_stackable
+from .concat_linears import stack_linears, why_kept_apart, why_not_stackable
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -41,7 +41,10 @@ _THROUGH: frozenset[Target] = frozenset(
 
 
 class FuseQkv(Pass):
-    """Joins the ``ew.linear`` calls behind each attention's q, k and v: one with stacked weights, and slices of it."""
+    """Joins the ``ew.linear`` calls behind each attention's q, k and v: one with stacked weights, and slices of it.
+
+    Where blocks of a file are kept, those alone that are stored in one format.
+    """
 
     name = "fuse_qkv"
 
@@ -58,8 +61,13 @@ class FuseQkv(Pass):
                 where = join_where(attention.meta[WHERE])
                 result.rejected.append(Rejection(attention.name, where, reason))
                 continue
-            _fuse(program, linears, min(linears, key=order.__getitem__))
-            result.matched += 1
+            alike = _stored_alike(program, linears) if context.formats.keep_blocks else [linears]
+            if len(alike) > 1 and (reason := why_kept_apart(program, linears)):
+                result.rejected.append(Rejection(attention.name, join_where(attention.meta[WHERE]), reason))
+            for some in alike:
+                if len(some) > 1:
+                    _fuse(program, some, min(some, key=order.__getitem__))
+            result.matched += any(len(some) > 1 for some in alike)
         return result
 
 
@@ -68,6 +76,18 @@ def _why_not(program: Program, found: list[Node | None], linears: list[Node]) ->
         names = [n for n, f in zip("qkv", found, strict=True) if f is None]
         return f"{' and '.join(names)} does not come from a linear"
     return why_not_stackable(program, linears)
+
+
+def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
+    """The linears, those together whose weights are stored in the same format."""
+    found: list[list[Node]] = []
+    for linear in linears:
+        same = next((some for some in found if why_kept_apart(program, [some[0], linear]) is None), None)
+        if same is None:
+            found.append([linear])
+        else:
+            same.append(linear)
+    return found
 
 
 def _projection(value: object) -> Node | None:

@@ -17,6 +17,7 @@ from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 
 from ..formats.rounding import TORCH_DTYPES
 from ..formats.weight_format import WeightFormat
+from ..ops.quantization import groups_of, scales_as_floats
 from .weights import Source, WeightExpr
 
 
@@ -25,9 +26,9 @@ class Codes:
     """A weight [.., N, K] as integers, or floats of 8 bits, in groups of G along K.
 
     Attributes:
-        values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets. Floats are
-            float8_e4m3fn.
-        scales: float16 [.., N, ceil(K/G)].
+        values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets; 5 and 6 bits
+            alike. Floats are float8_e4m3fn.
+        scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` gives them.
         offsets: the same shape and type, or None. A weight is ``value * scale + offset``.
     """
 
@@ -38,15 +39,17 @@ class Codes:
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """What ``Codes`` are made for: bits of a value (4 or 8), size of a group, and whether groups have offsets.
+    """What ``Codes`` are made for: bits of a value (4, 5, 6 or 8), size of a group, and whether groups have offsets.
 
-    ``kind``: "int", or the format whose values aren't integers, such as "fp8".
+    ``kind``: "int", or the format whose values aren't all integers of so many bits, such as "fp8" and "iq4".
+    ``scale_block``: groups that share a float16; 0: none do.
     """
 
     bits: int
     group_size: int
     offsets: bool = False
     kind: str = "int"
+    scale_block: int = 0
 
     @property
     def storage(self) -> Storage:
@@ -64,8 +67,10 @@ class CodeFormat:
         stored = weight_format.stored
         if not stored.group_sizes:
             return None
-        kind = "int" if stored.integers else weight_format.storage
-        return CodeFormat(stored.bits, weight_format.group_size, weight_format.zero_point, kind)
+        kind = "int" if stored.integers and not stored.levels else weight_format.storage
+        return CodeFormat(
+            stored.bits, weight_format.group_size, weight_format.zero_point, kind, weight_format.scale_block
+        )
 
 
 class Prequantized(WeightExpr):
@@ -116,7 +121,7 @@ def decode(codes: Codes, code_format: CodeFormat) -> torch.Tensor:
     width = code_format.group_size or size
 
     def spread(factors: torch.Tensor) -> torch.Tensor:
-        return factors.float().repeat_interleave(width, dim=-1)[..., :size]
+        return scales_as_floats(factors, groups_of(size, width)).repeat_interleave(width, dim=-1)[..., :size]
 
     numbers = FORMATS[code_format.storage].codes
     value = torch.tensor(numbers)[codes.values.long()] if numbers else codes.values.float()

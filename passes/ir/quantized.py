@@ -3,13 +3,14 @@ base.
 
 A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 
-    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15
+    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15; 5 and 6 alike
              e4m3fn [.., N, K]            floats of 8 bits: -448 .. 448
     scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or of floats / 448, to the
                                           nearest float16; 4 bits: see round_to_4_bits.py
-    offsets  the same shape               only for 4 bits, if the format has them
+    offsets  the same shape               only for 4 and 5 bits, if the format has them
 
-and ``values * scales + offsets`` stands for it. Values are rounded by the scale as it is stored, not by the exact one.
+and ``values * scales + offsets`` stands for it. In blocks of scales, these and offsets are int8, as
+``ops.quantization.scales_in_blocks`` gives them. Values are rounded by the scale as it is stored, not by the exact one.
 What is ``Prequantized`` in that very format gives its integers as they are, also as some of the rows.
 
 The values need the base, and make the others on their way. These stay with the expressions until they are asked for, so
@@ -18,6 +19,7 @@ that a weight is read once if its scales and offsets are written right after its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -25,8 +27,8 @@ import torch
 from enginewright.runtime.shared.errors import PassError, SourceError
 from enginewright.runtime.shared.weight_formats import FORMATS
 
-from ..formats.rounding import ROUNDINGS
-from ..ops.quantization import groups_of
+from ..formats.rounding import ROUNDINGS, RoundedRows, nearest_level
+from ..ops.quantization import LARGEST, groups_of, scales_as_floats, scales_in_blocks
 from .chosen_rows import Chosen
 from .prequantized import CodeFormat, Codes, Prequantized, decode
 from .provenance import Part
@@ -86,13 +88,7 @@ class Quantized(WeightExpr):
         if len(members) == 1:
             codes, self._shared.counts = _codes(self.base, self.format)
             return codes
-        shape, size = self.base.shape, self.base.shape[-1]
-        factors = (*shape[:-1], groups_of(size, self.format.group_size))
-        codes = Codes(
-            torch.empty(shape, dtype=self.format.dtype),
-            torch.empty(factors, dtype=torch.half),
-            torch.empty(factors, dtype=torch.half) if self.format.offsets else None,
-        )
+        codes = _empty(self.base.shape, self.format)
         counts = QuantizationCounts()
         for i, member in enumerate(members):
             part, found = _codes(member, self.format)
@@ -147,11 +143,11 @@ class QuantizedFloats(QuantizedValues):
 class _Factors(Quantized):
     @property
     def shape(self) -> Shape:
-        return (*self.base.shape[:-1], groups_of(self.base.shape[-1], self.format.group_size))
+        return _factors_shape(self.base.shape, self.format)
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float16
+        return torch.int8 if self.format.scale_block else torch.float16
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,9 @@ def quantized(
     if len(base.shape) < 2 or size < 0 or not base.dtype.is_floating_point:
         raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {size}")
     stored = FORMATS.get(code_format.storage)
-    if stored is None or (code_format.offsets and not stored.shifted) or not stored.fits(base.shape[-1], size):
+    blocks = groups_of(base.shape[-1], size) % (code_format.scale_block or 1) == 0
+    shifted = stored is not None and (stored.shifted or not code_format.offsets)
+    if stored is None or not shifted or not blocks or not stored.fits(base.shape[-1], size):
         raise PassError(f"a weight {base.shape} can't be quantized to {code_format}")
     shared = _Shared()
     offsets = QuantizedOffsets(base, code_format, shared) if code_format.offsets else None
@@ -205,6 +203,45 @@ def quantized_floats(base: WeightExpr, code_format: CodeFormat) -> QuantizedFloa
     """What ``quantized`` would stand for. Raises as that."""
     values, _, _ = quantized(base, code_format)
     return QuantizedFloats(base, code_format, values._shared)
+
+
+def _factors_shape(shape: Shape, code_format: CodeFormat) -> Shape:
+    groups, block = groups_of(shape[-1], code_format.group_size), code_format.scale_block
+    return (*shape[:-1], groups // block * (2 + block) if block else groups)
+
+
+def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
+    """Memory for the codes of a weight of that shape."""
+    factors = _factors_shape(shape, code_format)
+    kind = torch.int8 if code_format.scale_block else torch.half
+    offsets = torch.empty(factors, dtype=kind) if code_format.offsets else None
+    return Codes(torch.empty(shape, dtype=code_format.dtype), torch.empty(factors, dtype=kind), offsets)
+
+
+def in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
+    """Rows [N, K] that were rounded with a float16 for each group, with scales and offsets in blocks instead.
+
+    Bytes are the nearest to the scales that were found, and values the nearest for what these became.
+    """
+    block, half = code_format.scale_block, 1 << (code_format.bits - 1)
+    groups = groups_of(rows.shape[1], code_format.group_size)
+    scales = scales_in_blocks(found.scales, block)
+    offsets = None if found.offsets is None else scales_in_blocks(found.offsets, block)
+    exact = scales_as_floats(scales, groups)[..., None]
+    shift = 0.0 if offsets is None else scales_as_floats(offsets, groups)[..., None]
+    by = torch.where(exact == 0, torch.inf, exact)
+    low, high = (-half, half - 1) if offsets is None else (0, 2 * half - 1)
+    low = max(low, -LARGEST)
+    numbers = (rows.unflatten(-1, (groups, -1)) - shift) / by
+    levels = FORMATS[code_format.storage].levels
+    values = nearest_level(numbers, levels) if levels else numbers.round_().clamp_(low, high).to(torch.int8)
+    return RoundedRows(values.flatten(-2), scales, offsets, found.saturated, found.vanished)
+
+
+def _finite(factors: Iterable[torch.Tensor], size: int, code_format: CodeFormat) -> bool:
+    """Whether scales and offsets of rows of that size are finite."""
+    groups = groups_of(size, code_format.group_size)
+    return all(bool(torch.isfinite(scales_as_floats(t, groups)).all()) for t in factors)
 
 
 def _tensors(codes: Codes) -> list[torch.Tensor]:
@@ -234,7 +271,7 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
     match expr:
         case Prequantized():
             codes = expr.codes()
-            if not all(torch.isfinite(t).all() for t in _tensors(codes)[1:]):
+            if not _finite(_tensors(codes)[1:], expr.shape[-1], code_format):
                 raise _error(expr, expr.evaluate())
             count = codes.values.numel()
             return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
@@ -263,22 +300,19 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
     value = expr.evaluate()
     size = value.shape[-1]
     flat = value.reshape(-1, size)
-    factors = (len(flat), groups_of(size, code_format.group_size))
-    codes = Codes(
-        torch.empty(flat.shape, dtype=code_format.dtype),
-        torch.empty(factors, dtype=torch.half),
-        torch.empty(factors, dtype=torch.half) if code_format.offsets else None,
-    )
+    codes = _empty(flat.shape, code_format)
     step = max(1, _CHUNK_ELEMENTS // size)
     counts = QuantizationCounts(value.numel())
     for start in range(0, len(flat), step):
         rows = flat[start : start + step].float()
         found = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
+        if code_format.scale_block:
+            found = in_blocks(found, rows, code_format)
         made = [t for t in (found.values, found.scales, found.offsets) if t is not None]
         for to, part in zip(_tensors(codes), made, strict=True):
             to[start : start + step] = part
         counts += QuantizationCounts(0, found.saturated, found.vanished)
-        if not all(torch.isfinite(factor).all() for factor in made[1:]):
+        if not _finite(made[1:], size, code_format):
             raise _error(expr, value)
     return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in _tensors(codes))), counts
 

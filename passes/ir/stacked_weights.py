@@ -64,12 +64,13 @@ class SwapAxes(WeightExpr):
         if not (0 <= self.first < self.second < rank):
             raise PassError(f"axes {self.first} and {self.second} of a weight of shape {self.base.shape}")
 
-    def _axis(self, axis: int) -> int:
+    def axis_of_base(self, axis: int) -> int:
+        """Which axis of the base is there."""
         return {self.first: self.second, self.second: self.first}.get(axis, axis)
 
     @property
     def shape(self) -> Shape:
-        return tuple(self.base.shape[self._axis(i)] for i in range(len(self.base.shape)))
+        return tuple(self.base.shape[self.axis_of_base(i)] for i in range(len(self.base.shape)))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,7 +80,7 @@ class SwapAxes(WeightExpr):
         return self.base.evaluate().transpose(self.first, self.second)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(self._axis(axis))
+        return self.base.parts(self.axis_of_base(axis))
 
     def describe(self) -> str:
         return f"swap_axes({self.base.describe()}, {self.first}, {self.second})"

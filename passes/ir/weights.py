@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 
 import torch
 
@@ -70,6 +70,7 @@ class Source(WeightExpr):
     """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed.
 
     ``origin`` is the file or model that it comes from; such a tensor must be finite. What capture computed has none.
+    ``stored`` says how the file packs it, if not as one tensor of numbers.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Source(WeightExpr):
     source_dtype: torch.dtype
     read: Read = field(compare=False, repr=False)
     origin: str = field(default="", compare=False)
+    stored: str = field(default="", compare=False)
 
     @property
     def shape(self) -> Shape:
@@ -117,6 +119,24 @@ class Source(WeightExpr):
 
     def describe(self) -> str:
         return self.name
+
+
+def sources_of(expr: WeightExpr) -> Iterator[Source]:
+    """The tensors of the checkpoint that a weight is made of, in order; one that is used twice comes twice."""
+    if isinstance(expr, Source):
+        yield expr
+        return
+    open_: list[object] = [getattr(expr, f.name) for f in fields(expr)] if is_dataclass(expr) else []
+    for value in open_:
+        yield from _sources_in(value)
+
+
+def _sources_in(value: object) -> Iterator[Source]:
+    if isinstance(value, WeightExpr):
+        yield from sources_of(value)
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _sources_in(one)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from enginewright.runtime.shared.weight_formats import FORMATS
 
 from ..formats.rounding import TORCH_DTYPES
 from ..ir.program import Program, has_tensors
+from ..ir.quantized import QuantizedValues
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
+from ..ops.quantization import groups_of, storage_of
 from . import lower_elementwise, lower_ew, lower_experts, lower_fused, lower_quantized, lower_routing, lower_views
 from .builder import CPU_FORM, Builder, CacheRef, Form, Packing, Value, WeightRef
 from .lower_ew import Handler
@@ -49,6 +51,7 @@ _WRITES_ITS_RESULT = (
 """Ops that can write into a part of another's buffer."""
 
 _QUANTIZED = ("weight", "weight_scales", "weight_offsets")
+_FACTORS = frozenset({"weight_scales", "weight_offsets", "scales", "offsets"})
 _PACKED: Mapping[Any, tuple[str, ...]] = {
     ew.linear.default: ("weight",),
     ew.grouped_linear.default: ("weight",),
@@ -120,7 +123,8 @@ def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packin
                 found[str(given[argument].target)] = _in_rows(expr.dtype, given, form)
             elif expr is not None and expr.dtype in _PACKINGS:
                 packing = _PACKINGS[expr.dtype]
-                packing = _of_integers(given) if packing.dtype == "i8" else packing
+                if packing.dtype == "i8":
+                    packing = _of_scales(given, expr.shape[-1]) if argument in _FACTORS else _of_integers(given, expr)
                 if expr.dtype != torch.float16 and is_two_of_four(expr) and _only_products(given[argument]):
                     packing = Packing("sparse32", packing.dtype)
                 found[str(given[argument].target)] = packing
@@ -140,12 +144,24 @@ def _only_products(weight: Node) -> bool:
     return all(user.target in _SPARSE and bound_arguments(user)["weight"] is weight for user in weight.users)
 
 
-def _of_integers(given: Mapping[str, Any]) -> Packing:
-    """How the int8 tensor among these arguments of a call is stored: by its bits, and whether it has offsets."""
-    of = FORMATS["int8" if given.get("weight_bits", given.get("bits")) == 8 else "int4"]
+def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Packing:
+    """How the int8 tensor among these arguments of a call is stored: by its bits, and whether it has offsets.
+
+    ``expr``: where kernels read places among some integers.
+    """
+    of = FORMATS[storage_of(given.get("weight_bits", given.get("bits")))]
+    if isinstance(expr, QuantizedValues) and FORMATS[expr.format.storage].levels:
+        of = FORMATS[expr.format.storage]
     assert of.layout is not None
     shifted = given.get("weight_offsets", given.get("offsets")) is not None
     return Packing(of.layout, of.shifted if of.shifted and shifted else of.dtype)
+
+
+def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
+    """How scales, or offsets, in blocks are stored: int8 tensors of ``size`` bytes a row."""
+    weight = given["weight" if "weight" in given else "table"]
+    groups = groups_of(weight.meta["val"].shape[-1], int(given["weight_group" if "weight" in given else "group_size"]))
+    return Packing("blocks16" if groups // ((size - groups) // 2) == 16 else "blocks8", "i8")
 
 
 def _input(builder: Builder, node: Node) -> Value:

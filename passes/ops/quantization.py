@@ -5,8 +5,12 @@ last group being shorter where they don't divide it; 0 makes all of it one group
 -127 .. 127 with float32 scales. Weights have float16 scales, and are int8 tensors of either
 
     8 bits           -128 .. 127
-    4 bits           -8 .. 7, in groups of 32, 64 or 128 that divide K, or of K; and activations in the same groups
+    4 bits           -8 .. 7, in groups of 16, 32, 64 or 128 that divide K, or of K; and activations in the same groups
     4 with offsets   0 .. 15; a weight is value * scale + offset, with a float16 offset for each group
+    5 and 6 bits     -16 .. 15, with offsets 0 .. 31, and -32 .. 31: alike
+
+Scales and offsets may be bytes in blocks of 8 or 16 groups instead: int8 [.., N, blocks * (2 + block)], of each block
+first the two bytes of a float16, then the signed byte of each group that multiplies it, which is exact in float32.
 
 The order of sums is docs/inside/numerics.md's.
 """
@@ -14,10 +18,11 @@ The order of sums is docs/inside/numerics.md's.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 
-from enginewright.runtime.shared.weight_formats import FORMATS
+from enginewright.runtime.shared.weight_formats import FORMATS, SCALE_BLOCKS, Storage
 
 from .epilogue import check_epilogue, finish_linear
 from .library import register
@@ -35,6 +40,31 @@ _EXACT_IN_FLOAT = 1 << 24
 def groups_of(size: int, group_size: int) -> int:
     """How many groups ``size`` values have."""
     return -(-size // group_size) if group_size else 1
+
+
+def scales_in_blocks(scales: torch.Tensor, block: int) -> torch.Tensor:
+    """float32 [.., groups] as bytes in blocks of so many groups: int8 [.., groups / block * (2 + block)].
+
+    A block's float16 is its largest magnitude / 127, and infinite where that doesn't fit; bytes are the nearest.
+    """
+    of_block = scales.float().unflatten(-1, (-1, block))
+    halves = (of_block.abs().amax(-1, keepdim=True) / LARGEST).half()
+    by = torch.where(halves == 0, torch.inf, halves.float())
+    return block_bytes(halves[..., 0], (of_block / by).round().clamp(-LARGEST, LARGEST).to(torch.int8))
+
+
+def block_bytes(halves: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """float16 [.., blocks] and int8 [.., blocks, block] -> scales in blocks, int8 [.., blocks * (2 + block)]."""
+    return torch.cat((halves[..., None].contiguous().view(torch.int8), own), -1).flatten(-2)
+
+
+def scales_as_floats(scales: torch.Tensor, groups: int) -> torch.Tensor:
+    """Scales, or offsets, of so many groups as float32 [.., groups], whether they are in blocks or not."""
+    if scales.dtype != torch.int8:
+        return scales.float()
+    of_block = scales.unflatten(-1, ((scales.shape[-1] - groups) // 2, -1))
+    halves = of_block[..., :2].contiguous().view(torch.float16).float()
+    return torch.mul(halves, of_block[..., 2:].float()).flatten(-2)
 
 
 def scale_to(x: torch.Tensor, largest_code: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,10 +115,10 @@ def quantized_linear(
 
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.
-        weight, weight_scales: int8 [N, K] and float16 [N, Gw]; in groups of ``weight_group``.
-        weight_offsets: float16 [N, Gw] or None; only for 4 bits.
+        weight, weight_scales: int8 [N, K] and float16 [N, Gw], or bytes in blocks; in groups of ``weight_group``.
+        weight_offsets: as weight_scales, or None; only for 4 and 5 bits.
         bias: float32 [N] or None.
-        weight_bits: 4 or 8; which integers ``weight`` holds.
+        weight_bits: 4, 5, 6 or 8; which integers ``weight`` holds.
         activation, residual: as ``ew.linear`` has them.
 
     Returns:
@@ -97,8 +127,9 @@ def quantized_linear(
     lead, size = values.shape[:-1], values.shape[-1]
     width = weight_group or activation_group or size
     x, w = values.flatten(0, -2), weight  # [M, K], [N, K]
-    xs, ws = scales.flatten(0, -2), weight_scales.float()  # [M, Ga], [N, Gw]
-    wo = None if weight_offsets is None else weight_offsets.float()  # [N, Gw]
+    groups = groups_of(size, weight_group)
+    xs, ws = scales.flatten(0, -2), scales_as_floats(weight_scales, groups)  # [M, Ga], [N, Gw]
+    wo = None if weight_offsets is None else scales_as_floats(weight_offsets, groups)  # [N, Gw]
     total = torch.zeros((len(x), len(w)), dtype=torch.float32)
     for group, start in enumerate(range(0, size, width)):
         part = _integer_product(x[:, start : start + width], w[:, start : start + width])  # [M, N], exact
@@ -138,15 +169,16 @@ def quantized_embedding(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups] -> float32 [T, H].
+    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups], or bytes in blocks -> float32 [T, H].
 
-    The rows times their scales, plus their offsets where there are any. The products are exact: a value of at most
-    8 bits times one of 11.
+    The rows times their scales, plus their offsets where there are any. The products are exact unless 8 bits have
+    scales in blocks: a value of at most 8 bits times one of 11, or one of 6 times one of 18.
     """
     rows, size = ids.long(), table.shape[1]
+    groups = groups_of(size, group_size)
 
     def spread(factors: torch.Tensor) -> torch.Tensor:
-        return factors[rows].float().repeat_interleave(group_size or size, dim=-1)[..., :size]
+        return scales_as_floats(factors[rows], groups).repeat_interleave(group_size or size, dim=-1)[..., :size]
 
     value = table[rows].float() * spread(scales)
     return (value if offsets is None else value + spread(offsets)).contiguous()
@@ -191,6 +223,11 @@ def quantized_grouped_linear(
     return finish_linear(out, activation)
 
 
+def storage_of(bits: int) -> Storage:
+    """The format of integers of so many bits."""
+    return cast("Storage", f"int{bits}")
+
+
 def check_weight(
     op: str,
     weight: torch.Tensor,
@@ -201,23 +238,25 @@ def check_weight(
 ) -> None:
     """Raises what torch._check raises where a weight of integers, its scales and offsets don't go together."""
     size = weight.shape[-1]
-    shape = (*weight.shape[:-1], groups_of(size, group_size))
+    groups = groups_of(size, group_size)
+    blocks = [groups // block * (2 + block) for block in SCALE_BLOCKS if groups % block == 0]
+    lasts = [groups] if scales.dtype == torch.float16 else blocks
     torch._check(
-        weight.dtype == torch.int8 and scales.dtype == torch.float16,
+        weight.dtype == torch.int8 and scales.dtype in (torch.float16, torch.int8),
         lambda: f"ew.{op}: weight {weight.dtype}, weight_scales {scales.dtype}",
     )
-    torch._check(bits in (4, 8), lambda: f"ew.{op}: weights of {bits} bits")
+    torch._check(bits in (4, 5, 6, 8), lambda: f"ew.{op}: weights of {bits} bits")
     torch._check(
-        tuple(scales.shape) == shape,
+        scales.shape[:-1] == weight.shape[:-1] and scales.shape[-1] in lasts,
         lambda: f"ew.{op}: weight_scales {scales.shape} for weight {weight.shape} in groups of {group_size}",
     )
     torch._check(
-        bits == 8 or FORMATS["int4"].fits(size, group_size),
-        lambda: f"ew.{op}: weights of 4 bits, {weight.shape}, in groups of {group_size}",
+        FORMATS[storage_of(bits)].fits(size, group_size),
+        lambda: f"ew.{op}: weights of {bits} bits, {weight.shape}, in groups of {group_size}",
     )
     if offsets is not None:
         torch._check(
-            bits == 4 and offsets.dtype == torch.float16 and tuple(offsets.shape) == shape,
+            bits in (4, 5) and offsets.dtype == scales.dtype and offsets.shape == scales.shape,
             lambda: f"ew.{op}: weight_offsets {offsets.dtype} {offsets.shape} for weight {weight.shape} of {bits} bits",
         )
 
@@ -236,7 +275,7 @@ def _check_groups(
     torch._check(
         size == weight.shape[-1], lambda: f"ew.{op}: values {values.shape} and weight {weight.shape} differ in K"
     )
-    both = bits == 4 or (weight_group and activation_group)
+    both = bits < 8 or (weight_group and activation_group)
     torch._check(
         not both or weight_group == activation_group,
         lambda: f"ew.{op}: weights of {bits} bits in groups of {weight_group}, activations in {activation_group}",

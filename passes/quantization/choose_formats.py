@@ -83,7 +83,7 @@ class ChooseFormats(Pass):
         used: set[FormatOverride] = set()
         by_weight: dict[object, WeightFormat] = {}
         heads = heads_of(program)
-        stored = _stored(program) if formats.keep_blocks else {}
+        stored = _stored(program, context) if formats.keep_blocks else {}
         for node in [*program.nodes_of(*LINEARS), *program.nodes_of(ew.embedding.default)]:  # tables follow heads
             is_table = node.target is ew.embedding.default
             default = formats.default
@@ -144,19 +144,25 @@ def heads_of(program: Program) -> set[Node]:
     return found
 
 
-def _stored(program: Program) -> dict[Node, frozenset[CodeFormat | None]]:
-    """As what integers the weights of calls are stored. Raises RecipeError if none is."""
+def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[CodeFormat | None]]:
+    """Finds as what integers the weights of calls are stored, if targets read these. Raises RecipeError if none is."""
     found = {}
     for node in _of_weights(program):
         weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
         if weight is not None and (kinds := formats_of_rows(weight)) != {None}:
-            found[node] = kinds
+            found[node] = frozenset(k if _may_stay(k, context) else None for k in kinds)
     if not found:
         raise RecipeError(
             "weights.keep_blocks is true, but no weight of this model is stored in blocks that can be kept",
-            hint="Export from a GGUF file with tensors of Q4_0, Q4_1 or Q8_0, or leave keep_blocks out of the recipe.",
+            hint="Take another recipe, such as int8, or leave keep_blocks out of the recipe. Or export from a GGUF "
+            "file whose tensors are quantized.",
         )
     return found
+
+
+def _may_stay(kind: CodeFormat | None, context: PassContext) -> bool:
+    stored = _as_stored(frozenset({kind}))
+    return stored is None or stored.everywhere or not context.common_formats
 
 
 def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
@@ -169,7 +175,8 @@ def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
         group_size=kind.group_size,
         zero_point=kind.offsets,
         activation=FORMATS[kind.storage].activation,
-        activation_group_size=kind.group_size,
+        activation_group_size=kind.group_size if FORMATS[kind.storage].integers else 0,
+        scale_block=kind.scale_block,
     )
 
 
@@ -287,6 +294,12 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
         raise PassError(
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
+        )
+    if chosen.scale_block and size % (group * chosen.scale_block):
+        raise PassError(
+            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {chosen.scale_block} groups of "
+            f"{group}, which share their scales",
+            hint="Give it scale_block = 0, by an override in the recipe.",
         )
     if chosen.sparsity != "dense" and size % QUAD:
         raise PassError(

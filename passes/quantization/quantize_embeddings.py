@@ -37,7 +37,7 @@ class QuantizeEmbeddings(Pass):
             assert isinstance(table, Node)
             with program.inserting_before(node):
                 integers = quantized_weight(program, table, wanted)
-                kind = (wanted.stored.bits, wanted.group_size)
+                kind = (wanted.stored.multiplied_bits, wanted.group_size)
                 new = program.call(ew.quantized_embedding.default, ids, *integers, *kind, where=node.meta[WHERE])
             program.replace(node, new)
             result.matched += 1

@@ -77,5 +77,5 @@ def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[
         activation = program.call(ew.quantize_activation.default, *key, where=where)
         inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
     integers = quantized_weight(program, weight, wanted)
-    kinds = (wanted.stored.bits, wanted.group_size, wanted.activation_group_size)
+    kinds = (wanted.stored.multiplied_bits, wanted.group_size, wanted.activation_group_size)
     return program.call(_QUANTIZED[node.target], *inputs[key], *between, *integers, bias, *kinds, where=where)

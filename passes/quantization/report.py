@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginewright.passes.framework.records import AffectedWeight, QuantizationReport
+from enginewright.passes.framework.records import AffectedWeight, QuantizationReport, StoredWeight
 
-from ..ir.quantized import QuantizationCounts, QuantizedValues
-from ..ir.weights import WeightExpr
+from ..ir.quantized import QuantizationCounts, QuantizedOffsets, QuantizedScales, QuantizedValues
+from ..ir.weights import WeightExpr, sources_of
+
+
+def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredWeight]:
+    """The weights that their source had quantized already, by name, after they have been evaluated."""
+    found = []
+    for name, expr in weights:
+        if isinstance(expr, QuantizedScales | QuantizedOffsets):
+            continue
+        kinds = dict.fromkeys(source.stored for source in sources_of(expr) if source.stored)
+        if kinds:
+            counts = expr.counts if isinstance(expr, QuantizedValues) else None
+            kept = counts is not None and counts.kept == counts.values
+            found.append(StoredWeight(name, " and ".join(kinds), kept))
+    return found
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:

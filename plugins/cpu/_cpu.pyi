@@ -53,8 +53,11 @@ class Program:
         nbytes: int,
     ) -> int:
         """``nbytes`` bytes of ``memory`` from ``offset``, 64-byte aligned, are the weight; memory is kept alive."""
-    def add_buffer(self, name: str, size: Coefficients, offset: Coefficients) -> int: ...
+    def add_buffer(self, name: str, size: Coefficients, offset: Coefficients, region: int = 0) -> int: ...
     def set_arena(self, nbytes: Coefficients) -> None: ...
+    def set_region(self, region: int, nbytes: Coefficients) -> None:
+        """Says what buffers need of a region that ranks share; before these are added."""
+    def set_ranks(self, first: int, count: int) -> None: ...
     def add_step(
         self,
         op: str,
@@ -68,11 +71,32 @@ class Program:
     def find_cache(self, group: str, layer: int) -> int:
         """-1 if there is none."""
 
+class Exchange:
+    """What the ranks of a model share; each meets the others by its own, or, as threads, by one that they share."""
+
+class ThreadRanks:
+    """What ranks share that are threads of this process."""
+
+    def __init__(self, ranks: int) -> None: ...
+    def abandon(self, problem: str) -> None:
+        """Ends every wait, now and later, with RuntimeError(problem)."""
+
+class ThreadExchange(Exchange):
+    """The exchange of one such rank."""
+
+    def __init__(self, ranks: ThreadRanks, rank: int) -> None: ...
+
 class Executor:
     """Runs a program, on caches, an arena and threads of its own. ``blocks`` has P for each cache group in order."""
 
     def __init__(
-        self, program: Program, blocks: Sequence[int], threads: int, isa: str, tuning: Mapping[str, int]
+        self,
+        program: Program,
+        blocks: Sequence[int],
+        threads: int,
+        isa: str,
+        tuning: Mapping[str, int],
+        exchange: Exchange | None = None,
     ) -> None: ...
     @property
     def isa(self) -> str: ...
@@ -82,6 +106,10 @@ class Executor:
     def cache_bytes(self) -> int: ...
     @property
     def arena_bytes(self) -> int: ...
+    @property
+    def ring_pairs(self) -> list[int]:
+        """What each rank has attended to, in (token, split of 512 keys) of a layer; empty where keys aren't divided."""
+
     def run(
         self,
         ids: _Int32,
@@ -140,6 +168,86 @@ def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _F
 
 def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """The bytes of a layer's keys and of its values: [P, Nkv, bytes of a block and head]."""
+
+def expert_rows(executor: Executor) -> dict[int, list[int]]:
+    """By the step that routes tokens, how many rows each expert has been given."""
+
+class RankLink(Exchange):
+    """Ranks that are processes: the file of shared memory that joins them. See rank_link.h."""
+
+    def __init__(self, fd: int, rank: int, cache_bytes: Sequence[int], spin: float, in_flight: int = 1) -> None:
+        """``fd``: rank 0's file, which this object closes, or -1 to make it; ``spin``: seconds; ``in_flight``: steps
+        that may be posted before rank 0 has run the first.
+
+        MemoryError without shared memory; ValueError for a file that was made for others.
+        """
+    @property
+    def fd(self) -> int: ...
+    @property
+    def problem(self) -> str:
+        """What ``abandon`` was told; "" for nothing."""
+    @property
+    def progress(self) -> list[int]:
+        """By rank, a number that changes whenever the rank gets further."""
+    @property
+    def sleeps(self) -> bool:
+        """Whether this rank waits for others, and has done so for longer than ``spin``."""
+    def caches(self, rank: int) -> npt.NDArray[np.uint8]:
+        """The memory of a rank's KV caches: keys, then values of each layer, each from a multiple of CACHE_ALIGN."""
+    def meet(self) -> None:
+        """Waits for the others. RuntimeError if one is lost, or if its step has failed."""
+    def wait_done(self) -> None:
+        """Waits until the others are through with the last step. Of rank 0, as ``post`` and ``stop``."""
+    def post(
+        self,
+        ids: _Int32,
+        positions: _Int32,
+        q_start: _Int32,
+        kv_len: _Int32,
+        rows: _Int32,
+        groups: Sequence[tuple[_Int32, _Int32]],
+    ) -> None: ...
+    def begin_step(self) -> None:
+        """Where several may be in flight: rank 0 runs the next that it posted. ValueError if there is none."""
+    def stop(self) -> None: ...
+    def release(self) -> None:
+        """Gives the memory back to the system; what was in it is zero from now on."""
+    def run_posted_steps(self, executor: Executor) -> None: ...
+    def fail_step(self, problem: str) -> None:
+        """Ends the step that runs, on all ranks."""
+    def abandon(self, problem: str) -> None:
+        """Ends every wait of every rank, now and later, with RuntimeError(problem)."""
+
+class MessageExchange(Exchange):
+    """The exchange of a rank that shares no memory with the others.
+
+    ``move(to, own, sources, theirs)`` sends bytes to each of some ranks, and fills an array with what comes from each
+    of others. The arrays are valid until it returns. What it raises ends the step.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        move: Callable[[list[int], npt.NDArray[np.uint8], list[int], list[npt.NDArray[np.uint8]]], object],
+    ) -> None: ...
+
+def pack_step(
+    ids: _Int32,
+    positions: _Int32,
+    q_start: _Int32,
+    kv_len: _Int32,
+    rows: _Int32,
+    groups: Sequence[tuple[_Int32, _Int32]],
+) -> npt.NDArray[np.uint8]:
+    """A step's inputs as bytes, as they go to another machine."""
+
+def run_packed_step(step: npt.NDArray[np.uint8], executor: Executor) -> None:
+    """Runs such a step, whose bytes begin where an int64 may. RuntimeError where some are missing."""
+
+CACHE_ALIGN: int
+
+def die_with_parent() -> None:
+    """Has the system kill this process when the thread that started it ends, as with its process."""
 
 class RowSampler:
     """The sampler alone, with threads of its own; calls run one at a time."""

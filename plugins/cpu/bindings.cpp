@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -28,19 +29,12 @@ namespace {
 
 using ew::Affine;
 using ew::Executor;
+using ew::Groups;
 using ew::new_array;
 using ew::Operand;
 using ew::Program;
-
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<const T> span(const Vector<T>& array) {
-  return {array.data(), array.size()};
-}
+using ew::step_arrays;
+using ew::Vector;
 
 Affine affine(nb::handle value) {
   const auto t = nb::cast<nb::tuple>(value);
@@ -55,7 +49,8 @@ Affine affine(nb::handle value) {
 ew::Dtype dtype(const std::string& name) {
   ew::Dtype result = ew::Dtype::f32;
   if (ew::parse_dtype(name.c_str(), &result)) return result;
-  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8, i4, u4, fp8");
+  throw std::invalid_argument("dtype " + name +
+                              " is not one of f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4");
 }
 
 Operand operand(nb::handle value) {
@@ -97,7 +92,8 @@ int add_weight(Program& program, const std::string& name, const std::string& typ
   ew::Weight weight{name, dtype(type), std::move(shape), ew::WeightLayout::rows, nullptr};
   if (!ew::parse_layout(layout.c_str(), &weight.layout)) {
     throw std::invalid_argument("weight " + name + ": layout " + layout +
-                                " is not one of rows, panel32, panel32x2, panel32x4, panel32x8");
+                                " is not one of rows, panel32, panel32x2, panel32x4, panel32x8, planes32, "
+                                "blocks8, blocks16, sparse32");
   }
   const int64_t size = static_cast<int64_t>(memory.size());
   if (offset < 0 || bytes < 0 || offset > size || bytes > size - offset) {
@@ -147,21 +143,6 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
   return arrays;
 }
 
-using Groups = std::vector<std::pair<Vector<int32_t>, Matrix<int32_t>>>;
-
-ew::StepArrays step_arrays(const Vector<int32_t>& ids, const Vector<int32_t>& positions,
-                           const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len,
-                           const Vector<int32_t>& rows, const Groups& groups) {
-  ew::StepArrays inputs{span(ids), span(positions), span(q_start), span(kv_len), span(rows), {}};
-  for (const auto& [slots, table] : groups) {
-    if (table.shape(0) != kv_len.size())
-      throw std::invalid_argument("a block table must have B = " + std::to_string(kv_len.size()) + " rows");
-    inputs.groups.push_back(
-        {span(slots), {table.data(), table.size()}, static_cast<int64_t>(table.shape(1))});
-  }
-  return inputs;
-}
-
 nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
              const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
              const Groups& groups, nb::object sampling, int logprobs, bool return_logits, bool profile,
@@ -189,6 +170,7 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
     nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(executor.resources().mutex());
     executor.run(inputs, options);
+    if (samples) samples->wait();
     if (samples && count > 0) executor.sample(samples->rows.data(), samples->result);
     for (size_t r = 0; logits && r < count; ++r) {
       std::copy_n(executor.logits() + static_cast<int64_t>(r) * executor.logits_stride(), vocab,
@@ -279,13 +261,20 @@ NB_MODULE(_cpu, m) {
            "offset"_a, "nbytes"_a, nb::keep_alive<1, 6>())
       .def(
           "add_buffer",
-          [](Program& program, const std::string& name, nb::tuple size, nb::tuple offset) {
-            return program.add_buffer({name, affine(size), affine(offset)});
+          [](Program& program, const std::string& name, nb::tuple size, nb::tuple offset, int region) {
+            return program.add_buffer({name, affine(size), affine(offset), region});
           },
-          "name"_a, "size"_a, "offset"_a)
+          "name"_a, "size"_a, "offset"_a, "region"_a = 0)
       .def(
           "set_arena", [](Program& program, nb::tuple bytes) { program.set_arena(affine(bytes)); },
           "nbytes"_a)
+      .def(
+          "set_region",
+          [](Program& program, int region, nb::tuple bytes) { program.set_region(region, affine(bytes)); },
+          "region"_a, "nbytes"_a)
+      .def(
+          "set_ranks", [](Program& program, int first, int count) { program.set_ranks({first, count}); },
+          "first"_a, "count"_a)
       .def(
           "add_step",
           [](Program& program, const std::string& op, const nb::sequence& inputs, const nb::sequence& outputs,
@@ -299,21 +288,46 @@ NB_MODULE(_cpu, m) {
       .def("finish", &Program::finish)
       .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
 
+  nb::class_<ew::Exchange>(m, "Exchange");
+  nb::class_<ew::ThreadRanks>(m, "ThreadRanks")
+      .def(nb::new_([](int ranks) { return std::make_shared<ew::ThreadRanks>(ranks); }), "ranks"_a)
+      .def("abandon", &ew::ThreadRanks::abandon, "problem"_a);
+  nb::class_<ew::ThreadExchange, ew::Exchange>(m, "ThreadExchange")
+      .def(nb::init<std::shared_ptr<ew::ThreadRanks>, int>(), "ranks"_a, "rank"_a);
+
   nb::class_<Executor>(m, "Executor")
       .def(
           "__init__",
           [](Executor* self, const Program& program, std::vector<int64_t> blocks, int threads,
-             const std::string& isa, const std::map<std::string, int64_t>& tuning) {
-            new (self) Executor(program, std::move(blocks), threads, isa, ew::tuning_of(tuning));
+             const std::string& isa, const std::map<std::string, int64_t>& tuning, ew::Exchange* exchange) {
+            new (self) Executor(program, std::move(blocks), threads, isa, ew::tuning_of(tuning), exchange);
           },
-          "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a, nb::keep_alive<1, 2>())
+          "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a, "exchange"_a.none() = nb::none(),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>())
       .def_prop_ro("isa", [](const Executor& e) { return e.resources().kernels().isa; })
       .def_prop_ro("threads", [](Executor& e) { return e.resources().pool().size(); })
       .def_prop_ro("cache_bytes", [](const Executor& e) { return e.resources().cache_bytes(); })
       .def_prop_ro("arena_bytes", [](const Executor& e) { return e.resources().arena_bytes(); })
+      .def_prop_ro("ring_pairs",
+                   [](const Executor& e) {
+                     const auto& groups = e.program().groups();
+                     const bool divided = std::any_of(groups.begin(), groups.end(),
+                                                      [](const auto& g) { return g.owners > 1; });
+                     const int ranks = divided ? e.program().ranks().count : 0;
+                     return std::vector<int64_t>(e.ring().pairs, e.ring().pairs + ranks);
+                   })
       .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
            "logprobs"_a = -1, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
+  m.def(
+      "expert_rows",
+      [](const Executor& executor) {
+        std::map<size_t, std::vector<int64_t>> found;
+        for (const auto& [step, counts] : executor.expert_rows())
+          for (const auto& count : counts) found[step].push_back(count.load(std::memory_order_relaxed));
+        return found;
+      },
+      "executor"_a);
   // For libraries compiled by TVM: the calling thread's calls run on the executor from now on.
   m.def(
       "begin_for_tvm",
@@ -332,6 +346,7 @@ NB_MODULE(_cpu, m) {
   m.def("end_for_tvm", &ew::raise_problem);
   m.attr("RUN_STEP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_step_for_tvm);
   m.attr("RUN_LOOP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_loop_for_tvm);
+  ew::bind_rank_link(m);
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
   m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
 }

@@ -73,6 +73,7 @@ class CpuProgram:
         isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
         tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
             or 0, is the kernels' own choice. Logits are bit-equal for any.
+        exchange: what a program of several ranks meets the others by. Every rank runs the same steps.
 
     Raises:
         BundleError: the program or a weight doesn't hold together; names step, operand and module path.
@@ -91,6 +92,7 @@ class CpuProgram:
         threads: int = 0,
         isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
+        exchange: _cpu.Exchange | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
@@ -104,12 +106,17 @@ class CpuProgram:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         wanted = [blocks[name] for name in self._groups]
         threads = threads or min(available_threads(), _MOST_THREADS)
-        self._executor = _executor(program, wanted, threads, isa, tuning or {})
+        self._executor = _executor(program, wanted, threads, isa, tuning or {}, exchange)
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of all KV caches."""
         return self._executor.cache_bytes
+
+    @property
+    def ring_pairs(self) -> list[int]:
+        """What each rank has attended to where ranks divide keys, in (token, split of 512 keys) of a layer, by rank."""
+        return self._executor.ring_pairs
 
     @property
     def arena_bytes(self) -> int:
@@ -123,6 +130,11 @@ class CpuProgram:
     @property
     def isa(self) -> str:
         return self._executor.isa
+
+    @property
+    def expert_rows(self) -> dict[str, list[int]]:
+        """How many rows each expert has been given since the program was made, by the module of the layer."""
+        return {self.lowered.steps[step].where: rows for step, rows in _cpu.expert_rows(self._executor).items()}
 
     def run(self, step: StepInput) -> StepOutput:
         """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
@@ -200,6 +212,23 @@ class CpuProgram:
         """Raises RequestError if a step that was called since then failed."""
         self._asked(_cpu.end_for_tvm)
 
+    def post(self, step: StepInput, link: _cpu.RankLink) -> None:
+        """Starts a step on all other ranks. Raises RequestError, CapacityError without shared memory for its inputs,
+        and RuntimeError if a rank is lost."""
+        self._asked(lambda: link.post(*self._arrays(step)))
+
+    def run_posted_steps(self, link: _cpu.RankLink) -> None:
+        """Runs what rank 0 posts, until that ends. Raises RuntimeError if a rank is lost."""
+        link.run_posted_steps(self._executor)
+
+    def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """A step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
+        return self._asked(lambda: _cpu.pack_step(*self._arrays(step)))
+
+    def run_packed(self, step: npt.NDArray[np.uint8]) -> None:
+        """Runs such a step. Raises ValueError naming the input that is wrong, RuntimeError where bytes are missing."""
+        _cpu.run_packed_step(step, self._executor)
+
     def _arrays(self, step: StepInput) -> tuple[Any, ...]:
         for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
             if set(mapping) != set(self._groups):
@@ -217,7 +246,8 @@ class CpuProgram:
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
         except MemoryError as e:
-            raise CapacityError("no memory for a step of this size", hint="Run fewer tokens in a step.") from e
+            what = str(e) if "shared memory" in str(e) else "no memory"
+            raise CapacityError(f"{what} for a step of this size", hint="Run fewer tokens in a step.") from e
 
     def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
         sampling = step.sampling
@@ -248,10 +278,15 @@ def isas() -> list[str]:
 
 
 def _executor(
-    program: _cpu.Program, blocks: list[int], threads: int, isa: str | None, tuning: Mapping[str, int]
+    program: _cpu.Program,
+    blocks: list[int],
+    threads: int,
+    isa: str | None,
+    tuning: Mapping[str, int],
+    exchange: _cpu.Exchange | None,
 ) -> _cpu.Executor:
     try:
-        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning))
+        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning), exchange)
     except ValueError as e:
         raise EnginewrightError(str(e)) from e
     except MemoryError as e:
@@ -301,6 +336,9 @@ def _check_sizes(subject: str, sizes: Iterable[int]) -> None:
 def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
     """The C++ program. Raises ValueError naming what is wrong."""
     program = _cpu.Program()
+    for region, size in lowered.regions:
+        program.set_region(region, Affine.parse(size).coefficients())
+    program.set_ranks(*lowered.ranks)
     indices: dict[tuple[str, str], int] = {("input", name): i for i, name in enumerate(_INPUTS)}
     for g, group in enumerate(lowered.cache_groups):
         _check_sizes(
@@ -324,7 +362,10 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         if buffer.offset is None:
             raise ValueError(f"buffer {buffer.name} has no offset: memory was not planned")
         indices["buffer", buffer.name] = program.add_buffer(
-            buffer.name, Affine.parse(buffer.size).coefficients(), Affine.parse(buffer.offset).coefficients()
+            buffer.name,
+            Affine.parse(buffer.size).coefficients(),
+            Affine.parse(buffer.offset).coefficients(),
+            buffer.region,
         )
     program.set_arena(Affine.parse(lowered.arena_bytes).coefficients())
 
@@ -340,8 +381,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         inputs = [operand(o, subject) for o in step.inputs]
         outputs = [operand(o, subject) for o in step.outputs]
         program.add_step(step.op, inputs, outputs, step.attrs, step.where)
-    if "logits" not in lowered.outputs:
-        raise ValueError("there is no output logits")
-    program.set_logits(operand(lowered.outputs["logits"], "output logits"))
+    if "logits" in lowered.outputs:
+        program.set_logits(operand(lowered.outputs["logits"], "output logits"))
     program.finish()
     return program

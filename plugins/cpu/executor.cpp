@@ -36,14 +36,23 @@ void check_length(const std::string& name, size_t length, int64_t wanted, const 
 }  // namespace
 
 Executor::Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-                   const Tuning& tuning)
-    : program_(program), resources_(program, std::move(blocks), threads, isa, tuning) {
+                   const Tuning& tuning, Exchange* exchange)
+    : program_(program),
+      exchange_(exchange),
+      resources_(program, std::move(blocks), threads, isa, tuning, exchange) {
   if (!program.finished()) fail("the program is not finished");
+  if (program.of_several_ranks() && !exchange)
+    fail("the program is one of several ranks, and has no exchange");
   inputs_.resize(static_cast<size_t>(program.input_count()));
   memory_.inputs.resize(inputs_.size(), nullptr);
   memory_.table_strides.resize(program.groups().size(), 0);
   memory_.caches = resources_.caches();
   memory_.workspace = &resources_.workspace();
+  memory_.expert_rows = &expert_rows_;
+  for (size_t i = 0; i < program.steps().size(); ++i) {
+    const int64_t experts = program.steps()[i].attributes.experts;
+    if (experts > 0) expert_rows_.try_emplace(i, static_cast<size_t>(experts));
+  }
 }
 
 void Executor::check(const StepArrays& inputs) const {
@@ -94,6 +103,7 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
   check_length(slots, group.slots.size(), static_cast<int64_t>(inputs.ids.size()), "T");
   check_length(table, group.table.size(), requests * group.width, "B * width");
   check_range(slots, group.slots, blocks * kBlock);
+  if (program_.groups()[g].layers.empty()) return;
   for (int64_t b = 0; b < requests; ++b) {
     const int32_t* row = group.table.data() + b * group.width;
     const int64_t length = inputs.kv_len[b];
@@ -105,10 +115,17 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
     }
     const int64_t first = length - (end - begin);
     const int64_t oldest = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
+    const int64_t owners = program_.groups()[g].owners, split_blocks = kSplit / kBlock;
     for (int64_t i = oldest / kBlock; i <= (length - 1) / kBlock; ++i) {
       if (row[i] < 0 || row[i] >= blocks) {
         fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
              " is not in [0, " + std::to_string(blocks) + ")");
+      }
+      if (owners > 1 && i > oldest / kBlock && i % split_blocks != 0 &&
+          row[i] % owners != row[i - 1] % owners) {
+        fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
+             " is of another owner than " + std::to_string(row[i - 1]) + " before it, of the same " +
+             std::to_string(kSplit) + " keys");
       }
     }
     for (int64_t t = begin; t < end; ++t) {
@@ -172,13 +189,22 @@ void Executor::prepare() {
   memory_.arena = static_cast<char*>(arena.data());
   memory_.arena_bytes = needed;
   if (arena.bytes() > 0) arena.limit(needed);
+  for (const auto& [region, size] : program_.regions()) {
+    const int64_t bytes = std::max<int64_t>(size.at(sizes_), 0);
+    char* const start = exchange_->memory(region, bytes);
+    if (memory_.regions[region].first != start) shapes_.clear();
+    memory_.regions[region] = {start, bytes};
+  }
   ++clock_;
   auto shape =
       std::find_if(shapes_.begin(), shapes_.end(), [this](const Shape& s) { return s.sizes == sizes_; });
   if (shape == shapes_.end()) {
-    const Place logits = locate(program_, memory_, sizes_, program_.logits(), "output logits");
-    Shape resolved{sizes_, resolve(program_, memory_, sizes_), reinterpret_cast<const float*>(logits.data),
-                   logits.strides[0], clock_};
+    Shape resolved{sizes_, resolve(program_, memory_, sizes_), nullptr, 0, clock_};
+    if (program_.vocab_size() > 0) {
+      const Place logits = locate(program_, memory_, sizes_, program_.logits(), "output logits");
+      resolved.logits = reinterpret_cast<const float*>(logits.data);
+      resolved.logits_stride = logits.strides[0];
+    }
     if (shapes_.size() < kMaxShapes) {
       shape = shapes_.insert(shapes_.end(), std::move(resolved));
     } else {
@@ -208,7 +234,7 @@ void Executor::execute(const ResolvedStep& step) {
     const size_t index = static_cast<size_t>(step.index);
     check_indices(step.check, step_title(index, program_.steps()[index]), inverse_);
   }
-  step.call({resources_.kernels(), resources_.pool(), inverse_.data()});
+  step.call({resources_.kernels(), resources_.pool(), inverse_.data(), exchange_, &ring_});
 }
 
 void Executor::begin(const StepArrays& inputs) {
@@ -216,6 +242,9 @@ void Executor::begin(const StepArrays& inputs) {
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
             static_cast<int64_t>(inputs.rows.size())};
   copy_inputs(inputs);
+  if (program_.of_several_ranks())
+    exchange_->begin(program_.ranks());  // nobody still reads the last step's values
+  ring_.rounds = 0;
   resources_.pool().wake();  // they are awake when the first large kernel comes
   prepare();
 }

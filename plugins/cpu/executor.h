@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange.h"
 #include "resolver.h"
 #include "resources.h"
 
@@ -33,13 +34,15 @@ struct RunOptions {
 class Executor {
  public:
   // On resources of its own, for which see Resources; its arena grows with the largest step. Throws
-  // std::invalid_argument, std::bad_alloc.
+  // std::invalid_argument, std::bad_alloc. A program of several ranks needs an exchange with the others,
+  // which the caller keeps alive.
   Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-           const Tuning& tuning = {});
+           const Tuning& tuning = {}, Exchange* exchange = nullptr);
 
   // Runs all steps; the logits stay readable until it runs again. Throws std::invalid_argument that names the
   // input, or the step and operand, that is wrong; nothing has run then, except where a step computes indices
-  // that a later one follows. Hold the resources' mutex.
+  // that a later one follows. Hold the resources' mutex. With an exchange, every rank runs the same inputs;
+  // throws std::runtime_error if one is lost.
   void run(const StepArrays& inputs, const RunOptions& options = {});
 
   // `run` in pieces, for who runs some of the steps himself: its checks, then steps by their number, in
@@ -56,6 +59,8 @@ class Executor {
   const float* logits() const { return logits_; }  // row r at r * logits_stride()
   int64_t logits_stride() const { return logits_stride_; }
   int64_t rows() const { return sizes_.rows; }  // R of the last run
+  const RingCounts& ring() const { return ring_; }
+  const ExpertRows& expert_rows() const { return expert_rows_; }
   const Program& program() const { return program_; }
   Resources& resources() { return resources_; }
   const Resources& resources() const { return resources_; }
@@ -76,6 +81,7 @@ class Executor {
   void execute(const ResolvedStep& step);
 
   const Program& program_;
+  Exchange* const exchange_;
   Resources resources_;
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
   std::vector<int32_t> inverse_;              // of the permutation that was checked last
@@ -86,6 +92,8 @@ class Executor {
   uint64_t clock_ = 0;
   const float* logits_ = nullptr;
   int64_t logits_stride_ = 0;
+  RingCounts ring_;
+  ExpertRows expert_rows_;
 };
 
 }  // namespace ew

@@ -13,7 +13,7 @@ namespace ew {
 enum class IndexRule : uint8_t {
   none,
   range,        // each in 0 .. limit-1
-  starts,       // from 0 to limit, never less than the one before
+  starts,       // each in 0 .. limit, never less than the one before
   permutation,  // of 0 .. limit-1
 };
 

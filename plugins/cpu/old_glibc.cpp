@@ -25,6 +25,13 @@ EW_HIDDEN int pthread_setaffinity_np(unsigned long thread, size_t bytes, const c
   return ew_setaffinity(thread, bytes, set);
 }
 
+// std::condition_variable::wait, which GCC 12 gave a new version.
+void ew_wait(void* self, void* lock);
+__asm__(".symver ew_wait,_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+EW_HIDDEN void ew_wait_here(void* self,
+                            void* lock) __asm__("_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE");
+void ew_wait_here(void* self, void* lock) { ew_wait(self, lock); }
+
 // Whether there is one thread only, for counts without atomics. It may always say no.
 EW_HIDDEN extern char __libc_single_threaded;
 char __libc_single_threaded = 0;

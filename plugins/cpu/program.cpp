@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <stdexcept>
 
+#include "ops/op.h"
 #include "step_verifier.h"
 
 namespace ew {
@@ -27,9 +28,10 @@ struct Name {
   const char* name;
   E value;
 };
-constexpr Name<Dtype> kDtypes[] = {{"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16},
-                                   {"i32", Dtype::i32}, {"i8", Dtype::i8},     {"i4", Dtype::i4},
-                                   {"u4", Dtype::u4},   {"fp8", Dtype::fp8}};
+constexpr Name<Dtype> kDtypes[] = {
+    {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}, {"i32", Dtype::i32}, {"i8", Dtype::i8},
+    {"i4", Dtype::i4},   {"u4", Dtype::u4},     {"fp8", Dtype::fp8}, {"i5", Dtype::i5},   {"u5", Dtype::u5},
+    {"i6", Dtype::i6},   {"iq4", Dtype::iq4},   {"fp4", Dtype::fp4}};
 // How many values along K lie side by side, and what they may be. runtime/shared/panel_layouts.py has the
 // same depths for what packs weights.
 struct Layout {
@@ -48,7 +50,10 @@ constexpr Layout kLayouts[] = {
     {"panel32", WeightLayout::panel32, 1, any_of({Dtype::f32, Dtype::f16, Dtype::fp8})},
     {"panel32x2", WeightLayout::panel32x2, 2, any_of({Dtype::bf16})},
     {"panel32x4", WeightLayout::panel32x4, 4, any_of({Dtype::i8})},
-    {"panel32x8", WeightLayout::panel32x8, 8, any_of({Dtype::i4, Dtype::u4})},
+    {"panel32x8", WeightLayout::panel32x8, 8, any_of({Dtype::i4, Dtype::u4, Dtype::iq4, Dtype::fp4})},
+    {"planes32", WeightLayout::planes32, 16, any_of({Dtype::i5, Dtype::u5, Dtype::i6})},
+    {"blocks8", WeightLayout::blocks8, 10, any_of({Dtype::i8})},
+    {"blocks16", WeightLayout::blocks16, 18, any_of({Dtype::i8})},
     // What isn't kept is zero, which a u4 has no word for.
     {"sparse32", WeightLayout::sparse32, 32, any_of({Dtype::f32, Dtype::bf16, Dtype::i8, Dtype::i4})}};
 
@@ -125,7 +130,8 @@ int Program::add_cache_group(CacheGroup group, int64_t block_size) {
   if (group.kv_heads < 1 || group.key_size < 1 || group.value_size < 1) fail(subject, "a size below 1");
   if (std::max({group.kv_heads, group.key_size, group.value_size}) > (1 << 20))
     fail(subject, "a size above 2^20");
-  if (group.layers.empty()) fail(subject, "it has no layers");
+  if (group.layers.empty() && regions_.empty())
+    fail(subject, "it has no layers");  // another stage may have them
   for (const CacheGroup& other : groups_) {
     if (other.name == group.name) fail(subject, "the name is taken");
   }
@@ -153,10 +159,10 @@ int Program::add_weight(Weight weight, int64_t bytes) {
     fail(subject, layout + " takes rank 2 and a multiple of 4 columns");
   if (!fits(weight.layout, weight.dtype)) fail(subject, layout + " takes no " + name_of(weight.dtype));
   if (weight.bytes() != bytes) {
-    fail(subject,
-         "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
-             std::to_string(weight.elements()) + " elements of " +
-             (four_bits(weight.dtype) ? "half of one" : std::to_string(element_bytes(weight.dtype))));
+    fail(subject, "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
+                      std::to_string(weight.elements()) + " elements of " +
+                      (few_bits(weight.dtype) > 0 ? std::to_string(few_bits(weight.dtype)) + " bits"
+                                                  : std::to_string(element_bytes(weight.dtype))));
   }
   if (weight.data == nullptr || reinterpret_cast<uintptr_t>(weight.data) % 64 != 0) {
     fail(subject, "its memory is not aligned to 64 bytes");
@@ -167,6 +173,8 @@ int Program::add_weight(Weight weight, int64_t bytes) {
 
 int Program::add_buffer(Buffer buffer) {
   if (!sane(buffer.size) || !sane(buffer.offset)) fail("buffer " + buffer.name, "a coefficient beyond 2^40");
+  if (buffer.region && !regions_.count(buffer.region))
+    fail("buffer " + buffer.name, "region " + std::to_string(buffer.region) + " has no size");
   buffers_.push_back(std::move(buffer));
   return static_cast<int>(buffers_.size()) - 1;
 }
@@ -174,6 +182,18 @@ int Program::add_buffer(Buffer buffer) {
 void Program::set_arena(Affine bytes) {
   if (!sane(bytes)) fail("arena_bytes", "a coefficient beyond 2^40");
   arena_bytes_ = bytes;
+}
+
+void Program::set_region(int region, Affine bytes) {
+  const std::string subject = "region " + std::to_string(region);
+  if (region < 1 || region >= Exchange::kRegions) fail(subject, "it is out of range");
+  if (!sane(bytes)) fail(subject, "a coefficient beyond 2^40");
+  regions_[region] = bytes;
+}
+
+void Program::set_ranks(RankGroup group) {
+  if (group.first < 0 || group.count < 1) fail("ranks", "there are none");
+  ranks_ = group;
 }
 
 void Program::verify_operand(const Operand& operand, const std::string& subject) const {
@@ -253,6 +273,7 @@ void Program::add_step(const std::string& op, std::vector<Operand> inputs, std::
     }
   }
   StepVerifier(*this, step, title).verify(attributes);
+  of_several_ranks_ |= step.op->meets;
   steps_.push_back(std::move(step));
 }
 
@@ -266,7 +287,8 @@ void Program::set_logits(Operand logits) {
 }
 
 void Program::finish() {
-  if (logits_.shape.empty()) throw std::invalid_argument("the program has no output named logits");
+  if (logits_.shape.empty() && !of_several_ranks_)
+    throw std::invalid_argument("the program has no output named logits");
   finished_ = true;
 }
 

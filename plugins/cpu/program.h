@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "exchange.h"
 #include "kernels/kernels.h"
 
 namespace ew {
@@ -31,12 +32,23 @@ struct Affine {
 inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
 
 enum class OperandKind : uint8_t { buffer, weight, input, cache };
-enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4, fp8 };
-// Two values in a byte; only weights in panels have these.
-constexpr bool four_bits(Dtype dtype) { return dtype == Dtype::i4 || dtype == Dtype::u4; }
+enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4 };
+// Of integers below 8 bits, which only weights in panels have; 0 for the others.
+constexpr int64_t few_bits(Dtype dtype) {
+  return dtype == Dtype::i4 || dtype == Dtype::u4 || dtype == Dtype::iq4 || dtype == Dtype::fp4 ? 4
+         : dtype == Dtype::i5 || dtype == Dtype::u5                                             ? 5
+         : dtype == Dtype::i6                                                                   ? 6
+                                                                                                : 0;
+}
+// Of 4 bits that are places in a table: the integers they stand for, + 128.
+constexpr const uint8_t* codes_of(Dtype dtype) {
+  return dtype == Dtype::iq4 ? kIq4Codes : dtype == Dtype::fp4 ? kFp4Codes : nullptr;
+}
+// Whether they are stored as they are, and have offsets.
+constexpr bool without_sign(Dtype dtype) { return dtype == Dtype::u4 || dtype == Dtype::u5; }
 // e4m3fn, which is a weight's too.
-constexpr bool only_of_weights(Dtype dtype) { return four_bits(dtype) || dtype == Dtype::fp8; }
-constexpr int64_t element_bytes(Dtype dtype) {  // and 1 for what takes half of one
+constexpr bool only_of_weights(Dtype dtype) { return few_bits(dtype) > 0 || dtype == Dtype::fp8; }
+constexpr int64_t element_bytes(Dtype dtype) {  // and 1 for what takes less
   return dtype == Dtype::i8 || only_of_weights(dtype)  ? 1
          : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2
                                                        : 4;
@@ -75,11 +87,18 @@ using AttributeMap = std::map<std::string, AttributeValue>;
 struct Attributes {
   float eps = 0, scale = 1, softcap = 0;
   double scalar = 0;
-  int64_t window = 0, group_size = 0, weight_group = 0, activation_group = 0, experts = 0, k = 0;
+  int64_t window = 0, group_size = 0, weight_group = 0, activation_group = 0, scale_block = 0, experts = 0,
+          k = 0;
+  int64_t heads_per_kv_head = 0, first_head = 0;  // of paged_attention
   bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
-  bool sparse = false;  // of a linear: its weight is in sparse32
+  RankGroup others;  // whom a message goes to, or comes from
+  int64_t to = -1;   // who alone needs what is gathered; -1: all of the group
+  std::vector<std::vector<int64_t>>
+      cuts;                     // of each operand that ranks have parts of, where the parts begin and end
+  int64_t ranks = 1, rank = 0;  // that keys are divided among: see CacheGroup::owners
+  bool sparse = false;          // of a linear: its weight is in sparse32
   Activation activation = Activation::silu;
   LinearActivation linear_activation = LinearActivation::none;
   ReduceKind reduce = ReduceKind::sum;
@@ -106,15 +125,18 @@ struct Weight {
   int64_t bytes() const {
     const int64_t count = elements();
     const bool sparse = layout == WeightLayout::sparse32;
-    return (sparse ? count / 2 : count) * element_bytes(dtype) / (four_bits(dtype) ? 2 : 1) +
-           (sparse ? count / 8 : 0);
+    const int64_t bits = few_bits(dtype) > 0 ? few_bits(dtype) : 8 * element_bytes(dtype);
+    return (sparse ? count / 2 : count) * bits / 8 + (sparse ? count / 8 : 0);
   }
 };
 
 struct Buffer {
   std::string name;
   Affine size, offset;  // bytes
+  int region = 0;       // of the exchange with other ranks; 0: in the arena
 };
+
+inline constexpr int64_t kMostOwners = 64;  // ranks that a cache is divided among
 
 struct CacheGroup {
   std::string name;
@@ -122,6 +144,9 @@ struct CacheGroup {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
   KvFormat format = KvFormat::f32;
+  // Ranks that the blocks are divided among, of whom each has those with block % owners == rank; all blocks
+  // of a split of 512 keys have one owner. 0: no step has said yet.
+  int64_t owners = 0;
 };
 
 struct CacheLayer {
@@ -137,10 +162,12 @@ class Program {
   int add_weight(Weight weight, int64_t bytes);
   int add_buffer(Buffer buffer);
   void set_arena(Affine bytes);
+  void set_region(int region, Affine bytes);  // of the exchange, what buffers need there
+  void set_ranks(RankGroup group);            // who computes these steps together; this rank is one of them
   void add_step(const std::string& op, std::vector<Operand> inputs, std::vector<Operand> outputs,
                 const AttributeMap& attributes, const std::string& where);
   void set_logits(Operand logits);  // [R, V]
-  void finish();                    // throws if there are no logits
+  void finish();                    // throws if there are no logits, which one of several ranks may lack
 
   int find_cache(const std::string& group, int layer) const;  // -1 if there is none
 
@@ -151,6 +178,9 @@ class Program {
   const std::vector<Step>& steps() const { return steps_; }
   const Operand& logits() const { return logits_; }
   const Affine& arena_bytes() const { return arena_bytes_; }
+  const std::map<int, Affine>& regions() const { return regions_; }
+  RankGroup ranks() const { return ranks_; }
+  bool of_several_ranks() const { return of_several_ranks_; }  // it has steps in which ranks meet
   int64_t vocab_size() const { return logits_.shape.empty() ? 0 : logits_.shape[1].constant; }
   bool finished() const { return finished_; }
   int input_count() const { return kFirstGroup + 2 * static_cast<int>(groups_.size()); }
@@ -169,6 +199,9 @@ class Program {
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
   Affine arena_bytes_;
+  std::map<int, Affine> regions_;
+  RankGroup ranks_;
+  bool of_several_ranks_ = false;
   Operand logits_;
   int64_t id_limit_ = int64_t{1} << 31, position_limit_ = int64_t{1} << 31;
   bool finished_ = false;

@@ -20,6 +20,7 @@ StepResolver::StepResolver(const Program& program, const Memory& memory, const S
       memory_(memory),
       sizes_(sizes),
       step_(program.steps()[index]),
+      index_(index),
       title_(step_title(index, step_)) {
   for (const Operand& operand : step_.inputs) in_.push_back(place(operand));
   for (const Operand& operand : step_.outputs) {
@@ -149,11 +150,12 @@ Place locate(const Program& program, const Memory& memory, const Sizes& sizes, c
   } else {
     const Buffer& buffer = program.buffers()[operand.index];
     const int64_t at = buffer.offset.at(sizes), size = buffer.size.at(sizes);
-    if (at < 0 || size < 0 || at % element != 0 || at > memory.arena_bytes ||
-        size > memory.arena_bytes - at) {
+    const auto& [start, room] =
+        buffer.region ? memory.regions.at(buffer.region) : std::pair{memory.arena, memory.arena_bytes};
+    if (at < 0 || size < 0 || at % element != 0 || at > room || size > room - at) {
       fail_operand(subject, operand, "is in buffer " + buffer.name + ", which is outside of the arena");
     }
-    base = memory.arena + at;
+    base = start + at;
     limit = size / element;
   }
   if (empty) return result;

@@ -1,6 +1,9 @@
 // Turns the steps of a program into kernel arguments for one set of sizes.
 #pragma once
 
+#include <atomic>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "ops/op.h"
@@ -8,14 +11,20 @@
 
 namespace ew {
 
+// How many rows each expert was given, by the step that sends them there. Counted while steps run, and read
+// by anybody.
+using ExpertRows = std::map<size_t, std::vector<std::atomic<int64_t>>>;
+
 // Where everything that a program refers to lies in memory.
 struct Memory {
   char* arena = nullptr;
   int64_t arena_bytes = 0;
-  std::vector<const int32_t*> inputs;  // by step input index
+  std::map<int, std::pair<char*, int64_t>> regions;  // of the exchange with other ranks, and their bytes
+  std::vector<const int32_t*> inputs;                // by step input index
   std::vector<int64_t> table_strides;  // by cache group: entries from row to row of its block table
   std::vector<KvCache> caches;         // by Program::caches index
   Workspace* workspace = nullptr;
+  ExpertRows* expert_rows = nullptr;
 };
 
 struct ResolvedStep {

@@ -12,7 +12,7 @@ namespace {
 }  // namespace
 
 Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-                     const Tuning& tuning)
+                     const Tuning& tuning, Exchange* exchange)
     : kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads, Binding::none, tuning) {
   if (!kernels_) fail("isa " + isa + " is not available on this processor");
   if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
@@ -32,9 +32,9 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
       int64_t bytes = group.kv_heads * kv_piece_bytes(group.format, size);  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();
-      cache_memory_.emplace_back(bytes, Pages::normal);
-      *data = cache_memory_.back().data();
-      cache_bytes_ += cache_memory_.back().bytes();
+      *data = exchange ? exchange->cache_memory(bytes) : nullptr;
+      if (!*data) *data = cache_memory_.emplace_back(bytes, Pages::normal).data();
+      cache_bytes_ += bytes;
     }
     caches_.push_back(cache);
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange.h"
 #include "memory.h"
 #include "program.h"
 #include "sampler.h"
@@ -16,10 +17,10 @@ namespace ew {
 // Whoever runs a step, or reads what one left, holds `mutex()`.
 class Resources {
  public:
-  // Caches as the program has them. blocks: P of each cache group. isa: one of available_isas(). Throws
-  // std::invalid_argument, std::bad_alloc.
+  // Caches as the program has them, in the exchange's memory if it has some for them. blocks: P of each cache
+  // group. isa: one of available_isas(). Throws std::invalid_argument, std::bad_alloc.
   Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-            const Tuning& tuning = {});
+            const Tuning& tuning = {}, Exchange* exchange = nullptr);
 
   // Makes the arena at least so large. It may move, and loses what it had. Throws std::bad_alloc; it is empty
   // then.
@@ -38,8 +39,8 @@ class Resources {
 
  private:
   const KernelTable* kernels_;
-  std::vector<int64_t> blocks_;  // by group
-  std::vector<ZeroedMemory> cache_memory_;
+  std::vector<int64_t> blocks_;             // by group
+  std::vector<ZeroedMemory> cache_memory_;  // none where it is the exchange's
   std::vector<KvCache> caches_;
   int64_t cache_bytes_ = 0;
   ZeroedMemory arena_;

@@ -104,6 +104,22 @@ float within_range(float logit) {
   return std::clamp(logit, -kMost, kMost);
 }
 
+// Bans the tokens whose bit isn't set.
+void ban_others(const uint32_t* mask, int64_t vocab, float* logits) {
+  for (int64_t begin = 0; begin < vocab; begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~uint32_t{0}) continue;
+    const int64_t count = std::min<int64_t>(32, vocab - begin);
+    if (word == 0) {
+      std::fill_n(logits + begin, count, -kInfinity);
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (!(word >> i & 1)) logits[begin + i] = -kInfinity;
+    }
+  }
+}
+
 float penalized(float logit, float penalty) {
   if (logit == -kInfinity) return logit;
   return within_range(logit < 0 ? logit * penalty : logit / penalty);
@@ -116,7 +132,7 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
   const RowSampling& p = parameters;
   const bool repeated = p.repetition_penalty != 1 && !p.seen.empty();
   const bool counted = (p.frequency_penalty != 0 || p.presence_penalty != 0) && !p.counted.empty();
-  if (!repeated && !counted && p.biased.empty() && p.allowed.empty()) return logits;
+  if (!repeated && !counted && p.biased.empty() && p.allowed.empty() && !p.mask) return logits;
   std::vector<float>& changed = scratch.changed;
   if (p.allowed.empty()) {
     changed.assign(logits, logits + vocab);
@@ -124,6 +140,7 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
     changed.assign(static_cast<size_t>(vocab), -kInfinity);
     for (const int32_t id : p.allowed) changed[id] = logits[id];
   }
+  if (p.mask) ban_others(p.mask, vocab, changed.data());
   for (size_t i = 0; i < p.biased.size(); ++i) {
     float& logit = changed[p.biased[i]];
     const float sum = logit + p.bias[i];
@@ -284,14 +301,15 @@ void Sampler::cut_untypical(const float* logits, int64_t count, float top, const
   }
 }
 
-void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row, float top, int32_t scored,
-                                const SampleResult& result, Scratch& scratch) const {
+void Sampler::log_probabilities(const float* logits, const float* of_top, int64_t vocab, int64_t row,
+                                float top, int32_t scored, const SampleResult& result,
+                                Scratch& scratch) const {
   scratch.weights.resize(static_cast<size_t>(vocab));
   loops_.exp_weights(logits, vocab, top, 1.0f, scratch.weights.data());
   const double log_sum = top + std::log(sum_blocks(loops_, scratch.weights, vocab, scratch.block_sums));
   result.token_logprobs[row] = static_cast<float>(logits[scored < 0 ? result.tokens[row] : scored] - log_sum);
   if (result.top == 0) return;
-  select_best(logits, vocab, result.top, scratch.best);
+  select_best(of_top, vocab, result.top, scratch.best);
   std::sort(scratch.best.begin(), scratch.best.end());
   for (int32_t i = 0; i < result.top; ++i) {
     result.top_ids[row * result.top + i] = scratch.best[i].id;
@@ -334,7 +352,8 @@ void Sampler::sample(const float* logits, int64_t rows, int64_t vocab, int64_t s
       if (chosen >= 0) result.tokens[row] = kept.ids ? kept.ids[chosen] : static_cast<int32_t>(chosen);
     }
     if (result.token_logprobs) {
-      log_probabilities(row_logits, vocab, row, raw.value, own.scored, result, scratch);
+      const float* of_top = own.top_allowed ? drawn_from : row_logits;
+      log_probabilities(row_logits, of_top, vocab, row, raw.value, own.scored, result, scratch);
     }
   });
 }

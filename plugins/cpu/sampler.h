@@ -2,6 +2,7 @@
 //
 // First a row's logits change, in this order:
 //   allowed             all tokens but these are banned: their logit is -infinity;
+//   mask                the same, as a set of bits;
 //   bias                is added to the logits that it names; -infinity bans a token;
 //   repetition_penalty  r: logits of tokens that the row has seen are divided by r if above 0, else
 //   multiplied
@@ -49,7 +50,11 @@ struct RowSampling {
   std::span<const int32_t> biased{};   // each once
   std::span<const float> bias{};       // of each of `biased`; not NaN, nor +infinity
   std::span<const int32_t> allowed{};  // empty: all
-  int32_t scored = -1;                 // the token whose log probability is reported; -1: the drawn one
+  // Bit id % 32 of word id / 32 says whether a token may come; null: all may. It is read by `sample` alone,
+  // so that it may be filled in while kernels run.
+  const uint32_t* mask = nullptr;
+  int32_t top_allowed = 0;  // not 0: the most likely tokens are reported of those that may come
+  int32_t scored = -1;      // the token whose log probability is reported; -1: the drawn one
 };
 
 constexpr int32_t kNoToken = -1;  // of a row that can't be sampled
@@ -116,8 +121,9 @@ class Sampler {
   void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const;
   void cut_untypical(const float* logits, int64_t count, float top, const RowSampling& parameters,
                      Scratch& scratch) const;
-  void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top, int32_t scored,
-                         const SampleResult& result, Scratch& scratch) const;
+  // The most likely tokens are those of `of_top`.
+  void log_probabilities(const float* logits, const float* of_top, int64_t vocab, int64_t row, float top,
+                         int32_t scored, const SampleResult& result, Scratch& scratch) const;
 
   const SamplingLoops& loops_ = sampling_loops();
   std::vector<Scratch> scratch_;  // by worker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from enginewright.runtime.shared.contracts import (
@@ -63,7 +65,9 @@ class RowSampler:
             return output
         assert logits is not None
         kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
-        off = {name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()}
+        off: dict[str, Any] = {
+            name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()
+        }
         scored = tokens if sampling.scored is None else np.where(sampling.scored == NO_TOKEN, tokens, sampling.scored)
         found = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
         assert found.token_logprobs is not None

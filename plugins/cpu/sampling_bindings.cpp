@@ -33,7 +33,9 @@ constexpr Option<float> kFloats[] = {{"temperature", &RowSampling::temperature},
                                      {"repetition_penalty", &RowSampling::repetition_penalty},
                                      {"frequency_penalty", &RowSampling::frequency_penalty},
                                      {"presence_penalty", &RowSampling::presence_penalty}};
-constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k}, {"scored", &RowSampling::scored}};
+constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k},
+                                         {"scored", &RowSampling::scored},
+                                         {"top_allowed", &RowSampling::top_allowed}};
 constexpr Option<uint64_t> kNumbers[] = {{"seed", &RowSampling::seed}, {"counter", &RowSampling::counter}};
 
 template <class T>
@@ -111,6 +113,25 @@ bool set_lists(std::vector<RowSampling>& rows, const List<T> (&table)[N], const 
   return false;
 }
 
+// Masks of some rows: "mask_rows" says which of "masks" [n, words] is a row's, -1 none.
+void set_masks(std::vector<RowSampling>& rows, const nb::dict& options, int64_t vocab) {
+  nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> masks;
+  const size_t words = static_cast<size_t>((vocab + 31) / 32);
+  if (!nb::try_cast(options["masks"], masks, false) || masks.shape(1) != words) {
+    throw std::invalid_argument("sampling: masks must be one contiguous array of uint32 with " +
+                                std::to_string(words) + " words a row");
+  }
+  const Vector<int32_t> of = array<int32_t>("mask_rows", options["mask_rows"], rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int32_t at = of.data()[i];
+    if (at < -1 || at >= static_cast<int64_t>(masks.shape(0))) {
+      throw std::invalid_argument("sampling: mask_rows has " + std::to_string(at) + " of " +
+                                  std::to_string(masks.shape(0)) + " masks");
+    }
+    if (at >= 0) rows[i].mask = masks.data() + static_cast<size_t>(at) * words;
+  }
+}
+
 bool is_starts(const std::string& name) {
   const auto same = [&](const auto& list) { return name == list.starts; };
   return std::ranges::any_of(kIntegerLists, same) || std::ranges::any_of(kFloatLists, same);
@@ -145,6 +166,7 @@ nb::dict RowSampler::sample(const Logits& logits, const nb::dict& options, int t
   const SamplingArrays samples(options, logits.shape(0), top, vocab);
   {
     nb::gil_scoped_release release;
+    samples.wait();
     const std::lock_guard<std::mutex> lock(mutex_);
     sampler_.sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool_);
   }
@@ -177,9 +199,12 @@ SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, i
   check_pair(options, "allowed", "allowed", "allowed_start");
   check_pair(options, "counted", "counts", "counted_start");
   check_pair(options, "biased", "bias", "biased_start");
+  check_pair(options, "masks", "masks", "mask_rows");
+  if (options.contains("masks")) set_masks(rows, options, vocab);
+  if (options.contains("before_sampling")) before = options["before_sampling"];
   for (const auto& [key, value] : options) {
     const auto name = nb::cast<std::string>(key);
-    if (is_starts(name)) continue;
+    if (is_starts(name) || name == "masks" || name == "mask_rows" || name == "before_sampling") continue;
     if (!set(rows, kFloats, name, value) && !set(rows, kIntegers, name, value) &&
         !set(rows, kNumbers, name, value) && !set_lists(rows, kIntegerLists, name, options, vocab) &&
         !set_lists(rows, kFloatLists, name, options, vocab)) {
@@ -199,6 +224,12 @@ SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, i
   token_logprobs = new_array<float>({count}, &result.token_logprobs);
   top_ids = new_array<int32_t>({count, columns}, &result.top_ids);
   top_logprobs = new_array<float>({count, columns}, &result.top_logprobs);
+}
+
+void SamplingArrays::wait() const {
+  if (before.is_none()) return;
+  const nb::gil_scoped_acquire acquire;
+  before();
 }
 
 void SamplingArrays::put(nb::dict& into) const {

@@ -16,11 +16,15 @@ struct SamplingArrays {
   std::vector<RowSampling> rows;
   SampleResult result;
   nb::object tokens, token_logprobs = nb::none(), top_ids = nb::none(), top_logprobs = nb::none();
+  nb::object before = nb::none();
 
   // options: name -> array [R], by the table in sampling_bindings.cpp; what is left out is off. top: how many
   // of the most likely tokens to report; -1 reports no log probabilities. Throws std::invalid_argument.
   SamplingArrays(const nb::dict& options, size_t count, int top, int64_t vocab);
 
+  // Calls options["before_sampling"], if it is there: who fills in masks has it return when they are
+  // complete. Without the interpreter lock; raises what it raises.
+  void wait() const;
   void put(nb::dict& into) const;
 };
 

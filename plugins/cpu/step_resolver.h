@@ -22,6 +22,8 @@ class StepResolver {
   const Place& out(size_t i = 0) const { return out_[i]; }
   const Attributes& attributes() const { return step_.attributes; }
   const Memory& memory() const { return memory_; }
+  RankGroup ranks() const { return program_.ranks(); }
+  size_t index() const { return index_; }  // of the step, in the program
   const Sizes& sizes() const { return sizes_; }
   // Of an input: its type, the weight or the cache that it is, and entries from row to row of the cache's
   // block table.
@@ -42,6 +44,7 @@ class StepResolver {
   const Memory& memory_;
   const Sizes& sizes_;
   const Step& step_;
+  const size_t index_;
   const std::string title_;
   std::vector<Place> in_, out_;
 };

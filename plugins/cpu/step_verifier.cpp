@@ -115,6 +115,17 @@ void StepVerifier::attends(int group, int64_t window) {
   widest = window == 0 || widest == 0 ? 0 : std::max(widest, window);
 }
 
+void StepVerifier::divides(int group) {
+  Attributes& a = attributes();
+  a.ranks = has("ranks") ? integer("ranks", 2, kMostOwners) : 1;
+  a.rank = has("ranks") ? integer("rank", 0, a.ranks - 1) : 0;
+  CacheGroup& divided = program_.groups_[group];
+  require(divided.owners == 0 || divided.owners == a.ranks,
+          "attribute ranks: blocks of cache group " + divided.name + " are divided among " +
+              std::to_string(divided.owners) + " ranks by another step, not " + std::to_string(a.ranks));
+  divided.owners = a.ranks;
+}
+
 const AttributeValue* StepVerifier::find(const char* name, bool required) {
   const auto it = attributes_->find(name);
   if (it == attributes_->end()) {

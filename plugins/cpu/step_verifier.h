@@ -29,6 +29,10 @@ class StepVerifier {
   const Operand& in(size_t i) const { return step_.inputs[i]; }
   const Operand& out(size_t i = 0) const { return step_.outputs[i]; }
   const Weight& weight(const Operand& operand) const { return program_.weights()[operand.index]; }
+  bool is_shared(const Operand& operand) const {  // by ranks
+    return operand.kind == OperandKind::buffer && program_.buffers()[operand.index].region > 0;
+  }
+  RankGroup ranks() const { return program_.ranks(); }
   WeightLayout layout(const Operand& operand) const { return weight(operand).layout; }
   Attributes& attributes() { return step_.attributes; }
 
@@ -48,6 +52,9 @@ class StepVerifier {
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;
   void attends(int group, int64_t window);  // to so many keys of that cache group; 0: all
+  // Attributes ranks and rank, if it has them: the step has to do with its own rank's blocks of a group
+  // alone.
+  void divides(int group);
 
   bool has(const char* attribute) const { return attributes_->count(attribute) > 0; }
   double number(const char* name);

@@ -8,10 +8,7 @@
 #include <utility>
 
 #include "cores.h"
-
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "spin.h"
 
 namespace ew {
 namespace {
@@ -23,14 +20,6 @@ constexpr int64_t kMostTasks = int64_t{1} << 30;  // of a region, so that two nu
 // The pool whose task this thread is in the middle of, and as which worker.
 thread_local const ThreadPool* running_pool = nullptr;
 thread_local int running_worker = 0;
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Tasks begin .. end-1 of a share.
 constexpr uint64_t pack(uint32_t begin, uint32_t end) { return uint64_t{end} << 32 | begin; }
@@ -53,24 +42,6 @@ bool take(std::atomic<uint64_t>& share, uint32_t* task) {
     }
   }
   return false;
-}
-
-// Spins until ready() or the limit; returns whether it is ready. The clock is read once in a few dozen
-// pauses.
-template <class Ready>
-bool spin_until(const Ready& ready, std::chrono::nanoseconds limit) {
-  for (int i = 0; i < 64; ++i) {
-    if (ready()) return true;
-    pause();
-  }
-  const auto end = std::chrono::steady_clock::now() + limit;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (ready()) return true;
-      pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return ready();
 }
 
 std::chrono::nanoseconds spin_of(const Tuning& tuning) {

@@ -1,8 +1,9 @@
-"""How many threads this process may use."""
+"""How many threads this process may use, and which cores ranks share out among them."""
 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 
@@ -14,6 +15,40 @@ def available_threads(root: Path = Path("/")) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(root)
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+    """The cores of this process, shared out among ranks: neighbours together, by NUMA node, and both threads of a core.
+
+    Empty where there are fewer cores than ranks, or the system doesn't say. ``root`` is where /sys is looked for.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    nodes = {
+        core: int(folder.name.removeprefix("node"))
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        for core in _numbers(_read(folder / "cpulist"))
+    }
+
+    def place(core: int) -> tuple[int, int, int, int]:
+        topology = root / f"sys/devices/system/cpu/cpu{core}/topology"
+        package, own = (_read(topology / name).strip() for name in ("physical_package_id", "core_id"))
+        return nodes.get(core, 0), int(package or 0), int(own or core), core
+
+    cores = sorted(os.sched_getaffinity(0), key=place)
+    if len(cores) < ranks:
+        return ()
+    cuts = [len(cores) * rank // ranks for rank in range(ranks + 1)]
+    return tuple(tuple(cores[a:b]) for a, b in pairwise(cuts))
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a list such as 0-3,8."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _cgroup_quota(root: Path) -> float | None:

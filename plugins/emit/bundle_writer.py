@@ -20,9 +20,9 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
 from enginewright.runtime.bundle.manifest import (
-    MANIFEST_PATH,
     REPORT_FOLDER,
     FileSection,
     Manifest,

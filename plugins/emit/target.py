@@ -30,6 +30,7 @@ class Target:
         cache_instructions: those of them that its GPUs must have instructions for.
         floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
+        every_format: whether it reads formats of weights that not every target reads.
         lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
         no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
     """
@@ -45,4 +46,5 @@ class Target:
     floats: Literal["f16", "bf16"] = "f16"
     instructions: tuple[Storage, ...] = tuple(name for name, of in FORMATS.items() if of.least_gpu and of.group_sizes)
     no_cache: str = ""
+    every_format: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

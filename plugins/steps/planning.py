@@ -130,6 +130,9 @@ class StepModel(Protocol):
     def seconds(self, sizes: StepSizes) -> float:
         """Predicts the seconds of a step of the engine."""
 
+    def around(self, sizes: StepSizes) -> float:
+        """Predicts what of that isn't in kernels: the engine, between two steps."""
+
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for."""
 
@@ -172,6 +175,7 @@ class Planning:
         formats: of a program, those that GPUs must have instructions for.
         scratch: bytes of a step beside the program's arena: (program, requests, tokens of each) -> bytes.
         of_bundle, of_recipe: what else decides how long steps take, of a bundle, or of a recipe's [engines].
+        meeting: measures the seconds of a meeting of so many ranks of one machine, which share memory.
     """
 
     gpus: bool
@@ -180,3 +184,4 @@ class Planning:
     scratch: Callable[[LoweredProgram, int, int], int] = lambda program, requests, context: 0
     of_bundle: Callable[[Bundle], Hashable] = lambda bundle: None
     of_recipe: Callable[[Any], Hashable] = lambda engines: None
+    meeting: Callable[[int], float] | None = None

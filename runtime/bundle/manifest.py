@@ -19,10 +19,10 @@ from ..shared.errors import BundleError
 from ..shared.json_document import parse_json, parse_shown
 from ..shared.lowered_program import LoweredProgram
 from ..shared.records import Count, Record, Sha256, read
+from . import MANIFEST_PATH
 
 FORMAT_VERSION = 2
 """The only one that is read: version 1 was never released."""
-MANIFEST_PATH = "manifest.json"
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
 

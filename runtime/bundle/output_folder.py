@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..shared.errors import BundleError, EnginewrightError
+from . import MANIFEST_PATH
 from .manifest import (
-    MANIFEST_PATH,
     REPORT_FOLDER,
     FileSection,
     Manifest,

@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, CapacityError, RequestError, TrustError
-from ..shared.lowered_program import LoweredProgram
+from ..shared.lowered_program import LoweredProgram, WeightUse
+from ..shared.panel_layouts import PANEL
 from ..shared.targets import part, sections_of
+from . import MANIFEST_PATH
 from .buckets import BucketPlan, plan_path
 from .hashed_file import HashedBeside
 from .manifest import (
-    MANIFEST_PATH,
     FileSection,
     Manifest,
     TargetManifest,
@@ -38,6 +39,7 @@ from .regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, open_regular, read_r
 from .tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
+    RESPONSE_TEMPLATE_PATH,
     SPECIAL_TOKENS_PATH,
     TOKENIZER_FOLDER,
     TOKENIZER_PATH,
@@ -193,7 +195,7 @@ class Bundle:
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
-        names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
+        names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
         wanted = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
         return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
 
@@ -221,6 +223,34 @@ class Bundle:
             data[...] = weight.reshape(-1).view(np.uint8)
             data.flags.writeable = False
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
+
+    def part(self, use: WeightUse, load: Load = "map") -> npt.NDArray[np.generic]:
+        """What a program reads of a weight, as bytes: of a rank's program it may be some rows, or some experts.
+
+        Raises as ``weight`` does.
+        """
+        if not use.source:
+            return self.weight(use.name, load)
+        entry = self.tensor(use.source)
+        pieces = entry.shape[0] if len(entry.shape) > 2 else -(-entry.shape[0] // PANEL)
+        first, count = (
+            (use.first, use.shape[0])
+            if len(entry.shape) > 2
+            else (
+                use.first // PANEL,
+                -(-use.shape[0] // PANEL),
+            )
+        )
+        if entry.stored_as is not None:
+            weight = self.weight(use.source, load).reshape(-1).view(np.uint8)
+            size = weight.nbytes // pieces
+            kept = np.frombuffer(self._memory(entry.blob, count * size), np.uint8, count * size)
+            kept[...] = weight[first * size : (first + count) * size]
+            return kept
+        size = entry.bytes // pieces
+        if load == "map":
+            return self._map(entry.blob)[entry.offset + first * size : entry.offset + (first + count) * size]
+        return self._copy(entry.blob, entry.offset + first * size, count * size)
 
     def check_unchanged(self) -> None:
         """Raises BundleError if a file of weights that is mapped was written to or cut off since, or if

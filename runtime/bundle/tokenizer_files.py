@@ -5,6 +5,7 @@
     tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
                                      source has several templates this is the one named "default";
     tokenizer/chat_templates/NAME.jinja    and these are the others, such as "tool_use"
+    tokenizer/response_template.json    transformers' description of the model's answers, where its maker gives one
     tokenizer/special_tokens.json    always there: one JSON object of
 
         "bos_token", "eos_token", "pad_token", "unk_token", ... : text of the token, or null
@@ -31,6 +32,7 @@ from ..shared.json_document import parse_json
 TOKENIZER_FOLDER = "tokenizer/"
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
 CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
+RESPONSE_TEMPLATE_PATH = "tokenizer/response_template.json"
 CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"
 SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
 
@@ -44,13 +46,15 @@ SpecialTokens = Mapping[str, str | bool | None]
 class TokenizerFiles:
     """The contents of the folder. ``to_files`` gives what to write, ``from_files`` reads it back.
 
-    ``chat_template`` is the default one, ``other_templates`` are the rest by their names.
+    ``chat_template`` is the default one, ``other_templates`` are the rest by their names. ``response_template`` is
+    JSON.
     """
 
     tokenizer_json: str | None = None
     chat_template: str | None = None
     special_tokens: SpecialTokens = field(default_factory=dict)
     other_templates: Mapping[str, str] = field(default_factory=dict)
+    response_template: str | None = None
 
     def to_files(self) -> dict[str, bytes]:
         """Path in the bundle -> contents; the same input gives the same bytes.
@@ -63,6 +67,8 @@ class TokenizerFiles:
             files[TOKENIZER_PATH] = self.tokenizer_json.encode()
         if self.chat_template is not None:
             files[CHAT_TEMPLATE_PATH] = self.chat_template.encode()
+        if self.response_template is not None:
+            files[RESPONSE_TEMPLATE_PATH] = self.response_template.encode()
         for name in sorted(self.other_templates):
             if not _NAME.fullmatch(name):
                 raise BundleError(f"chat template {name!r}: it can't be kept under this name", hint="Rename it.")
@@ -83,7 +89,8 @@ class TokenizerFiles:
             for path in files
             if path.startswith(CHAT_TEMPLATES_FOLDER)
         }
-        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others)
+        response = _text(files, RESPONSE_TEMPLATE_PATH)
+        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others, response)
 
 
 class _Model(msgspec.Struct):

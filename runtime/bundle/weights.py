@@ -7,8 +7,13 @@ it is (safetensors forbids the holes that alignment needs). Holes are zero. Layo
     panel32    [N, K] as [ceil(N/32)][K][32]: element (n, k) at ((n//32)*K + k)*32 + n%32
     panel32x2  [N, K] as [ceil(N/32)][ceil(K/2)][32][2], of bf16
     panel32x4  [N, K] as [ceil(N/32)][ceil(K/4)][32][4], of i8, each value + 128 in a byte without sign
-    panel32x8  [N, K] as [ceil(N/32)][ceil(K/8)][32][4] bytes, of i4 (each value + 8) or u4: byte j of the four has the
-               value at place j of the 8 in its low half, and the one at place j + 4 in its high half
+    panel32x8  [N, K] as [ceil(N/32)][ceil(K/8)][32][4] bytes, of i4 (each value + 8), u4, or iq4 and fp4 (the place of
+               each value in its list): byte j of the four has the value at place j of the 8 in its low half, and the
+               one at place j + 4 in its high half
+    planes32   [N, K] as [ceil(N/32)][K/16] pieces, of i5 (each value + 16), u5 or i6 (value + 32): of 16 k as panel32x8
+               has the 4 lowest bits, then 64 bytes with the fifth; of i6 twice 8 k so, then 64 bytes with the other two
+    blocks8, blocks16   bytes [N, G * 10] or [N, G * 18], scales of integers: of each block of so many groups 32 float16
+               side by side, then the 32 bytes of each group
     sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four along K not zero: see ``sparse_panels.py``
     nibbles    any shape, row-major, of i4 (two's complement) or u4: two to a byte, the first in its low half
 
@@ -30,30 +35,35 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
-from ..shared.dtypes import NUMPY_DTYPES, Dtype
+from ..shared.dtypes import DTYPES, NUMPY_DTYPES, Dtype
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_shown
-from ..shared.panel_layouts import BIAS, DEPTHS, PANEL, Layout
+from ..shared.panel_layouts import BIAS, BLOCKS, DEPTHS, PANEL, Layout
 from ..shared.records import Count, Record, read
-from ..shared.weight_formats import FORMATS, Storage
+from ..shared.weight_formats import FORMAT_OF, FORMATS, Storage
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
-FORMAT_VERSION = 5
-"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as. An index says the least that has all its layouts and types, so that
-older readers open it."""
+FORMAT_VERSION = 6
+"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales. An index says the least that has
+all its layouts and types, so that older readers open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 
 _DTYPES_OF: dict[str, frozenset[str]] = {
     **{name: frozenset(d for f in FORMATS.values() if f.layout == name for d in f.dtypes) for name in DEPTHS},
     "panel32": frozenset(("bf16", "f16", *(d for f in FORMATS.values() if f.layout == "panel32" for d in f.dtypes))),
+    "blocks8": frozenset(("i8",)),
+    "blocks16": frozenset(("i8",)),
     "sparse32": frozenset(f.dtype for f in FORMATS.values() if f.sparse),
-    "nibbles": frozenset(d for f in FORMATS.values() if f.bits == 4 for d in f.dtypes),
+    "nibbles": frozenset(d for f in FORMATS.values() if f.bits == 4 and not f.levels for d in f.dtypes),
 }
 _SINCE: dict[str, int] = {
     "sparse32": 2,
     "nibbles": 3,
+    "planes32": 6,
+    "blocks8": 6,
+    "blocks16": 6,
     **{f.dtype if f.layout else name: f.since for name, f in FORMATS.items()},
 }
 """The version of the index that added a layout, a type or a format that no kernel reads; 1 had the others."""
@@ -181,6 +191,10 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -
     if layout == "sparse32":
         return (*lead, -(-rows // PANEL), -(-columns // DEPTHS[layout]), block_bytes(dtype))
     side = DEPTHS[layout]
+    if layout in BLOCKS:
+        return (*lead, -(-rows // PANEL), -(-columns // side), side * PANEL)
+    if layout == "planes32":
+        return (*lead, -(-rows // PANEL), -(-columns // side), side * PANEL * DTYPES[dtype].bits // 8)
     panels = (*lead, -(-rows // PANEL), -(-columns // side), PANEL)
     if layout == "panel32":
         return panels
@@ -189,7 +203,7 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: Dtype = "f32") -
 
 def stored_dtype(dtype: Dtype, layout: Layout) -> np.dtype[np.generic]:
     """The type of the elements as stored: bytes without sign for integers in panels, else ``dtype``'s own."""
-    bytes_of = ("panel32x4", "panel32x8", "sparse32", "nibbles")
+    bytes_of = ("panel32x4", "panel32x8", "planes32", *BLOCKS, "sparse32", "nibbles")
     return np.dtype(np.uint8) if layout in bytes_of else NUMPY_DTYPES[dtype]
 
 
@@ -214,6 +228,12 @@ def pack(weight: Array, layout: Layout, dtype: Dtype | None = None) -> Array:
         return pack_sparse(weight, dtype or "f32")
     if layout == "nibbles":
         return pack_nibbles(weight)
+    if layout == "planes32":
+        return pack_planes(weight, dtype or "i6")
+    if layout in BLOCKS:
+        return _pack_scales(weight, layout)
+    if (levels := _levels(dtype)) is not None:
+        weight = np.searchsorted(levels, weight).astype(np.int8)
     bias = BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0) if weight.dtype == np.int8 else 0
     if layout in ("panel32x4", "panel32x8"):
         weight = weight.view(np.uint8) + np.uint8(bias)  # wraps around: -1 + 128 is 127
@@ -243,15 +263,91 @@ def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: Dtype |
         return unpack_sparse(stored, shape, dtype or "f32")
     if layout == "nibbles":
         return unpack_nibbles(stored, shape, dtype or "i4")
+    if layout == "planes32":
+        return unpack_planes(stored, shape, dtype or "i6")
+    if layout in BLOCKS:
+        return _unpack_scales(stored, shape, layout)
     *lead, rows, columns = shape
     if layout == "panel32x8":
         stored = np.concatenate((stored & 0xF, stored >> 4), axis=-1)
     panels, groups, side = stored.shape[len(lead)], stored.shape[len(lead) + 1], DEPTHS[layout]
     values = stored.reshape(*lead, panels, groups, PANEL, side).swapaxes(-2, -3)
     weight = values.reshape(*lead, panels * PANEL, groups * side)[..., :rows, :columns]
+    if (levels := _levels(dtype)) is not None:
+        return np.append(levels, levels[-1:])[weight] if len(levels) < 16 else levels[weight]
     if layout in ("panel32x4", "panel32x8"):
         return (weight - np.uint8(BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0))).view(np.int8)
     return weight
+
+
+def _levels(dtype: Dtype | None) -> npt.NDArray[np.int8] | None:
+    """The integers that values of a type are places among, if they are."""
+    of = FORMATS[FORMAT_OF[dtype]] if dtype is not None and dtype in FORMAT_OF else None
+    return np.array(of.levels, np.int8) if of is not None and of.levels else None
+
+
+def _octets(dtype: Dtype) -> int:
+    """How many 8 k have their low halves in front of a plane of their other bits."""
+    return 2 if DTYPES[dtype].bits == 5 else 1
+
+
+def pack_planes(values: Array, dtype: Dtype) -> Array:
+    """int8 [.., N, K], K a multiple of 16, in planes32."""
+    *lead, rows, columns = values.shape
+    more, octets = DTYPES[dtype].bits - 4, _octets(dtype)
+    panels = -(-rows // PANEL)
+    padded = np.zeros((*lead, panels * PANEL, columns), np.uint8)
+    padded[..., :rows, :] = values.view(np.uint8) + np.uint8(BIAS[dtype])
+    # [.., panels, column // 16, column % 16, pieces, octet, half, k % 4] -> a vector is 16 columns of 4 k.
+    cut = padded.reshape(*lead, panels, 2, 16, -1, octets, 2, 4)
+    vectors = np.moveaxis(cut, (-4, -3, -2, -6, -5, -1), (-6, -5, -4, -3, -2, -1))  # pieces, octet, half, c, column, k
+    low, high = vectors & 0xF, vectors >> 4
+    halves = low[..., 0, :, :, :] | low[..., 1, :, :, :] << 4  # [.., pieces, octets, c, 16, 4]
+    flat = high.reshape(*high.shape[:-5], octets * 4, 64)  # by the vector's number
+    places = (np.arange(octets * 4, dtype=np.uint8) * more)[:, None]
+    plane = np.bitwise_or.reduce(flat << places, axis=-2)  # [.., pieces, 64]
+    parts = (halves.reshape(*plane.shape[:-1], -1), plane)
+    return np.concatenate(parts, -1).reshape(stored_shape(values.shape, "planes32", dtype))
+
+
+def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
+    """The reverse of ``pack_planes``."""
+    *lead, rows, columns = shape
+    more, octets = DTYPES[dtype].bits - 4, _octets(dtype)
+    panels = -(-rows // PANEL)
+    pieces = stored.reshape(*lead, panels, -1, octets * 128 + 64)
+    halves = pieces[..., :-64].reshape(*pieces.shape[:-1], octets, 1, 2, 16, 4)
+    low = np.concatenate((halves & 0xF, halves >> 4), axis=-4)  # [.., pieces, octets, half, c, 16, 4]
+    places = (np.arange(octets * 4, dtype=np.uint8) * more)[:, None]
+    high = (pieces[..., None, -64:] >> places & ((1 << more) - 1)).reshape(low.shape)
+    vectors: Array = low | high << 4
+    cut = np.moveaxis(vectors, (-6, -5, -4, -3, -2, -1), (-4, -3, -2, -6, -5, -1))
+    weight: Array = cut.reshape(*lead, panels * PANEL, columns)[..., :rows, :]
+    found: Array = (weight - np.uint8(BIAS[dtype])).view(np.int8)
+    return found
+
+
+def _pack_scales(scales: Array, layout: Layout) -> Array:
+    """int8 [.., N, blocks * depth] -> uint8 [.., panels, blocks, depth * 32]."""
+    *lead, rows, columns = scales.shape
+    panels, depth = -(-rows // PANEL), DEPTHS[layout]
+    padded = np.zeros((*lead, panels * PANEL, columns), np.uint8)
+    padded[..., :rows, :] = scales.view(np.uint8)
+    blocks = padded.reshape(*lead, panels, PANEL, -1, depth).swapaxes(-2, -3)  # [.., panels, blocks, 32, depth]
+    halves = np.ascontiguousarray(blocks[..., :2]).reshape(*blocks.shape[:-2], 2 * PANEL)
+    own = np.ascontiguousarray(blocks[..., 2:].swapaxes(-1, -2)).reshape(*blocks.shape[:-2], -1)
+    return np.concatenate((halves, own), -1)
+
+
+def _unpack_scales(stored: Array, shape: tuple[int, ...], layout: Layout) -> Array:
+    """The reverse of ``_pack_scales``."""
+    *lead, rows, columns = shape
+    panels, depth = -(-rows // PANEL), DEPTHS[layout]
+    blocks = stored.reshape(*lead, panels, -1, depth * PANEL)
+    halves = blocks[..., : 2 * PANEL].reshape(*blocks.shape[:-1], PANEL, 2)
+    own = blocks[..., 2 * PANEL :].reshape(*blocks.shape[:-1], depth - 2, PANEL).swapaxes(-1, -2)
+    rows_of = np.concatenate((halves, own), -1).swapaxes(-2, -3)  # [.., panels, 32, blocks, depth]
+    return np.ascontiguousarray(rows_of.reshape(*lead, panels * PANEL, columns)[..., :rows, :]).view(np.int8)
 
 
 def pack_nibbles(values: Array) -> Array:

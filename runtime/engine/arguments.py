@@ -12,7 +12,7 @@ import numpy as np
 
 from ..requests.sampling import SamplingParams, plain_text
 from ..requests.vllm_names import one_of
-from ..shared.errors import RequestError, shown
+from ..shared.errors import ContextError, RequestError, shown
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name
     while count < len(text):
         tokens = len(encode(text[:count]))
         if tokens > 2 * most:
-            raise RequestError(
+            raise ContextError(
                 f"{name}: the first {count:,} of its {len(text):,} characters have {tokens:,} tokens; there is room "
                 f"for {most:,}",
                 hint="Shorten the prompt.",
@@ -166,7 +166,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
     if not ids:
         raise RequestError(f"{name}: it is empty", hint="Pass at least one token.")
     if len(ids) > most:
-        raise RequestError(
+        raise ContextError(
             f"{name}: it has {len(ids)} tokens; the context of {context} tokens has room for {most}",
             hint="Shorten the prompt.",
         )

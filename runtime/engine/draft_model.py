@@ -28,6 +28,7 @@ from ..executors.base import Executor
 from ..executors.open import make_executor, target_groups
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
+from ..ranks.partition import Partition
 from ..requests.lookup import MODEL, NOTHING, Proposal
 from ..requests.request import Generation, Request
 from ..scheduler.base import Chunk
@@ -253,7 +254,7 @@ def open_draft(
     weights = sum(draft.tensor(use.name).bytes for use in draft.program(MEASURED).weights)
     budget = default_budget() if memory is None else memory
     drafts = (group.model_copy(update={"name": f"draft {group.name}"}) for group in groups)
-    both = (*target_groups(bundle, target, context), *drafts)
+    both = (*target_groups(bundle, target, context, placement), *drafts)
     enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
     try:
         plan = plan_pools(both, budget - weights, config.max_requests * context, 0, enough)
@@ -266,7 +267,7 @@ def open_draft(
         ) from e
     blocks = {g.name: plan.blocks[f"draft {g.name}"] for g in groups}
     try:
-        executor = make_executor(draft, MEASURED, blocks, context, placement)
+        executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
         raise type(e)(f"speculate: {e.message}", hint=e.hint) from e
     taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ..executors.base import Executor
+from collections import deque
+from contextlib import suppress
+
+from ..executors.base import Executor, Pending
 from ..kv_cache.block_pool import BlockPool
 from ..requests.request import Request
+from ..scheduler.base import Batch
 from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.drafts import TimedProposer
 from ..scheduler.limits import SchedulerConfig
@@ -17,6 +21,7 @@ class Engine:
         self.executor, self._draft_model = executor, draft_model
         groups, blocks = executor.cache_groups, executor.blocks
         self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, draft_model=draft_model)
+        self._submitted: deque[tuple[Batch, Pending]] = deque()
 
     @property
     def pools(self) -> dict[str, BlockPool]:
@@ -28,16 +33,25 @@ class Engine:
         """How often a request had to give its blocks up."""
         return self.scheduler.preemptions
 
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that were begun, and whose results aren't taken yet."""
+        return len(self._submitted)
+
     def step(self) -> list[Request]:
-        """Runs one step; returns the requests that got tokens or logits, finished ones among them.
+        """Begins a step, and ends the oldest of those that were begun, which is the same one but for executors that
+        have several in flight. Returns the requests that got tokens or logits, finished ones among them.
 
         Raises FailedRequestError for an error in the work for one request: it is to be failed, and the step to be made
         again. Whatever else is raised is an error of all.
         """
-        batch = self.scheduler.schedule()
-        pending = self.executor.submit(batch.step)
-        self.scheduler.prepare_next(batch)
-        return self.scheduler.commit(batch, pending.result())
+        if (batch := self.scheduler.schedule()) is not None:
+            self._submitted.append((batch, self.executor.submit(batch.step)))
+            self.scheduler.prepare_next(batch)
+        if batch is not None and len(self._submitted) < self.executor.caps.in_flight:
+            return []
+        first, pending = self._submitted.popleft()
+        return self.scheduler.commit(first, pending.result())
 
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises CapacityError if it could never fit."""
@@ -52,7 +66,10 @@ class Engine:
         self.scheduler.abort(request)
 
     def abort_all(self) -> None:
-        """Ends every request."""
+        """Ends every request. Steps that are in flight run to their ends."""
+        while self._submitted:
+            with suppress(Exception):
+                self._submitted.popleft()[1].result()
         self.scheduler.abort_all()
 
     def has_work(self) -> bool:

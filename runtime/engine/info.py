@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..executors.base import Executor
 from ..executors.static_shapes import StaticShapes
+from ..kv_cache.block_pool import DividedPool
 from ..kv_cache.pool_plan import PoolPlan
+from ..ranks.partition import MOST_RANKS, Partition
+from ..requests.outputs import Pulse
 from ..scheduler.limits import SchedulerConfig
 from ..scheduler.options import scheduling_of
 from ..shared.contracts import ExecutorCaps, ModelInfo
@@ -28,12 +31,17 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     "load": ((str,), '"map" or "read"'),
     "context": ((int, type(None)), "a number of tokens, or None"),
     "memory": ((int, str, type(None)), 'bytes, or a size such as "512MiB"'),
+    "ranks": ((int, type(None)), "a number of ranks, or None"),
+    "partition": ((str, type(None)), 'a partition such as "tensor=2", or None'),
+    "rank_timeout": ((int, float), "a number of seconds"),
+    "ray": ((str, type(None)), "the address of a Ray cluster, or None"),
     **dict.fromkeys(("buckets", "prefix_cache"), _FLAG),
     "verify": ((bool, type(None)), "True, False or None"),
 }
 """Types of LLM's options, and what an error says they must be."""
 
 MOST_DAYS = 1_000_000
+MOST_RANK_SECONDS = 1e9
 
 OFFLINE_PROMPT = 2048
 """Most tokens of prompts in a step, where nobody waits for single tokens."""
@@ -50,8 +58,35 @@ def check_options(**given: object) -> None:
     if not 0 <= (days := given.get("prefix_folder_days", 0)) <= MOST_DAYS and days != math.inf:  # type: ignore[operator]
         hint = f"It must be a number from 0 to {MOST_DAYS}, or inf."
         raise RequestError(f"prefix_folder_days: {shown(days)} is out of range", hint=hint)
+    if not 0 < given.get("rank_timeout", 1) <= MOST_RANK_SECONDS:  # type: ignore[operator]
+        hint = f"It must be more than 0 seconds, and at most {MOST_RANK_SECONDS:g}."
+        raise RequestError(f"rank_timeout: {shown(given['rank_timeout'])} is out of range", hint=hint)
     if given.get("context") is not None:
         check_int("context", given["context"], 0, 1 << 40)
+
+
+def partition_of(ranks: int | None, partition: str | None) -> Partition:
+    """Makes the partition of what ``LLM`` was given, one rank where it was given nothing. Raises RequestError."""
+    check_options(ranks=ranks, partition=partition)
+    wanted = None if ranks is None else check_int("ranks", ranks, 1, MOST_RANKS)
+    if partition is None:
+        return Partition(tensor=wanted or 1)
+    found = Partition.parse(partition)
+    if wanted not in (None, found.ranks):
+        hint = "Leave one of the two out."
+        raise RequestError(f"ranks: {ranks} isn't the {found.ranks} of partition {partition}", hint=hint)
+    return found
+
+
+def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
+    """Raises RequestError where a Ray cluster is named for what can't be on several machines."""
+    check_options(ray=ray)
+    if ray is not None and cut.ranks == 1:
+        hint = "Pass ranks=N or partition=... as well, or leave ray out."
+        raise RequestError("ray: it is where ranks are, and there is one, which is this process", hint=hint)
+    if ray is not None and prefix_folder is not None:
+        hint = "Leave one of the two out: prefixes stay in memory."
+        raise RequestError("prefix_folder: ranks on several machines keep no prefixes on a disk", hint=hint)
 
 
 def scheduler_config(
@@ -73,27 +108,6 @@ def scheduler_config(
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
 
 
-class Pulse(NamedTuple):
-    """How an engine is doing.
-
-    Attributes:
-        step_seconds: how long the step that runs has taken; 0 for none.
-        expected_seconds: how long it should take; 0 where that isn't known yet.
-        running, waiting: requests.
-        blocks_used: share of the KV cache's blocks that requests hold.
-        steps: that were taken.
-        preemptions: how often a request had to give its blocks up.
-    """
-
-    step_seconds: float
-    expected_seconds: float
-    running: int
-    waiting: int
-    blocks_used: float
-    steps: int
-    preemptions: int
-
-
 def pulse(loop: EngineLoop) -> Pulse:
     """See ``LLM.pulse``."""
     began, scheduler = loop.step_began, loop.engine.scheduler
@@ -113,6 +127,9 @@ def pulse(loop: EngineLoop) -> Pulse:
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
     """See ``LLM.info``."""
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
+    divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
+    held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}
+    loads: dict[str, Any] = getattr(executor, "expert_loads", dict)()
     return {
         "model": model.name,
         "architecture": model.architecture,
@@ -124,6 +141,8 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "kv_cache_bytes": plan.bytes,
         "kv_cache_tokens": plan.tokens,
         "kv_blocks_free": {name: pool.free_blocks for name, pool in engine.pools.items()},
+        **({"kv_blocks_of_ranks": held} if held else {}),
+        **({"experts": loads} if loads else {}),
         "prefix_cache": scheduler.cache.statistics(scheduler.running),
         "preemptions": engine.preemptions,
         "scheduling": scheduler.policy.describe(),

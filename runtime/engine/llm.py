@@ -14,7 +14,7 @@ from ..bundle.reader import Bundle, Load
 from ..executors.base import Executor
 from ..executors.open import choose_target, context_of, open_executor
 from ..executors.static_shapes import StaticShapes
-from ..requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
+from ..requests.outputs import BeamSearchOutput, Pulse, RequestOutput, StreamPiece
 from ..requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from ..scheduler.options import Scheduling
@@ -26,7 +26,7 @@ from .arguments import Params, Prompt, check_int
 from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
-from .info import Pulse, check_options, describe, pulse, scheduler_config
+from .info import check_options, check_ray, describe, partition_of, pulse, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import Options, PreparedPrompt, RequestMaker
 from .run_requests import answers, answers_async, astream, scored, stream, wanted
@@ -50,7 +50,13 @@ class LLM:
         path (vLLM: model): the bundle.
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
             "tvm", "stablehlo" that it has and ``trust`` allows.
-        threads: of the kernels, at most 1024; 0 takes as many as there are cores.
+        threads: of the kernels, at most 1024; 0 takes as many as there are cores. With ranks: of each.
+        ranks: processes that run the cpu target's model together, each on a part of it; the tokens are the same. None
+            is 1, which is this process; 2 is ``partition="tensor=2"``.
+        partition: how the model is cut, such as "tensor=2"; None: as ``ranks`` says.
+        rank_timeout: seconds that a rank may make no progress, while others wait for it, before all are ended.
+        ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto": ranks are on its machines, each of
+            which has the bundle at the same path. None: they are processes of this machine.
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
             "openvino"); of stablehlo "cpu", "iree" or a PJRT plugin's name; None takes "cpu".
@@ -91,7 +97,8 @@ class LLM:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
         TrustError: the target carries code, and ``trust`` doesn't allow it; a BundleError.
         CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
-        MissingDependencyError: what the target runs on is not installed, or too old.
+        RequestError: an option is wrong, or the model can't be cut into so many ranks.
+        MissingDependencyError: what the target runs on, or what joins machines, is not installed, or too old.
     """
 
     _bundle: Bundle | None = None  # of from_executor's, none
@@ -104,6 +111,10 @@ class LLM:
         model: str | os.PathLike[str] | None = None,
         target: str | None = None,
         threads: int = 0,
+        ranks: int | None = None,
+        partition: str | None = None,
+        rank_timeout: float = 30.0,
+        ray: str | None = None,
         isa: str | None = None,
         provider: str | None = None,
         context: int | None = None,
@@ -127,7 +138,9 @@ class LLM:
         threads = check_int("threads", threads, 0, MOST_THREADS)
         check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
         check_options(buckets=buckets, prefix_cache=prefix_cache, prefix_folder=prefix_folder)
-        check_options(verify=verify, prefix_folder_days=prefix_folder_days, load=load)
+        check_options(verify=verify, prefix_folder_days=prefix_folder_days, load=load, rank_timeout=rank_timeout)
+        cut = partition_of(ranks, partition)
+        check_ray(ray, cut, prefix_folder)
         parse_size(prefix_folder_size, "prefix_folder_size")
         budget = None if memory is None else parse_size(memory)
         seed = check_seed(seed)
@@ -141,7 +154,7 @@ class LLM:
         info = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
-        placement = Placement(threads, isa, provider, load=load)
+        placement = Placement(threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray)
         context = info.context_length
         draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
@@ -278,8 +291,15 @@ class LLM:
 
         ``variables``, and vLLM's ``chat_template_kwargs``, go to the chat template: ``tools`` (JSON schemas or
         functions), ``documents``, ``continue_final_message``, and what else it reads (enable_thinking, ...);
-        ``chat_template`` chooses one of several. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``. The other
-        arguments are those of ``generate``.
+        ``chat_template`` chooses one of several. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``.
+
+        ``message`` of a result has content, reasoning and calls. Three variables have OpenAI's names, and say what
+        answers are held to. ``tool_choice`` is "auto", "required", "none" or a tool's name.
+        ``parallel_tool_calls=False`` allows one call at most. ``response_format`` is a JSON schema in OpenAI's form,
+        or a pydantic model; it begins behind the reasoning. A tool whose ``strict`` is True gets what its schema
+        allows. See ``ChatFormat.grammar``.
+
+        The other arguments are those of ``generate``.
 
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
@@ -446,6 +466,11 @@ class LLM:
         """How the engine is doing, without waiting for its step: for a watchdog."""
         return pulse(self._loop)
 
+    @property
+    def lost(self) -> str:
+        """Why no request can run any more, as where one of several ranks has died; "" where they can."""
+        return str(getattr(self._executor, "lost", ""))
+
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
         return scored(self._loop, self._requests.scoring(ids))
@@ -517,6 +542,7 @@ class LLM:
                 self._cache.save_all(disk)
                 disk.store.close()
             self.engine.close()
+            self._requests.close()
 
     def __repr__(self) -> str:
         return f"LLM({self._name!r}, target={self._target!r}, context={self.model.context_length})"

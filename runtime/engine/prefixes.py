@@ -37,7 +37,8 @@ def open_tier(
     memory = executor.inner if isinstance(executor, StaticShapes) else executor
     if cache.index is None or not isinstance(memory, BlockMemory):
         raise RequestError(
-            f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes, or prefix_cache is off",
+            f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes there, prefix_cache is off, or "
+            "ranks are on several machines",
             hint="Leave it out, or open the bundle's target 'cpu' with the prefix cache on.",
         )
     store = BlockStore(

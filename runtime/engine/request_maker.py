@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ..requests.outputs import RequestOutput
 from ..requests.request import BeamSearch, Generation, HiddenStates, Scoring
 from ..requests.request_class import NO_TARGETS, RequestClass
 from ..requests.sampling import SamplingParams, seed_of
+from ..requests.structured import Grammar, Grammars, StructuredOutputsParams
 from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.options import check_priority
 from ..shared.contracts import ModelInfo
@@ -23,10 +25,11 @@ from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
+from .chat_answers import ChatAnswers
 
 if TYPE_CHECKING:
+    from ..text.chat_format import Message as ChatMessage
     from ..text.chat_template import Message
-
 
 _KEPT_WORDS = 16
 """Lists of bad words whose tokens are kept: a caller passes the same one with each request."""
@@ -77,14 +80,18 @@ class PreparedPrompt:
     Attributes:
         requests: one for each answer; one for all of a beam search's.
         params: what the caller gave; a request's may have logprobs that its result doesn't show.
+        reader: takes a conversation's answer apart.
     """
 
     requests: tuple[Generation, ...]
     params: SamplingParams
+    reader: Callable[[Sequence[int]], ChatMessage] | None = None
 
     def result(self) -> RequestOutput:
         """Joins the results of its requests, which have ended."""
         outputs = [request.to_output() for request in self.requests]
+        if self.reader is not None:
+            outputs = [replace(one, reader=self.reader) for one in outputs]
         if self.params.best_of is not None:
             outputs.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1))
             outputs = outputs[: self.params.n]
@@ -114,6 +121,8 @@ class RequestMaker:
         self._seed = seed
         self._tokenizer = tokenizer
         self._scheduler = scheduler
+        self._grammars: Grammars | None = None
+        self._making = threading.Lock()
         self._words: dict[Sequence[str | Sequence[int]], list[Sequence[int]]] = {}  # bad_words -> their tokens
 
     @property
@@ -141,13 +150,15 @@ class RequestMaker:
     ) -> tuple[list[PreparedPrompt], bool]:
         """Does the same for conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
+        variables = dict(variables)
+        answers = ChatAnswers.taken_from(variables)
         most, found = self._model.context_length - 1, []
         for i, chat in enumerate(chats):
             name = "messages" if single else f"messages[{i}]"
             text = self.tokenizer.guarded_chat(chat, of_params=_OF_PARAMS, **variables)
             ids = arguments.encode_within(self.tokenizer.encode_guarded, text, most, name)
             found.append(Encoded(ids, self.tokenizer.unguarded(text), name))
-        return self._requests(found, options), arguments.raises(options.raise_errors, single)
+        return self._requests(found, options, answers), arguments.raises(options.raise_errors, single)
 
     def scoring(self, ids: Sequence[int]) -> Scoring:
         """Makes a request that wants its prompt's logits."""
@@ -193,11 +204,21 @@ class RequestMaker:
     def _encoded(self, prompts: Sequence[Any], single: bool) -> list[Encoded]:
         return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self._model.context_length - 1)
 
-    def _requests(self, prompts: Sequence[Encoded], options: Options) -> list[PreparedPrompt]:
+    def _requests(
+        self, prompts: Sequence[Encoded], options: Options, answers: ChatAnswers | None = None
+    ) -> list[PreparedPrompt]:
         each = arguments.params_for(len(prompts), options.params, options.sampling_params)
         asked = [(one, self._class_of(one)) for one in options.each(len(prompts))]
+        if answers is not None:
+            each = [answers.held(one, self.tokenizer, prompt.ids) for one, prompt in zip(each, prompts, strict=True)]
         rows = zip(prompts, each, asked, strict=True)
-        return [self._request(prompt, one, *whose) for prompt, one, whose in rows]
+        made = [self._request(prompt, one, *whose) for prompt, one, whose in rows]
+        if answers is None:
+            return made
+        return [
+            replace(one, reader=answers.reader(self.tokenizer, prompt.ids))
+            for one, prompt in zip(made, prompts, strict=True)
+        ]
 
     def _class_of(self, options: Options) -> RequestClass:
         scheduling = self._scheduler.config.scheduling
@@ -234,6 +255,7 @@ class RequestMaker:
         if params.seed is None and self._seed:
             drawn = replace(drawn, seed=seed_of(prompt, self._seed))
         text = partial(self._text, prompt, params)
+        form = None if params.structured_outputs is None else self._grammar(params)
         each = partial(
             Generation,
             prompt,
@@ -246,12 +268,28 @@ class RequestMaker:
             request_class=of_class,
         )
         if params.num_beams > 1:
-            requests = [each()]
+            requests = [each(grammar=form)]
             BeamSearch.begin(requests[0], size, text)
         else:
-            requests = [each(text=text(), bad_words=bad_words, sample=i) for i in range(params.answers)]
+            forms = [None if form is None else form.copy() for _ in range(params.answers)]
+            requests = [
+                each(text=text(), bad_words=bad_words, grammar=forms[i], sample=i) for i in range(params.answers)
+            ]
         self._scheduler.check(requests[0])
         return PreparedPrompt(tuple(requests), params)
+
+    def _grammar(self, params: SamplingParams) -> Grammar:
+        assert isinstance(params.structured_outputs, StructuredOutputsParams)
+        with self._making:
+            if self._grammars is None:
+                model = self._model
+                self._grammars = Grammars(self.tokenizer.to_json(), model.vocab_size, model.eos_token_ids)
+        return self._grammars.grammar(params.structured_outputs)
+
+    def close(self) -> None:
+        """Ends what compiles grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _text(self, prompt: Sequence[int], params: SamplingParams) -> OutputText | None:
         if self._tokenizer is None or not params.detokenize:

@@ -22,14 +22,18 @@ class HostBlocks:
         """The keys and the values of each layer, [P, ...] of bytes."""
         raise NotImplementedError
 
+    def memory_with(self, group: str, block: int) -> Iterable[npt.NDArray[np.uint8]]:
+        """The memories of ``memory_of`` that have a block."""
+        return self.memory_of(group)
+
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
         """See ``BlockMemory``."""
-        return np.concatenate([memory[block].reshape(-1) for memory in self.memory_of(group)])
+        return np.concatenate([memory[block].reshape(-1) for memory in self.memory_with(group, block)])
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
         """See ``BlockMemory``."""
         at = 0
-        for memory in self.memory_of(group):
+        for memory in self.memory_with(group, block):
             size = memory[block].size
             memory[block] = payload[at : at + size].reshape(memory[block].shape)
             at += size

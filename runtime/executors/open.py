@@ -134,11 +134,12 @@ def make_executor(
     check_code(bundle, target)
     if placement.load not in get_args(Load):
         raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
-    for field in ("isa", "provider", "variant", "load"):
+    for field in ("isa", "provider", "variant", "load", "partition", "ray"):
         said = getattr(placement, field)
         if said != getattr(Placement(), field) and field not in _opening(target).takes:
             owners = " or ".join(repr(name) for name in running() if field in _opening(name).takes)
-            raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
+            said = str(said) if field == "partition" else repr(said)
+            raise RequestError(f"{field}: {said} is for target {owners}, not {target!r}", hint="Leave it out.")
     return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement))
 
 
@@ -167,9 +168,10 @@ def open_executor(
     longest = groups[0].block_size if slots else context
     step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)
     gives_back = _opening(target).gives_back and not slots
-    enough = enough_for_windows(groups, config.max_requests, step_tokens) if gives_back else {}
+    owners = placement.partition.ring
+    enough = enough_for_windows(groups, config.max_requests, step_tokens, owners) if gives_back else {}
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
-    plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough)
+    plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough, owners)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement)
     return executor if sizes is None else StaticShapes(executor, sizes)

@@ -185,6 +185,10 @@ def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
     }
     if sampling.scored is not None:
         longer["scored"] = _longer(sampling.scored, more, NO_TOKEN)
+    if sampling.top_allowed is not None:
+        longer["top_allowed"] = _longer(sampling.top_allowed, more)
+    if sampling.masks is not None:
+        longer["masks"] = sampling.masks.longer(more)
     for name in SAMPLING_LISTS:
         if (starts := getattr(sampling, name)) is not None:
             longer[name] = _longer(starts, more, int(starts[-1]))

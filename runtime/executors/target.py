@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..bundle.reader import Bundle, Load
+from ..ranks.partition import Partition
 from ..shared.contracts import CacheGroup
 from ..shared.memory import default_budget
 from .base import Executor
@@ -21,6 +22,10 @@ class Placement:
         provider: the onnx target's execution provider; None takes "cpu".
         variant: one of ``variants_of``; None takes the fastest that there is for the provider.
         load: of the cpu target's weights.
+        partition: the ranks that the cpu target runs on: processes, each with ``threads`` of its own; 0 shares the
+            cores out.
+        rank_timeout: seconds without progress after which a rank counts as lost.
+        ray: the address of a Ray cluster on whose machines the ranks are; None: all are on this one.
     """
 
     threads: int = 0
@@ -28,6 +33,9 @@ class Placement:
     provider: str | None = None
     variant: str | None = None
     load: Load = "map"
+    partition: Partition = field(default_factory=Partition)
+    rank_timeout: float = 30.0
+    ray: str | None = None
 
 
 @dataclass(frozen=True)

@@ -140,3 +140,84 @@ class BlockPool:
     def _check_held(self, block: int) -> None:
         if not 0 <= block < self.total_blocks or not self._holders[block]:
             raise ValueError(f"KV block {block} is not held")
+
+
+class DividedPool(BlockPool):
+    """Blocks that several owners have: block b is of owner ``b % owners``, and each owner's blocks are a pool.
+
+    Args:
+        blocks: how many there are, a multiple of ``owners``.
+        owners: how many there are.
+        evicted: as ``BlockPool`` has it.
+    """
+
+    def __init__(self, blocks: int, owners: int, evicted: Callable[[int], None] = lambda block: None) -> None:
+        if blocks % owners:
+            raise ValueError(f"blocks: {blocks} isn't a multiple of {owners} owners")
+        self.total_blocks = blocks
+        self.owners = owners
+
+        def telling(owner: int) -> Callable[[int], None]:
+            return lambda block: evicted(block * owners + owner)
+
+        self.parts = tuple(BlockPool(blocks // owners, telling(owner)) for owner in range(owners))
+
+    @property
+    def evictions(self) -> int:  # type: ignore[override]
+        """Number of blocks that were evicted so far."""
+        return sum(part.evictions for part in self.parts)
+
+    @property
+    def kept_blocks(self) -> int:  # type: ignore[override]
+        """Number of blocks that nobody holds, and that a later request may use."""
+        return sum(part.kept_blocks for part in self.parts)
+
+    @property
+    def free_blocks(self) -> int:
+        """See ``BlockPool``."""
+        return sum(part.free_blocks for part in self.parts)
+
+    @property
+    def shared_blocks(self) -> int:
+        """See ``BlockPool``."""
+        return sum(part.shared_blocks for part in self.parts)
+
+    def available(self, tenant: str = "", *, force: bool = False) -> int:
+        """As ``BlockPool`` has it, of all owners."""
+        return sum(self.available_of(tenant, force=force))
+
+    def available_of(self, tenant: str = "", *, force: bool = False) -> list[int]:
+        """Number of blocks that ``allocate`` can give to a tenant, by owner."""
+        return [part.available(tenant, force=force) for part in self.parts]
+
+    def allocate(self, tenant: str = "", owner: int = 0) -> int:
+        """As ``BlockPool`` has it, a block of an owner's."""
+        return self.parts[owner].allocate(tenant) * self.owners + owner
+
+    def share(self, block: int) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].share(block // self.owners)
+
+    def release(self, block: int) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].release(block // self.owners)
+
+    def keep(self, block: int, tenant: str) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].keep(block // self.owners, tenant)
+
+    def drop(self, block: int) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].drop(block // self.owners)
+
+    def holders(self, block: int) -> int:
+        """See ``BlockPool``."""
+        return self.parts[block % self.owners].holders(block // self.owners)
+
+    def states(self, first: int, last: int) -> bytes:
+        """See ``BlockPool``."""
+        owners = self.owners
+        return b"".join(
+            self.parts[b % owners].states(b // owners, b // owners + 1)
+            for b in range(first, min(last, self.total_blocks))
+        )

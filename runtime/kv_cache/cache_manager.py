@@ -6,12 +6,18 @@ as soon as the step is over, and stays so after its end, until the memory is nee
 
 Layers with a sliding window need only the last blocks: those before are given back, and a table has holes (NO_BLOCK)
 there. A prefix is of use only where the window before its end is there, too.
+
+Where several ranks divide the keys, each of them owns some blocks, and all blocks of a split of ``SPLIT_TOKENS`` are of
+one owner: of the one with most to give, where a request begins a split. A window's blocks are given back split by
+split. So a request that runs alone can always have the rest of a split that it has begun: its other splits are whole,
+and an owner's blocks make whole splits.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +25,10 @@ from typing import Any
 from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import CacheGroup
-from .block_pool import BlockPool
+from .block_pool import BlockPool, DividedPool
 from .disk_tier import DiskTier
 from .kept_slots import KeptSlots
-from .pool_plan import window_tokens
+from .pool_plan import SPLIT_TOKENS, window_tokens
 from .prefix_index import NO_BLOCK, Match, Namespace, Node, PrefixIndex
 
 LEAST_COPIED = 4
@@ -73,6 +79,9 @@ class CacheManager:
         kept_slots: whether a block is the slot of a whole request; see ``KeptSlots``.
         prefix_cache: whether requests find what others have computed, if the executor has slots, or takes shared
             blocks and the groups' blocks have one size.
+        owners: see the module; the blocks of each group make whole splits for each of so many.
+
+    Raises ValueError if they don't.
     """
 
     def __init__(
@@ -84,12 +93,17 @@ class CacheManager:
         shared_blocks: bool,
         kept_slots: bool = False,
         prefix_cache: bool,
+        owners: int = 1,
     ) -> None:
         self.groups = {g.name: g for g in groups}
+        self.owners = owners
+        self._units = {g.name: g.block_size if owners == 1 else SPLIT_TOKENS for g in groups}
         self.index: PrefixIndex | None = None
         if prefix_cache and shared_blocks and len({g.block_size for g in groups}) == 1:
             self.index = PrefixIndex(groups[0].block_size, [g.window > 0 for g in groups], self._drop)
-        self.pools = {g.name: BlockPool(blocks[g.name], partial(self._evicted, i)) for i, g in enumerate(groups)}
+        self.pools: dict[str, BlockPool] = {}
+        for i, group in enumerate(groups):
+            self.pools[group.name] = self._pool(group, blocks[group.name], partial(self._evicted, i))
         self._slots = KeptSlots(self.pools) if prefix_cache and kept_slots else None
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
@@ -103,14 +117,18 @@ class CacheManager:
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
         """Most tokens that a request of so many tokens ever holds blocks for in a group."""
-        return min(tokens, window_tokens(group, 1, self._step_tokens)) if group.name in self.windows else tokens
+        unit = self._units[group.name]
+        return min(tokens, window_tokens(group, 1, self._step_tokens, unit)) if group.name in self.windows else tokens
 
     def room(self, group: CacheGroup, tokens: int, sequences: int) -> int:
         """So many tokens, or what a group can hold of each of so many sequences at a time, if that is fewer."""
-        blocks, size = self.pools[group.name].total_blocks, group.block_size
-        if group.name in self.windows and window_tokens(group, sequences, self._step_tokens) <= blocks * size:
+        blocks, size, unit = self.pools[group.name].total_blocks, group.block_size, self._units[group.name]
+        whole = unit
+        if self.owners > 1 and sequences > 1:  # all sequences of a search may have their blocks of one owner
+            blocks, whole = blocks // self.owners, size
+        if group.name in self.windows and window_tokens(group, sequences, self._step_tokens, unit) <= blocks * size:
             return tokens
-        return min(tokens, blocks // sequences * size)
+        return min(tokens, blocks * size // whole // sequences * whole)
 
     def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
         """Has a request begin with what is known of its tokens: sets its tables and ``computed``.
@@ -147,18 +165,19 @@ class CacheManager:
                 table.append(node.blocks[i])
             request.tables[name] = table
         request.computed = tokens
-        if not self._has_blocks_for(request, promised, force):
+        partly = match.nodes[whole] if tokens % size else None
+        if not self._has_blocks_for(request, promised, force, partly):
             self._take_all(request)
             return False
         request.capacity = whole * size if self.groups else 0
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
         self._places[request] = place = _Place(node, whole)
-        if not self._read(index, request, place) and tokens % size:
-            if NO_BLOCK in match.nodes[whole].blocks:  # evicted for a record that turned out to be damaged
+        if not self._read(index, request, place) and partly is not None:
+            if NO_BLOCK in partly.blocks:  # evicted for a record that turned out to be damaged
                 self.release(request)
                 return self.begin(request, others, promised, force=force)
-            self._copy(request, match.nodes[whole])
+            self._copy(request, partly)
         self._count(request)
         return True
 
@@ -169,8 +188,10 @@ class CacheManager:
         False, and it has no blocks, if there is none for that.
         """
         parts = {name: source.computed % group.block_size for name, group in self.groups.items()}
-        if any(part and not self.pools[name].available(request.tenant) for name, part in parts.items()):
-            return False
+        for name, part in parts.items():
+            at = source.computed // self.groups[name].block_size
+            if part and not self._part(name, source.tables[name][at]).available(request.tenant):
+                return False
         for name, group in self.groups.items():
             whole = source.computed // group.block_size
             request.tables[name] = table = source.tables[name][:whole]
@@ -207,6 +228,8 @@ class CacheManager:
         needed = {name: -(-tokens // group.block_size) - lengths[name] for name, group in self.groups.items()}
         if any(n > 0 and n > self.pools[name].available(request.tenant, force=force) for name, n in needed.items()):
             return False
+        if self.owners > 1:
+            return self._grow_in_splits(request, needed, force)
         for name, count in needed.items():
             pool, table = self.pools[name], request.tables.setdefault(name, array("i"))
             table.extend(pool.allocate(request.tenant) for _ in range(count))
@@ -219,6 +242,9 @@ class CacheManager:
         """How many of the next ``count`` tokens fit into the blocks that it has and those that are available."""
         for name, group in self.groups.items():
             available = self.pools[name].available(request.tenant, force=force)
+            if self.owners > 1:
+                wanted = -(-(request.computed + count) // group.block_size) - len(request.tables.get(name, ()))
+                available = len(self._owners_of_next(request, name, max(wanted, 0), force))
             blocks = len(request.tables.get(name, ())) + available
             count = min(count, blocks * group.block_size - request.computed)
         return count
@@ -272,17 +298,117 @@ class CacheManager:
             blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
         return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.store.describe()}
 
-    @staticmethod
-    def first_block(group: CacheGroup, position: int) -> int:
-        """The first block of a group that a query at ``position``, or a later one, sees."""
-        return max(position - group.window + 1, 0) // group.block_size if group.window else 0
+    def first_block(self, group: CacheGroup, position: int) -> int:
+        """The first block of a group that a query at ``position``, or a later one, sees; or those before it that are
+        given back together with it."""
+        if not group.window:
+            return 0
+        unit = self._units[group.name]
+        return max(position - group.window + 1, 0) // unit * (unit // group.block_size)
 
-    def _has_blocks_for(self, request: Request, promised: Mapping[str, int], force: bool) -> bool:
+    def _has_blocks_for(
+        self, request: Request, promised: Mapping[str, int], force: bool, partly: Node | None = None
+    ) -> bool:
         needed = self.lacking(request, len(request.tokens))
         return all(
             promised[name] + needed[name] <= pool.available(request.tenant, force=force)
-            for name, pool in self.pools.items()
+            and (self.owners == 1 or self._has_splits_for(request, name, needed[name], force, i, partly))
+            for i, (name, pool) in enumerate(self.pools.items())
         )
+
+    def _has_splits_for(
+        self, request: Request, name: str, count: int, force: bool, group: int, partly: Node | None
+    ) -> bool:
+        """Whether owners have the next blocks of a request, of which the first is a copy if it has one ``partly``."""
+        first = None if partly is None else partly.blocks[group] % self.owners
+        return len(self._owners_of_next(request, name, count, force, first)) == count
+
+    # Where the keys have several owners
+
+    def _pool(self, group: CacheGroup, blocks: int, evicted: Callable[[int], None]) -> BlockPool:
+        if self.owners == 1:
+            return BlockPool(blocks, evicted)
+        size = SPLIT_TOKENS // group.block_size * self.owners
+        if SPLIT_TOKENS % group.block_size or blocks % size:
+            raise ValueError(f"blocks: {blocks} of {group.name} aren't whole splits of {self.owners} owners")
+        return DividedPool(blocks, self.owners, evicted)
+
+    def _part(self, name: str, block: int) -> BlockPool:
+        """The pool that a block is of."""
+        pool = self.pools[name]
+        return pool.parts[block % self.owners] if isinstance(pool, DividedPool) else pool
+
+    def _owners_of_next(
+        self, request: Request, name: str, count: int, force: bool, owner: int | None = None
+    ) -> list[int]:
+        """Whose the next ``count`` blocks of a request are, or as many of them as there are.
+
+        A split that has been begun keeps its owner. Another one is of who has most, and of several that have, of the
+        one next to the last split's owner. So an empty pool gives 0 1 2 2 1 0 0 1 2: then all have as much to do for a
+        prompt, whose later tokens see more splits. ``owner``: of the next block, if that is known.
+        """
+        pool, table = self.pools[name], list(request.tables.get(name, ()))
+        assert isinstance(pool, DividedPool)
+        left, owners, at = pool.available_of(request.tenant, force=force), list[int](), len(table)
+        each = SPLIT_TOKENS // self.groups[name].block_size
+        last = table[-1] % self.owners if at and table[-1] != NO_BLOCK else 0
+        if owner is None and at % each and table[-1] != NO_BLOCK:
+            owner = last
+        while len(owners) < count:
+            if owner is None:
+                most = max(left)
+                owner = min((abs(last - i), i) for i, n in enumerate(left) if n == most)[1]
+            wanted = min(count - len(owners), each - at % each)
+            taken = min(wanted, left[owner])
+            owners += [owner] * taken
+            if taken < wanted:
+                break
+            left[owner] -= taken
+            at += taken
+            last, owner = owner, None
+        return owners
+
+    def _grow_in_splits(self, request: Request, needed: Mapping[str, int], force: bool) -> bool:
+        """Takes ``needed`` blocks of each group; takes none and returns False if their owners don't have them."""
+        owners = {name: self._owners_of_next(request, name, max(n, 0), force) for name, n in needed.items()}
+        if any(len(owners[name]) < n for name, n in needed.items()):
+            return False
+        for name, of in owners.items():
+            pool, table = self.pools[name], request.tables.setdefault(name, array("i"))
+            assert isinstance(pool, DividedPool)
+            table.extend(pool.allocate(request.tenant, owner) for owner in of)
+        request.capacity = min(len(request.tables[name]) * group.block_size for name, group in self.groups.items())
+        return True
+
+    def _allocate(self, request: Request, name: str, like: int | None = None) -> int:
+        """One more block of a group for a request: of the owner of block ``like``, or of who is next."""
+        pool = self.pools[name]
+        if not isinstance(pool, DividedPool):
+            return pool.allocate(request.tenant)
+        if like is not None:
+            return pool.allocate(request.tenant, like % self.owners)
+        owners = self._owners_of_next(request, name, 1, force=True) or [request.tables[name][-1] % self.owners]
+        return pool.allocate(request.tenant, owners[0])
+
+    def _joined(self, parent: Node, at: int, tokens: tuple[int, ...], blocks: Sequence[int]) -> list[int]:
+        """Which of these blocks may be those of the node of ``tokens`` behind ``parent``.
+
+        Block ``at`` of a request must have the owner of its neighbours in a split.
+        """
+        each = [SPLIT_TOKENS // group.block_size for group in self.groups.values()]
+        place = bisect_left(parent.children, tokens, key=lambda child: child.tokens)
+        node = parent.children[place] if place < len(parent.children) else None
+        if node is not None and node.tokens != tokens:
+            node = None
+        joined = list(blocks)
+        for i, block in enumerate(blocks):
+            near = [parent.blocks[i]] if at % each[i] else []
+            if node is not None and (at + 1) % each[i]:
+                near += [child.blocks[i] for child in node.children]
+            others = {other % self.owners for other in near if other != NO_BLOCK}
+            if block != NO_BLOCK and others - {block % self.owners}:
+                joined[i] = NO_BLOCK
+        return joined
 
     def _copy(self, request: Request, node: Node) -> None:
         """The block in which a prefix ends becomes the request's own."""
@@ -296,7 +422,7 @@ class CacheManager:
         """The request's next block of a group is a copy of ``source``."""
         memory = None if self.disk is None else self.disk.memory
         payload = None if memory is None else memory.read_block(name, source)
-        request.tables[name].append(block := self.pools[name].allocate(request.tenant))
+        request.tables[name].append(block := self._allocate(request, name, source))
         if memory is None or payload is None:
             self.copies.setdefault(name, []).append((source, block))
         else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
@@ -316,7 +442,7 @@ class CacheManager:
         for at, name in enumerate(names, first):
             for group, table in request.tables.items():
                 seen = at >= self.first_block(self.groups[group], end)
-                table.append(self.pools[group].allocate(request.tenant) if seen else NO_BLOCK)
+                table.append(self._allocate(request, group) if seen else NO_BLOCK)
                 self._not_cleared(group, table[-1])
             blocks = [table[at] for table in request.tables.values()]
             if not self.disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
@@ -375,8 +501,15 @@ class CacheManager:
     def _add(self, index: PrefixIndex, request: Request, parent: Node, at: int, count: int) -> Node:
         """Block ``at`` of a request, with its first ``count`` tokens, can be found behind ``parent``."""
         begin = at * index.block_size
-        blocks = [request.tables[name][at] for name in self.groups]
-        node = index.add(parent, tuple(request.tokens[begin : begin + count]), blocks)
+        tokens, blocks = (
+            tuple(request.tokens[begin : begin + count]),
+            [request.tables[name][at] for name in self.groups],
+        )
+        if self.owners > 1:
+            blocks = self._joined(parent, at, tokens, blocks)
+            if count < index.block_size and all(block == NO_BLOCK for block in blocks):
+                return parent
+        node = index.add(parent, tokens, blocks)
         for name, block, kept in zip(self.groups, blocks, node.blocks, strict=True):
             if block == kept != NO_BLOCK:
                 self.pools[name].keep(block, request.tenant)

@@ -13,6 +13,9 @@ from ..shared.contracts import CacheGroup
 from ..shared.errors import CapacityError
 from ..shared.memory import format_bytes
 
+SPLIT_TOKENS = 512
+"""The tokens whose keys and values all lie on one rank, where ranks divide them: attention computes these together."""
+
 
 @dataclass(frozen=True)
 class PoolPlan:
@@ -52,20 +55,23 @@ def plan_pools(
     most_tokens: int,
     reserved: int = 0,
     enough: Mapping[str, int] = MappingProxyType({}),
+    owners: int = 1,
 ) -> PoolPlan:
     """Pools that fit in ``budget`` bytes, less ``reserved``, of no more than ``most_tokens`` (rounded up to blocks).
 
     Every group gets the same tokens, but for those of ``enough``: so many are enough for a group, whatever the others
-    hold. What is left when the others have ``most_tokens`` goes to these, for prefixes.
+    hold. What is left when the others have ``most_tokens`` goes to these, for prefixes. Each of several ``owners``
+    has as many whole splits.
 
-    Raises CapacityError if the budget holds no block of each group.
+    Raises CapacityError if the budget holds no block of each group, or no split of each owner.
     """
-    unit = math.lcm(*(g.block_size for g in groups))
+    unit = math.lcm(*(g.block_size for g in groups), *([SPLIT_TOKENS * owners] if owners > 1 else []))
+    whole = unit if owners > 1 else 1
     unit_bytes = sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
     most = range(-(-most_tokens // unit) + 1)
 
     def size(units: int, more: int = 0) -> int:
-        blocks = _blocks(groups, units * unit, enough, more * unit)
+        blocks = _blocks(groups, units * unit, enough, more * unit, whole)
         return sum(g.bytes_per_block * blocks[g.name] for g in groups)
 
     units = bisect_right(most, budget - reserved, key=size) - 1
@@ -77,15 +83,20 @@ def plan_pools(
             hint=f"Pass memory of {unit_bytes + reserved} bytes or more.",
         )
     more = bisect_right(most, budget - reserved, key=partial(size, units)) - 1
-    return PoolPlan(tuple(groups), units * unit, _blocks(groups, units * unit, enough, more * unit))
+    return PoolPlan(tuple(groups), units * unit, _blocks(groups, units * unit, enough, more * unit, whole))
 
 
-def window_tokens(group: CacheGroup, requests: int, step_tokens: int) -> int:
-    """Most tokens that requests hold blocks for in a group with a window, if a step computes so many of theirs."""
-    return requests * (group.window + 2 * group.block_size) + step_tokens
+def window_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int = 0) -> int:
+    """Most tokens that requests hold blocks for in a group with a window, if a step computes so many of theirs.
+
+    ``unit``: tokens that are given back together; 0: those of a block.
+    """
+    return requests * (group.window + 2 * (unit or group.block_size)) + step_tokens
 
 
-def enough_for_windows(groups: Sequence[CacheGroup], requests: int, step_tokens: int) -> dict[str, int]:
+def enough_for_windows(
+    groups: Sequence[CacheGroup], requests: int, step_tokens: int, owners: int = 1
+) -> dict[str, int]:
     """Cache group with a window -> tokens, if others have none, that are enough for so many requests at a time.
 
     That is what they hold, with the chunk of one that begins behind another's. And as much again, for prefixes:
@@ -93,12 +104,18 @@ def enough_for_windows(groups: Sequence[CacheGroup], requests: int, step_tokens:
     """
     if all(group.window for group in groups):
         return {}
-    return {g.name: 2 * window_tokens(g, requests, 2 * step_tokens) for g in groups if g.window}
+    unit = SPLIT_TOKENS * owners if owners > 1 else 0
+    return {g.name: 2 * window_tokens(g, requests, 2 * step_tokens, unit) for g in groups if g.window}
 
 
-def _blocks(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int], more: int = 0) -> dict[str, int]:
-    """Counts each group's blocks: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer."""
-    each = {g.name: min(tokens, enough.get(g.name, tokens) + more) for g in groups}
+def _blocks(
+    groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int], more: int = 0, whole: int = 1
+) -> dict[str, int]:
+    """Counts each group's blocks: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer.
+
+    ``whole``: they hold a multiple of so many tokens.
+    """
+    each = {g.name: min(tokens, -(-(enough.get(g.name, tokens) + more) // whole) * whole) for g in groups}
     return {g.name: -(-each[g.name] // g.block_size) for g in groups}
 
 

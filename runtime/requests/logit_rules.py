@@ -14,6 +14,7 @@ import numpy as np
 
 from ..shared.contracts import NO_TOKEN, Int32Array, SamplingBatch
 from .sampling import SamplingParams
+from .structured import Grammar, Guided, Masks
 
 Row = tuple[SamplingParams, int, int]
 """Parameters, seed, and the index of the new token in its request's output."""
@@ -31,10 +32,11 @@ class LogitRules:
     Attributes:
         prompted: distinct tokens of the prompt, in any order, for a repetition penalty; empty without one.
         counted, counts: distinct tokens of the output, and how often each is there; empty without a penalty.
-        counting: whether there is a penalty, so that each new token must be given to ``push``.
+        counting: whether there is a penalty or a grammar, so that each new token must be given to ``push``.
         allowed: the only tokens that may come; empty for all.
         has_biases: whether ``biases`` ever says something.
         changing: whether any of these, or ``biases``, may be another for the next token.
+        grammar: the answer's form, which says what may come; None without one.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class LogitRules:
         tokens: list[int],
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         self._tokens, self._prompt_length = tokens, len(tokens)
+        self.grammar = grammar
         self.prompted, self.counted, self.counts = array("i"), array("i"), array("i")
         self.allowed = array("i", sorted(set(params.allowed_token_ids)))
         # Token -> its place in ``counted``; one look-up a token, as this is Python between two steps.
@@ -52,7 +56,8 @@ class LogitRules:
         if params.repetition_penalty != 1:
             self.prompted.extend(set(tokens))
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        self.counting = penalties != (1, 0, 0)
+        self._counted = penalties != (1, 0, 0)
+        self.counting = self._counted or grammar is not None
         self._min_tokens = params.min_tokens
         self._ends = dict.fromkeys(end_tokens, -math.inf)
         always = {word[0]: -math.inf for word in bad_words if len(word) == 1}
@@ -60,7 +65,7 @@ class LogitRules:
         self._words = [list(word) for word in bad_words if len(word) > 1]
         self._kept = self._arrays(self._always)
         self.has_biases = bool(self._always or self._words or self._min_tokens)
-        self.changing = self.counting or bool(self._words) or self._min_tokens > 0
+        self.changing = self.counting or bool(self._words) or self._min_tokens > 0 or grammar is not None
 
     @classmethod
     def from_params(
@@ -69,15 +74,21 @@ class LogitRules:
         tokens: list[int],
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> LogitRules | None:
         """None where the parameters have no such rules."""
         plain = params.repetition_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
-        if plain and not (params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens):
+        listed = params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens
+        if plain and not listed and grammar is None:
             return None
-        return cls(params, tokens, end_tokens, bad_words)
+        return cls(params, tokens, end_tokens, bad_words, grammar)
 
     def push(self, token: int) -> None:
         """One more token of the output, which is in ``tokens`` by now."""
+        if self.grammar is not None:
+            self.grammar.push(token)
+            if not self._counted:
+                return
         place = self._places.get(token)
         if place is not None:
             self.counts[place] += 1
@@ -88,6 +99,8 @@ class LogitRules:
 
     def forced(self, most: int) -> Sequence[int]:
         """Up to ``most`` tokens that come next, as no other may; empty where others may, too."""
+        if self.grammar is not None:
+            return self.grammar.forced(most)
         return self.allowed * most if len(self.allowed) == 1 else ()
 
     def ahead(self, draft: Sequence[int]) -> list[LogitRules]:
@@ -103,7 +116,8 @@ class LogitRules:
         kept = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
         other._tokens = [*self._tokens[-kept:], token]
         other._prompt_length = self._prompt_length + len(other._tokens) - len(self._tokens) - 1
-        if self.counting:
+        other.grammar = None  # the masks of a step are made with its drafts
+        if self._counted:
             other._places, other.counted, other.counts = self._places.copy(), self.counted[:], self.counts[:]
             other.push(token)
         return other
@@ -134,12 +148,14 @@ def sampling_batch(
     rules: Sequence[LogitRules | None] = (),
     top: int | None = None,
     scored: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    guided: Sequence[Guided] = (),
 ) -> SamplingBatch:
     """The arrays [R] of a step's rows.
 
     Args:
         rules: of each row's request; may be left out where none has any.
         top: so many top logprobs are wanted of some row, whatever the parameters say; None: none.
+        guided: rows whose tokens grammars limit; their masks are computed from now on.
         scored: row -> the tokens whose logprobs are wanted in place of the drawn ones, of it and of those behind it.
     """
     wanted = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])
@@ -157,6 +173,8 @@ def sampling_batch(
             setattr(batch, name, np.array([getattr(p, name) for p, _, _ in rows], np.float32))
     if any(rules):
         RowLists(batch, rules)
+    if guided:
+        batch.masks = Masks(guided, len(rows))
     if scored:
         batch.scored = np.full(len(rows), NO_TOKEN, np.int32)
         for row, tokens in scored.items():

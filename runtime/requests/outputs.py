@@ -1,12 +1,16 @@
-"""What a request gives back."""
+"""What a request gives back, and how the engine that runs it is doing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..shared.errors import EnginewrightError
+
+if TYPE_CHECKING:
+    from ..text.chat_format_parser import Message
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;
@@ -82,6 +86,12 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    reader: Callable[[tuple[int, ...]], Message] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def message(self) -> Message | None:
+        """See ``RequestOutput.message``."""
+        return None if self.reader is None else self.reader(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ class RequestOutput:
         score: of a beam search's answer: see ``SamplingParams.num_beams``.
         others: the results of the other answers where ``n`` is more than 1; the tokens and the text above are those of
             the first.
+        reader: makes ``message`` of the tokens.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -121,6 +132,15 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     score: float | None = None
     others: tuple[RequestOutput, ...] = ()
+    reader: Callable[[tuple[int, ...]], Message] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def message(self) -> Message | None:
+        """A conversation's answer in its parts: ``content``, ``reasoning`` and ``calls``; None of a plain prompt.
+
+        It is read from ``token_ids`` when it is first asked for. What stands behind a stop string isn't cut there.
+        """
+        return None if self.reader is None else self.reader(self.token_ids)
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -144,6 +164,7 @@ class RequestOutput:
             logprobs=entries,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            reader=self.reader,
         )
 
     @property
@@ -219,3 +240,24 @@ class BeamSearchOutput:
 def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:
     found = {entry.token_id: Logprob(entry.logprob)}
     return found | {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
+
+
+class Pulse(NamedTuple):
+    """How an engine is doing.
+
+    Attributes:
+        step_seconds: how long the step that runs has taken; 0 for none.
+        expected_seconds: how long it should take; 0 where that isn't known yet.
+        running, waiting: requests.
+        blocks_used: share of the KV cache's blocks that requests hold.
+        steps: that were taken.
+        preemptions: how often a request had to give its blocks up.
+    """
+
+    step_seconds: float
+    expected_seconds: float
+    running: int
+    waiting: int
+    blocks_used: float
+    steps: int
+    preemptions: int

@@ -7,6 +7,7 @@ What a caller wants makes its kind: ``Generation`` wants new tokens, ``Scoring``
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .request_class import NO_TARGETS, RequestClass
 from .sampling import SamplingParams, sample_seed, seed_of
+from .structured import Grammar
 
 _numbers = itertools.count()
 
@@ -213,6 +215,7 @@ class Generation(Request):
         max_tokens: most new tokens, where it isn't ``params.max_tokens``.
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         bad_words: tokens of each of ``params.bad_words``.
+        grammar: the form of its answer, at its beginning; its own.
         sample: which of the request's answers this is; see ``sample_seed``.
 
     Attributes:
@@ -228,6 +231,7 @@ class Generation(Request):
         max_tokens: int | None = None,
         text: OutputText | None = None,
         bad_words: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
         sample: int = 0,
         **common: Unpack[Common],
     ) -> None:
@@ -242,9 +246,9 @@ class Generation(Request):
             raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
         self.max_tokens = most
         self._end_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        if not params.ignore_eos or grammar is not None:
             self._end_token_ids |= frozenset(end_token_ids)
-        self.rules = LogitRules.from_params(params, self.tokens, self._end_token_ids, bad_words)
+        self.rules = LogitRules.from_params(params, self.tokens, self._end_token_ids, bad_words, grammar)
         # What counts its new tokens, for penalties.
         self._counted = None if self.rules is None or not self.rules.counting else self.rules.push
         # Of the prompt's tokens; those of the first ``scored`` are known.
@@ -290,12 +294,17 @@ class Generation(Request):
         elif self.output_length >= self.max_tokens:
             self.finish("length")
 
+    @property
+    def _grammar(self) -> Grammar | None:
+        return None if self.rules is None else self.rules.grammar
+
     def branch(self) -> Generation:
         """Another sequence of its beam search, with the same tokens."""
         other = Generation(
             self.tokens[: self.prompt_length],
             self.params,
             max_tokens=self.max_tokens,
+            grammar=self._grammar,
             tenant=self.tenant,
             priority=self.priority,
             request_class=self.request_class,
@@ -309,11 +318,15 @@ class Generation(Request):
         """Takes the tokens of another sequence of its beam search."""
         self.tokens = other.tokens.copy()
         self._logprobs = other._logprobs.copy()
+        if self.rules is not None and other._grammar is not None:
+            self.rules.grammar = other._grammar.copy()
 
     def extend(self, entry: TokenLogprobs) -> None:
         """Takes one token more, as a sequence of a beam search."""
         self.tokens.append(entry.token_id)
         self._logprobs.append(entry)
+        if self._grammar is not None:
+            self._grammar.push(entry.token_id)
         self._timed()
 
     def accept_answers(self) -> None:
@@ -512,6 +525,7 @@ class BeamSearch:
             (self._totals.get(member, 0.0) + logprob, member, token, logprob)
             for member in self.members
             for token, logprob in self._found[member]
+            if logprob > -math.inf  # else its grammar bans it
         ]
         # Sorting keeps the order of equals: the first sequence's first.
         best = sorted(found, key=lambda one: -one[0])[: self.candidates]

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..shared.errors import RequestError, shown
-from .vllm_names import OF_SAMPLING, check_nothing, takes_vllm_names
+from .structured import StructuredOutputsParams
+from .vllm_names import OF_SAMPLING, takes_vllm_names
 
 MOST_LOGPROBS = 100
 MOST_STOP = 128
@@ -84,6 +85,8 @@ class SamplingParams:
             answer.
         include_stop_str_in_output: the text has the stop string, or the text of the token, that ended it.
         detokenize: False makes no text of the tokens; then there are no stop strings.
+        structured_outputs: the form that the answer has: a JSON schema, a pattern, a grammar. End tokens end it even
+            with ``ignore_eos``. It needs ``enginewright[structured]``.
 
     Other fields that vLLM has are taken where no result depends on them, or where they ask for nothing.
 
@@ -119,6 +122,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -168,6 +172,7 @@ class SamplingParams:
             value = getattr(self, name)
             in_range = value is None or _is_int(value, 0, MOST_LOGPROBS + 1)
             _check(name, value, in_range, f"None or an integer from 0 to {MOST_LOGPROBS}")
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.checked(self.structured_outputs))
         self._check_rules()
         self._check_answers()
 
@@ -263,7 +268,7 @@ class BeamSearchParams:
         temperature: 0; a beam search draws nothing.
         length_penalty: above 0 favours longer sequences.
         include_stop_str_in_output: nothing depends on it; an end token is in a sequence's tokens and text.
-        structured_outputs: None; guided decoding isn't there yet.
+        structured_outputs: the form that a sequence has; see there.
 
     Raises:
         RequestError: a value is out of range; names the field.
@@ -275,13 +280,12 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
-    structured_outputs: None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check("beam_width", self.beam_width, _is_int(self.beam_width, 1, MOST_BEAMS + 1), f"from 1 to {MOST_BEAMS}")
         _check("max_tokens", self.max_tokens, _is_int(self.max_tokens, 1), ">= 1")
         _check("temperature", self.temperature, _is_number(self.temperature, 0, 0), "0: a beam search draws nothing")
-        check_nothing("structured_outputs", self.structured_outputs, OF_SAMPLING)
         self.sampling()
 
     def sampling(self) -> SamplingParams:
@@ -295,6 +299,7 @@ class BeamSearchParams:
             early_stopping="never",
             logprobs=2 * self.beam_width,
             detokenize=False,
+            structured_outputs=self.structured_outputs,
         )
 
 

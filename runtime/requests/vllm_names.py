@@ -53,10 +53,10 @@ _NO_IMAGES = Only((*_EMPTY, ""), "bundles take text alone", "Leave it out.")
 _NO_LORA = Only(
     (None, False), "there are no adapters yet", "Merge the adapter into the model, and export that as a bundle."
 )
-_NO_GUIDE = Only(
+_GUIDE = Only(
     (None, {}),
-    "guided decoding isn't there yet",
-    "Leave it out; allowed_token_ids, bad_words and logit_bias say which tokens may come.",
+    "the form of an answer is a sampling parameter here",
+    "Pass SamplingParams(structured_outputs=StructuredOutputsParams(json=...)).",
 )
 _AT_EXPORT = Only(
     (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or export with --recipe."
@@ -91,7 +91,7 @@ OF_LLM: Mapping[str, Rule] = {
     **dict.fromkeys(("task", "runner", "convert"), _TEXT_ONLY),
     **dict.fromkeys(("enable_lora", "lora_modules"), _NO_LORA),
     **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _NO_IMAGES),
-    "structured_outputs_config": _NO_GUIDE,
+    "structured_outputs_config": _GUIDE,
     "logits_processors": _NO_PROCESSORS,
     "tokenizer": Only((None,), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."),
     "tokenizer_mode": Only(
@@ -122,7 +122,7 @@ OF_LLM: Mapping[str, Rule] = {
 OF_GENERATE: Mapping[str, Rule] = {
     "lora_request": Only(_EMPTY, _NO_LORA.why, _NO_LORA.hint),
     "prompt_adapter_request": Only((None,), _NO_LORA.why, "Leave it out."),
-    "guided_options_request": _NO_GUIDE,
+    "guided_options_request": _GUIDE,
     "tokenization_kwargs": Only(_EMPTY, "text is encoded in one way", "Pass token ids: llm.tokenizer.encode(text)."),
     "mm_processor_kwargs": _NO_IMAGES,
     "prompt_token_ids": Only((None,), "token ids are prompts", 'Pass them as prompts, or {"prompt_token_ids": ids}.'),
@@ -135,7 +135,7 @@ OF_CHAT: Mapping[str, Rule] = {
 }
 OF_SAMPLING: Mapping[str, Rule] = {
     **dict.fromkeys(("spaces_between_special_tokens", "output_kind", "skip_clone", "stream_interval"), Idle()),
-    **dict.fromkeys(("structured_outputs", "guided_decoding", "response_format"), _NO_GUIDE),
+    **dict.fromkeys(("guided_decoding", "response_format"), _GUIDE),
     "logits_processors": _NO_PROCESSORS,
     "use_beam_search": Only((False, None), "it is called num_beams here", "Use num_beams, or llm.beam_search."),
     "truncate_prompt_tokens": Only((None,), "prompts aren't cut", "Cut it: llm.tokenizer.encode(text)[-n:]."),

@@ -10,6 +10,7 @@ import numpy as np
 
 from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
 from enginewright.runtime.requests.request import Generation, HiddenStates, Request, Scoring
+from enginewright.runtime.requests.structured import Guided
 
 from ..shared.contracts import CacheGroup, Int32Array, StepInput
 
@@ -43,10 +44,18 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """The chunks of a step, in the order of their tokens."""
+    """The chunks of a step, in the order of their tokens.
+
+    Attributes:
+        scheduled, began: when scheduling it began, and when it was done, by the scheduler's clock.
+        alone: whether no other step was in flight.
+    """
 
     chunks: tuple[Chunk, ...]
     step: StepInput
+    scheduled: float = 0.0
+    began: float = 0.0
+    alone: bool = True
 
 
 def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> StepInput:
@@ -61,6 +70,8 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     sampled: list[Row] = []
     most: list[int] = []  # top logprobs that are wanted
     rules: list[LogitRules | None] = []
+    guided: list[Guided] = []
+    searched: list[int] = []  # rows of beam searches with a grammar
     scored: dict[int, Sequence[int]] = {}  # row -> the tokens that follow in its prompt, and in those behind it
     for c in chunks:
         request, plain = c.request, c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
@@ -70,11 +81,19 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         sampled += [PLAIN] * plain
         rules += [None] * plain
         if c.samples and isinstance(request, Generation):
+            if request.rules is not None and request.rules.grammar is not None:
+                guided.append(Guided(request.rules.grammar, len(sampled), c.draft))
+                searched += [len(sampled)] * (request.search is not None)
             for ahead in range(1 + len(c.draft)):
                 sampled.append((request.params, request.seed, request.output_length + ahead))
             rules += [None] * (1 + len(c.draft)) if request.rules is None else request.rules.ahead(c.draft)
             if request.search is not None:
                 most.append(request.search.looked_at)
+    sampling = sampling_batch(sampled, rules, max(most, default=None), scored, guided) if sampled else None
+    if searched:
+        assert sampling is not None
+        sampling.top_allowed = np.zeros(len(sampled), np.int32)
+        sampling.top_allowed[searched] = 1
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
     return StepInput(
         ids=np.fromiter(tokens, np.int32, len(owner)),
@@ -84,7 +103,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         block_tables=tables,
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
-        sampling=sampling_batch(sampled, rules, max(most, default=None), scored) if sampled else None,
+        sampling=sampling,
         return_logits=any(isinstance(c.request, Scoring) for c in chunks),
         hidden=tuple(sorted({i for c in chunks if isinstance(c.request, HiddenStates) for i in c.request.layers})),
     )

@@ -26,7 +26,8 @@ def places_taken(running: Sequence[Request]) -> int:
 
 
 def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> bool:
-    """Has the sequences of a search go on as it chooses, or ends it. All of them are in ``running``.
+    """Has the sequences of a search go on as it chooses, or ends it. All of them are in ``running``; those that a
+    grammar leaves no next token leave it, and ``search.members``, but for the root.
 
     Returns whether all that go on have their blocks; else they have to be computed anew.
     """
@@ -45,6 +46,13 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
     for member in spare:
         cache.release(member, partly=False)
     complete = True
+    if search.root in spare and not any(len(indices) > 1 for indices in going.values()):
+        parent = next(iter(going))  # its caller waits for the root, which takes the place of another
+        search.root.become(parent)
+        complete = cache.fork(parent, search.root)
+        going = {search.root if one is parent else one: indices for one, indices in going.items()}
+        cache.release(parent, partly=False)
+        spare = [*spare[1:], parent]
     last = running.index(search.members[-1])
     for parent, indices in going.items():
         for i in indices[1:]:  # before the parent goes on, whose tokens they have
@@ -59,5 +67,7 @@ def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> b
             complete = cache.fork(parent, child) and complete
             search.advanced(child, branches[i])
         search.advanced(parent, branches[indices[0]])
-    assert not spare, "there are as many branches as beams"
+    for member in spare:
+        search.members.remove(member)
+        running.remove(member)
     return complete

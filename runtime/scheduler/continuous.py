@@ -58,6 +58,7 @@ class ContinuousScheduler:
             step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),
             shared_blocks=caps.shared_blocks,
             kept_slots=caps.kept_slots,
+            owners=caps.owners,
             prefix_cache=config.prefix_cache,
         )
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
@@ -71,9 +72,10 @@ class ContinuousScheduler:
         self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model)
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()
-        self._inputs = StepInputs(self.groups, self.cache.windows)
+        # Of steps that are in flight at a time, each is followed by one of the same requests.
+        self._inputs = [StepInputs(self.groups, self.cache.windows, caps.masks) for _ in range(caps.in_flight)]
+        self._flying: set[Request] = set()  # whose step was scheduled, and isn't committed
         self._decoded_last = False
-        self._scheduled = self._began = 0.0  # when scheduling the last step began, and when it was done
         self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
 
     @property
@@ -112,22 +114,25 @@ class ContinuousScheduler:
             one.finish("abort")
 
     def abort_all(self) -> None:
+        self._flying.clear()
         for request in [*self.running, *self.waiting]:
             self.abort(request)
 
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def schedule(self) -> Batch:
+    def schedule(self) -> Batch | None:
         """Makes the next step: all decodes with their drafts, then prompts up to a budget of tokens.
 
         Whoever finds no block on the way has the newest running request give way, and so nobody begins in that step.
+        Requests of steps that are in flight are left out, and keep what they have; so None is returned while all that
+        could run are in flight.
         """
-        self._scheduled = self._clock()
+        scheduled, alone = self._clock(), not self._flying and (self.caps.in_flight == 1 or len(self.running) == 1)
         self._make_way()
         preemptions = self.preemptions
         # What decodes: every request that lacks one token. What is proposed comes behind that.
-        decodes = self._decodes(ahead=self.drafts.begin(self.running, self.policy.paused))
+        decodes = self._decodes(ahead=alone and self.drafts.begin(self.running, self.policy.paused))
         # What of prompts: of a request that goes before those that run, of those that run, then of who waits.
         prefills, tokens_left = list[Chunk](), 0
         if self.waiting or len(decodes) < len(self.running):  # unlike in most steps
@@ -141,15 +146,19 @@ class ContinuousScheduler:
                     prefills += self._admitted(tokens_left - _tokens(prefills))
         if not self.caps.ragged and prefills:  # one phase a step: they alternate
             decodes = []
+        if not decodes and not prefills and self._flying:
+            return None
         if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
             self._preempt([request for request in self.running if request.search is not None])
             prefills = self._admitted(tokens_left)
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
         step = self._step_of(chunks := decodes + prefills)
-        self._began = self._clock()
         self.chunks = tuple(chunks)
-        return Batch(self.chunks, step)
+        if self.caps.in_flight > 1:
+            self._flying.update(chunk.request for chunk in chunks)
+            self._inputs.append(self._inputs.pop(0))
+        return Batch(self.chunks, step, scheduled, self._clock(), alone)
 
     def prepare_next(self, batch: Batch) -> None:
         """Takes the block that each request's next token will need, as long as some are free."""
@@ -161,9 +170,9 @@ class ContinuousScheduler:
 
     def _step_of(self, chunks: Sequence[Chunk]) -> StepInput:
         try:
-            step = self._inputs.build(chunks)
+            step = self._inputs[0].build(chunks)
         except Exception:
-            self._inputs.forget()
+            self._inputs[0].forget()
             for chunk in chunks:
                 try:
                     step_input([chunk], self.groups)
@@ -172,15 +181,17 @@ class ContinuousScheduler:
             raise
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
+        self.cache.copies, self.cache.clears = {}, {}
         return step
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
-        self.cache.copies, self.cache.clears = {}, {}
         count, now = len(batch.step.ids), self._clock()
+        self._flying.difference_update(chunk.request for chunk in batch.chunks)
         if self.cache.disk is not None:
-            self.cache.disk.computed(count, now - self._began)
-        self.drafts.after_step(batch, now - self._scheduled)
-        self.policy.after_step(batch.chunks, count, now - self._began)
+            self.cache.disk.computed(count, now - batch.began)
+        if batch.alone:
+            self.drafts.after_step(batch, now - batch.scheduled)
+        self.policy.after_step(batch.chunks, count, now - batch.began)
         advanced, row, searches = list[Request](), 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -231,9 +242,13 @@ class ContinuousScheduler:
         """Has a beam search go on, if all its sequences are ready; returns its root if it has ended just now."""
         if not search.ready or search.root.finished:
             return None
+        before = list(search.members)
         try:
             if not branch(search, self.cache, self.running):
                 self._preempt(search.members)
+            for member in before:
+                if member not in search.members:
+                    self.policy.ended(member)
         except Exception as e:  # noqa: BLE001  the others go on
             return self.fail(search.root, e)
         if not search.finished:
@@ -294,16 +309,27 @@ class ContinuousScheduler:
     def _decodes(self, *, ahead: bool) -> list[Chunk]:
         """Takes the last token of every running request that lacks just one, with drafts if the step looks ``ahead``;
         preempts the newest where blocks run out."""
-        chunks, preemptions, paused = [], self.preemptions, self.policy.paused
+        chunks, preemptions, paused = list[Chunk](), self.preemptions, self.policy.paused
+        most = self._most_decodes()
         for request in self._oldest_first():
-            if paused and request in paused:
+            if (paused and request in paused) or (self._flying and self._flies(request)):
                 continue
+            if len(chunks) >= most and (request.search is None or chunks[-1].request.search is not request.search):
+                break
             try:
                 if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
                     chunks.append(self._drafted(request) if ahead else Chunk(request, request.computed, 1))
             except Exception as e:
                 raise FailedRequestError(request) from e
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
+
+    def _most_decodes(self) -> int:
+        """Says how many leave their share to the other steps in flight."""
+        return -(-len(self.running) // self.caps.in_flight)
+
+    def _flies(self, request: Request) -> bool:
+        """Whether a step that is in flight has it, or another sequence of its search."""
+        return any(one in self._flying for one in together(request))
 
     def _drafted(self, request: Request) -> Chunk:
         """Takes its last token, and a draft behind it if there are blocks for that."""
@@ -316,6 +342,8 @@ class ContinuousScheduler:
         """Takes a block for the next token if it needs one; False if ``request`` itself had to be preempted."""
         while not self.cache.grow(request, request.computed + 1, force=self._is_first(request)):
             newest = self._newest()
+            if not newest:
+                return False
             self._preempt(newest)
             if request in newest:
                 return False
@@ -340,6 +368,8 @@ class ContinuousScheduler:
         for request in self._oldest_first():
             if id(request) in decoding or tokens_left < 1 or (request in paused and request.remaining == 1):
                 continue
+            if self._flying and self._flies(request):
+                continue
             try:
                 count = self._fitted(request, self._chunk_size(request, tokens_left), decoding)
             except Exception as e:
@@ -354,7 +384,7 @@ class ContinuousScheduler:
         oldest = self._is_first(request)
         while not self.cache.grow(request, request.computed + count, force=oldest):
             newest = self._newest()
-            if any(one is request or id(one) in decoding for one in newest):
+            if not newest or any(one is request or id(one) in decoding for one in newest):
                 count = self.cache.fitting(request, count, force=oldest)
             else:
                 self._preempt(newest)
@@ -394,7 +424,10 @@ class ContinuousScheduler:
         count = self._chunk_size(request, tokens_left)
         chunk = Chunk(request, request.computed, count)
         grown = self.cache.grow(request, request.computed + count, force=first)
-        assert grown, "there are blocks for all of its tokens"
+        assert grown or self.cache.owners > 1, "there are blocks for all of its tokens"
+        if not grown:  # what came from a disk lies so that no owner has the rest of a split
+            self._preempt([request])
+            return None
         return chunk
 
     def _promise(self, request: Request, promised: dict[str, int]) -> None:
@@ -413,11 +446,15 @@ class ContinuousScheduler:
         return min(request.remaining, tokens_left, self.config.prefill_chunk or tokens_left)
 
     def _newest(self) -> list[Request]:
-        """The newest running request, or all running sequences of its beam search."""
-        newest = self.running[-1]
+        """The newest running request, or all running sequences of its beam search; none if all are in flight."""
+        newest = next((r for r in reversed(self.running) if not (self._flying and self._flies(r))), None)
+        if newest is None:
+            return []
         return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
 
     def _preempt(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
         for request in reversed(requests):
             self.running.remove(request)
             self._release(request)

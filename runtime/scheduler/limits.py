@@ -55,6 +55,10 @@ def check_request(
                 hint="Export the bundle again, leave it out, or open the bundle with another target.",
             )
     beams = 1 if request.search is None else request.search.params.num_beams
+    if beams > 1 and request.rules is not None and not caps.masks:
+        raise RequestError(
+            "num_beams: this target has no beam searches with structured_outputs", hint="Use the cpu target."
+        )
     if beams > 1 and not caps.shared_blocks:
         raise RequestError("num_beams: this target's caches are of whole requests", hint="Use the cpu target.")
     if beams > most_running:

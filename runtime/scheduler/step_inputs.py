@@ -8,6 +8,7 @@ import numpy as np
 
 from enginewright.runtime.requests.logit_rules import RowLists
 from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.structured import Guided, Masks
 
 from ..shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
 from .base import Chunk, step_input
@@ -19,11 +20,13 @@ class StepInputs:
     This is Python between two steps, while the cores wait, so a step of decodes costs a few additions.
     """
 
-    def __init__(self, groups: Mapping[str, CacheGroup], windows: Sequence[str] = ()) -> None:
+    def __init__(self, groups: Mapping[str, CacheGroup], windows: Sequence[str] = (), masks: bool = True) -> None:
         self._groups = groups
+        self._masks = masks  # whether they go to the executor; else lists
         self._windows = windows  # groups whose tables get holes
         self._requests: list[Request] = []  # of the last step, where each decoded a token
         self._changing = False  # whether the rules of some may say something else each step
+        self._guided: list[Guided] = []  # of its rows
         self._lists: RowLists | None = None  # what they say, from the second such step on
         self._starts: list[int] = []  # where each of them is when that step was committed
         self._last: StepInput | None = None
@@ -39,9 +42,14 @@ class StepInputs:
             step = step_input(chunks, self._groups)
             # Sequences of a beam search change their blocks.
             decodes = all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks)
-            self._requests = requests if decodes else []
+            listed = step.sampling is not None and step.sampling.masks is not None and not self._masks
+            self._requests = requests if decodes and not listed else []
             self._changing = any(one.rules is not None and one.rules.changing for one in self._requests)
             self._lists = None
+            grammars = [(i, one.rules.grammar) for i, one in enumerate(self._requests) if one.rules is not None]
+            self._guided = [Guided(grammar, i, ()) for i, grammar in grammars if grammar is not None]
+            if listed and step.sampling is not None:
+                step.sampling = step.sampling.with_lists()
         self._starts = [start + 1 for start in starts]
         self._last = step
         return step
@@ -74,6 +82,8 @@ class StepInputs:
             self._lists = RowLists(sampling, [request.rules for request in self._requests])
         elif self._lists is not None:
             self._lists.put(sampling)
+        if self._guided:
+            sampling.masks = Masks(self._guided, len(self._requests))
         return sampling
 
     def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:

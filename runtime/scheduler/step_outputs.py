@@ -16,9 +16,12 @@ def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightEr
     """
     where = f"for new token {request.output_length}" if at_prompt is None else f"at token {at_prompt} of its prompt"
     if request.rules is not None and at_prompt is None:
+        grammar = request.rules.grammar
+        if grammar is not None and grammar.error is not None:
+            return grammar.error
         return EnginewrightError(
             f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
-            "bad_words and min_tokens ban all, or the model's logits are NaN or infinite",
+            "bad_words, min_tokens and structured_outputs ban all, or the model's logits are NaN or infinite",
             hint="Allow more. Other requests went on.",
         )
     return EnginewrightError(

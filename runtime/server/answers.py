@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from ..text.chat_format import Delta
 from ..text.tokenizer import Tokenizer
 from .bodies import Body, CompletionBody
+from .errors import ApiError, encoded
 from .records import Ended, Finished, Logprobs, Piece
+from .tools import ToolChoice
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -20,12 +21,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON hasn't."""
 
-_encoder = msgspec.json.Encoder()
 
-
-def event(value: Any) -> bytes:
+def event(value: Any, name: str = "") -> bytes:
     """A server-sent event."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + encoded(value) + b"\n\n"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,26 @@ class Given:
     guarded: str | None = None
 
 
+@dataclass(frozen=True)
+class News:
+    """What an answer has newly: what its tokens say, and what the engine says of them.
+
+    Attributes:
+        deltas: reasoning, content and calls, in their order.
+        piece: the tokens. Its text is the engine's, which ``deltas`` replace.
+        finish_reason: "stop", "length", ..., or "tool_calls"; None: it goes on.
+    """
+
+    deltas: Sequence[Delta]
+    piece: Piece
+    finish_reason: str | None
+
+
 class Shape:
-    """The answer to one body; ``ChatShape`` and ``CompletionShape`` are the two kinds.
+    """The answer to one body, in the shape of a protocol.
+
+    A whole answer is made of ``add`` for each of its choices, then ``response``. A stream is ``start``, then ``first``
+    and ``news`` for each choice, then ``end``, or ``failed``.
 
     Args:
         body: what was asked.
@@ -46,10 +64,21 @@ class Shape:
         tokenizer: None where the bundle has none.
         fingerprint: ``system_fingerprint``.
         seed: of the random numbers.
+        tools: that may be called.
         spliced: tokens that came from a kept turn.
+
+    Attributes:
+        media_type: of a stream.
+        keep_alive: what is sent where a stream has nothing else.
+        usage_always: whether every event of a stream has the counts.
+        call_prefix: of the ids of calls.
     """
 
-    prefix, whole, chunk = "", "", ""
+    prefix = ""
+    media_type = "text/event-stream; charset=utf-8"
+    keep_alive = KEEP_ALIVE
+    usage_always = False
+    call_prefix = "call_"
 
     def __init__(
         self,
@@ -58,43 +87,127 @@ class Shape:
         tokenizer: Tokenizer | None,
         fingerprint: str | None,
         seed: int,
+        tools: ToolChoice,
         spliced: int | None = None,
     ) -> None:
-        self._body, self._tokenizer = body, tokenizer
+        self._body, self._tokenizer, self._tools, self._model = body, tokenizer, tools, model
+        self._fingerprint, self._seed, self._spliced = fingerprint, seed, spliced
+        self._strings: dict[int, tuple[str, list[int]]] = {}
+        self.id = f"{self.prefix}{secrets.token_hex(16)}"
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes one choice of a whole answer."""
+        raise NotImplementedError
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        raise NotImplementedError
+
+    def start(self, prompt: int) -> bytes:
+        """A stream's first events. ``prompt``: its tokens."""
+        return b""
+
+    def first(self, index: int, prompt: str) -> bytes:
+        """The first events of a choice."""
+        return b""
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """Events of what is new."""
+        raise NotImplementedError
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last events."""
+        raise NotImplementedError
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a stream that fails."""
+        return event(error.body) + DONE
+
+    def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
+        """The log-probabilities of a prompt's tokens."""
+        raise NotImplementedError
+
+    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its log-probability."""
+        text, data = self.token(token)
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": data}
+
+    def token(self, index: int) -> tuple[str, list[int]]:
+        """A token's text, and its bytes."""
+        if index not in self._strings:
+            if self._tokenizer is None or self._body.return_tokens_as_token_ids:
+                self._strings[index] = f"token_id:{index}", []
+            else:
+                data = self._tokenizer.token_bytes(index)
+                self._strings[index] = data.decode("utf-8", "replace"), list(data)
+        return self._strings[index]
+
+
+class OpenAIShape(Shape):
+    """What the answers of ``/v1/chat/completions`` and ``/v1/completions`` have both."""
+
+    whole, chunk = "", ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        body = self._body
         self._echo = bool(getattr(body, "echo", None))
         self._ids = bool(body.return_token_ids)
-        self._strings: dict[int, tuple[str, list[int]]] = {}
-        self.id = f"{self.prefix}-{secrets.token_hex(16)}"
-        about: dict[str, Any] = {"seed": seed}
-        if spliced is not None:
-            about["spliced_tokens"] = spliced
-        self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+        about: dict[str, Any] = {"seed": self._seed}
+        if self._spliced is not None:
+            about["spliced_tokens"] = self._spliced
+        self._head = {
+            "id": self.id,
+            "created": int(time.time()),
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+        }
         self._about = {"enginewright": about}
         options = body.stream_options
-        self.usage_at_end = options is not None and bool(options.include_usage)
+        self._usage_at_end = options is not None and bool(options.include_usage)
         self.usage_always = options is not None and bool(options.continuous_usage_stats)
+        self._choices: list[dict[str, Any]] = []
 
-    def response(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes one choice of a whole answer."""
+        self._choices.append(self.choice(index, news, one, ended, given))
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The whole answer."""
-        return {**self._head, "object": self.whole, "choices": list(choices), "usage": usage, **self._about}
+        return {**self._head, "object": self.whole, "choices": self._choices, "usage": usage, **self._about}
 
-    def chunks(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+    def first(self, index: int, prompt: str) -> bytes:
+        """The first event of a choice, where there is something to say."""
+        choice = self.first_choice(index, prompt)
+        return b"" if choice is None else event(self._chunk([choice]))
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """The event of what is new; none where it says nothing, as of a part of a character."""
+        if not (news.deltas or news.finish_reason or news.piece.logprobs or self._ids):
+            return b""
+        return event(self._chunk([self.piece(index, news)], usage))
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last events."""
+        return (event(self._chunk([], usage)) if self._usage_at_end else b"") + DONE
+
+    def _chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """One event of a stream. The first says what is special to us, too."""
         about, self._about = self._about, {}
         found = {**self._head, "object": self.chunk, "choices": list(choices), **about}
-        if usage is not None or self.usage_at_end:
+        if usage is not None or self._usage_at_end:
             found["usage"] = usage
         return found
 
-    def choice(self, index: int, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
         """One of the whole answer's."""
         raise NotImplementedError
 
-    def first(self, index: int, prompt: str) -> dict[str, Any] | None:
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
         """The first of a stream's; None: there is nothing to say yet."""
         raise NotImplementedError
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+    def piece(self, index: int, news: News) -> dict[str, Any]:
         """A further one of a stream's."""
         raise NotImplementedError
 
@@ -115,19 +228,9 @@ class Shape:
             )
         return found
 
-    def token(self, index: int) -> tuple[str, list[int]]:
-        """A token's text, and its bytes."""
-        if index not in self._strings:
-            if self._tokenizer is None or self._body.return_tokens_as_token_ids:
-                self._strings[index] = f"token_id:{index}", []
-            else:
-                data = self._tokenizer.token_bytes(index)
-                self._strings[index] = data.decode("utf-8", "replace"), list(data)
-        return self._strings[index]
 
-
-def usage(prompt: int, new: int, ended: Iterable[Ended] = ()) -> dict[str, Any]:
-    """Counts of tokens."""
+def usage(prompt: int, new: int, ended: Iterable[Ended] = (), reasoning: int = 0) -> dict[str, Any]:
+    """Counts of tokens, in the shape of chat completions."""
     ended = list(ended)
     accepted, drafted = sum(one.accepted for one in ended), sum(one.drafted for one in ended)
     return {
@@ -136,7 +239,7 @@ def usage(prompt: int, new: int, ended: Iterable[Ended] = ()) -> dict[str, Any]:
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in ended), "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning,
             "audio_tokens": 0,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -144,61 +247,85 @@ def usage(prompt: int, new: int, ended: Iterable[Ended] = ()) -> dict[str, Any]:
     }
 
 
-class ChatShape(Shape):
+class ChatShape(OpenAIShape):
     """The answer of ``/v1/chat/completions``."""
 
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
         """One of the whole answer's."""
-        text = (given.text if self._echo else "") + one.text
+        said = self._said(news)
+        content = (given.text if self._echo else "") + said.pop("content", "")
+        calls = said.get("tool_calls", ())
+        for call in calls:
+            del call["index"]
+        message = {"role": "assistant", "content": content if content or not calls else None, "refusal": None, **said}
         found: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": None if one.logprobs is None else self._logprobs(one.logprobs),
-            "finish_reason": one.finish_reason,
+            "finish_reason": news.finish_reason,
             "stop_reason": one.stop_reason,
         }
         return found | ({"token_ids": one.token_ids} if self._ids else {})
 
-    def first(self, index: int, prompt: str) -> dict[str, Any]:
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any]:
         """The first of a stream's."""
         delta = {"role": "assistant", "content": prompt if self._echo else ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+    def piece(self, index: int, news: News) -> dict[str, Any]:
         """A further one."""
+        piece = news.piece
         found: dict[str, Any] = {
             "index": index,
-            "delta": {"content": piece.text} if piece.text else {},
+            "delta": self._said(news),
             "logprobs": None if piece.logprobs is None else self._logprobs(piece.logprobs),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": news.finish_reason,
         }
         return found | ({"token_ids": piece.token_ids} if self._ids else {})
+
+    def _said(self, news: News) -> dict[str, Any]:
+        """Content, reasoning under both of its names, and calls: a delta's, which are a whole message's as well."""
+        content = "".join(delta.content for delta in news.deltas)
+        reasoning = "".join(delta.reasoning for delta in news.deltas)
+        calls: dict[int, dict[str, Any]] = {}
+        for delta in news.deltas:
+            if delta.call is None:
+                continue
+            call = calls.setdefault(delta.call, {"index": delta.call})
+            if delta.name:
+                custom = delta.name in self._tools.custom
+                call |= {"id": delta.id, "type": "custom" if custom else "function"}
+                call[call["type"]] = {"name": delta.name, "input" if custom else "arguments": delta.arguments}
+            elif "custom" in call:
+                call["custom"]["input"] += delta.arguments
+            else:
+                call.setdefault("function", {"arguments": ""})["arguments"] += delta.arguments
+        found: dict[str, Any] = {"content": content} if content else {}
+        if reasoning and getattr(self._body, "include_reasoning", None) is not False:
+            found |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return found | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def _logprobs(self, entries: Sequence[Logprobs]) -> dict[str, Any]:
         return {
             "content": [
-                self._entry(t, p) | {"top_logprobs": [self._entry(*one) for one in top]} for t, p, top in entries
+                self.entry(t, p) | {"top_logprobs": [self.entry(*one) for one in top]} for t, p, top in entries
             ],
             "refusal": None,
         }
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text, data = self.token(token)
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": data}
 
-
-class CompletionShape(Shape):
+class CompletionShape(OpenAIShape):
     """The answer of ``/v1/completions``; log-probabilities have the shape that this protocol began with."""
 
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._offsets: dict[int, int] = {}
 
-    def choice(self, index: int, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
+    def choice(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> dict[str, Any]:
         """One of the whole answer's."""
         assert isinstance(self._body, CompletionBody)
         alone = self._body.scores_alone
@@ -216,15 +343,16 @@ class CompletionShape(Shape):
         }
         return found | ({"token_ids": one.token_ids} if self._ids else {})
 
-    def first(self, index: int, prompt: str) -> dict[str, Any] | None:
+    def first_choice(self, index: int, prompt: str) -> dict[str, Any] | None:
         """The first of a stream's; None: there is nothing to say yet."""
         if not self._echo:
             return None
         self._offsets[index] = len(prompt)
         return {"index": index, "text": prompt, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+    def piece(self, index: int, news: News) -> dict[str, Any]:
         """A further one."""
+        piece = news.piece
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(piece.text)
         found: dict[str, Any] = {
@@ -246,8 +374,3 @@ class CompletionShape(Shape):
             logprobs.append(None if isinstance(entry, int) else max(entry[1], _LEAST))
             tops.append(None if isinstance(entry, int) else {self.token(t)[0]: max(p, _LEAST) for t, p in entry[2]})
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
-
-
-def error_body(message: str, kind: str, *, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -9,6 +9,7 @@ They are OpenAI's fields (https://platform.openai.com/docs/api-reference), vLLM'
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -33,23 +34,10 @@ _NONE: tuple[object, ...] = (None, [], {}, "")
 _TEXT_ONLY = Only((None, ["text"]), "models answer with text alone", "Leave it out.")
 
 REFUSED: Mapping[str, Only] = {
-    **dict.fromkeys(
-        ("tools", "functions"), Only((None, []), f"calling tools: {_LATER}", "Describe them in a message.")
-    ),
-    "tool_choice": Only((None, "none", "auto"), f"calling tools: {_LATER}", "Leave it out."),
-    "function_call": Only((None, "none", "auto"), f"calling tools: {_LATER}", "Leave it out."),
-    "response_format": Only((None, {"type": "text"}), f"structured output: {_LATER}", "Ask for the form in a message."),
-    **dict.fromkeys(
-        (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "grammar",
-            "json_schema",
-        ),
-        Only(_NONE, f"structured output: {_LATER}", "Ask for the form in a message."),
+    "functions": Only((None, []), "it is the older name of tools", "Use tools."),
+    "function_call": Only((None, "none", "auto"), "it is the older name of tool_choice", "Use tool_choice."),
+    "grammar": Only(
+        _NONE, "grammars in GBNF aren't read", 'Use structured_outputs: {"grammar": ...} with a grammar in Lark.'
     ),
     "modalities": _TEXT_ONLY,
     "audio": Only((None,), _TEXT_ONLY.why, "Leave it out."),
@@ -79,7 +67,7 @@ HARMLESS = frozenset(
             "prompt_cache_key",
             "prompt_cache_retention",
         ),
-        *("parallel_tool_calls", "prediction", "verbosity", "reasoning_effort", "include_reasoning", "moderation"),
+        *("prediction", "verbosity", "moderation", "guided_decoding_backend"),
         *(
             "spaces_between_special_tokens",
             "request_id",
@@ -90,8 +78,7 @@ HARMLESS = frozenset(
         *("prompt_cache_options",),
     }
 )
-"""On what these say no result depends: who asks, what is kept, how fast it goes. A model that doesn't reason has no
-effort either; one whose template reads ``reasoning_effort`` gets it by chat_template_kwargs."""
+"""On what these say no result depends: who asks, what is kept, how fast it goes."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,8 +89,20 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Body(msgspec.Struct, kw_only=True):
+class Fields(msgspec.Struct, kw_only=True):
+    """A body whose fields are in one of three tables: its own, those that are refused, and the harmless ones."""
+
+    refused: ClassVar[Mapping[str, Only]] = {}
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    needed: ClassVar[frozenset[str]] = frozenset()
+
+
+class Body(Fields, kw_only=True):
     """What both kinds of body have. None is the protocol's default, or the model's own."""
+
+    refused: ClassVar[Mapping[str, Only]] = REFUSED
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    needed: ClassVar[frozenset[str]] = frozenset({"messages", "prompt"})
 
     model: str | None = None
     max_tokens: int | None = None
@@ -138,6 +137,14 @@ class Body(msgspec.Struct, kw_only=True):
     request_class: str | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
 
     _same: ClassVar[tuple[str, ...]] = (
         *("temperature", "top_p", "top_k", "min_p", "typical_p", "frequency_penalty", "presence_penalty"),
@@ -160,7 +167,29 @@ class Body(msgspec.Struct, kw_only=True):
             del fields["stop"]
         # Two's complement of 64 bits: clients send negative ones.
         fields["seed"] = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        if (form := self.form()) is not None:
+            fields["structured_outputs"] = form
         return fields
+
+    def form(self) -> dict[str, Any] | None:
+        """The form that an answer has, as fields of StructuredOutputsParams. Raises RequestError."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.response_format is not None and (own := form_of(self.response_format)) is not None:
+            found["response_format"] = own
+        if self.structured_outputs:
+            found["structured_outputs"] = self.structured_outputs
+        if self.json_schema is not None:
+            found["json_schema"] = {"json": self.json_schema}
+        for name in ("json", "regex", "choice", "grammar", "json_object"):
+            if (value := getattr(self, f"guided_{name}")) not in (None, False, "", []):
+                found[f"guided_{name}"] = {name: value}
+        if len(found) > 1:
+            raise RequestError(f"{' and '.join(found)} are both given", hint="An answer has one form: give one.")
+        form = next(iter(found.values()), None)
+        if form is not None and isinstance(form.get("json"), dict):
+            # A schema goes to the engine as text: it may have numbers of any size.
+            form = form | {"json": json.dumps(form["json"])}
+        return form
 
     @property
     def streamed(self) -> bool:
@@ -179,6 +208,11 @@ class ChatBody(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
     splice: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
         fields = super().params(model)
@@ -249,6 +283,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special: bool | None = None
     with_pieces: bool | None = None
 
@@ -269,31 +304,46 @@ def decoded(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
     if not isinstance(given, dict):
         raise RequestError("the body isn't a JSON object", hint='Send {"model": ..., ...}.')
     ignored = []
-    if issubclass(kind, Body):
-        known = kind.__struct_fields__
-        for name in [name for name in given if name not in known]:
+    if issubclass(kind, Fields):
+        for name in [name for name in given if name not in kind.__struct_fields__]:
             value = given.pop(name)
-            if name in REFUSED:
-                rule = REFUSED[name]
+            if name in kind.refused:
+                rule = kind.refused[name]
                 if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
                     raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
-            elif name in HARMLESS:
+            elif name in kind.harmless:
                 ignored += [name] if value is not None else []
             else:
                 raise RequestError(f"{shown(name)}: there is no such field", hint="Leave it out.")
-        given = {name: value for name, value in given.items() if value is not None or name in ("messages", "prompt")}
+        given = {name: value for name, value in given.items() if value is not None or name in kind.needed}
     try:
         return msgspec.convert(given, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
         raise RequestError(_named(str(e))) from e
 
 
-def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The messages, if each says something: an assistant's may have calls alone. Raises RequestError naming the one."""
-    for i, message in enumerate(messages):
-        if message.get("content") is None and message.get("role") != "assistant":
-            raise RequestError(f"messages[{i}]: its content is missing", hint='Write {"role": ..., "content": "..."}.')
-    return messages
+def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A ``response_format``, or Responses' ``text.format``, as fields of StructuredOutputsParams; None: any text.
+
+    Raises RequestError.
+    """
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = given.get("schema")  # llama.cpp's
+        return {"json_object": True} if schema is None else {"json": schema}
+    if kind == "json_schema":
+        own = given.get("json_schema", given)
+        schema = own.get("schema") if isinstance(own, Mapping) else None
+        if not isinstance(schema, (dict, bool)):
+            hint = 'Write {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.'
+            raise RequestError("response_format: its schema is missing", hint=hint)
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": msgspec.json.encode({k: v for k, v in given.items() if k != "type"}).decode()}
+    hint = "Its type is text, json_object, json_schema or structural_tag."
+    raise RequestError(f"response_format: {shown(kind)} isn't a type", hint=hint)
 
 
 def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:
@@ -334,3 +384,20 @@ def _token(key: str) -> int:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A body's schema for openapi.json."""
+    (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    name = schema["$ref"].rpartition("/")[2]
+    own = parts.pop(name)
+    own.pop("title", None)
+    for part, found in parts.items():
+        own = _inlined(own, f"#/components/schemas/{part}", found)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": own}}}}
+
+
+def _inlined(value: Any, ref: str, found: Any) -> Any:
+    if isinstance(value, dict):
+        return found if value.get("$ref") == ref else {k: _inlined(v, ref, found) for k, v in value.items()}
+    return [_inlined(one, ref, found) for one in value] if isinstance(value, list) else value

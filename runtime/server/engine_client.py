@@ -11,20 +11,18 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
-from ..bundle.manifest import MANIFEST_PATH
+from ..bundle import MANIFEST_PATH
 from ..bundle.reader import Bundle
+from ..requests.outputs import Pulse
 from ..shared.contracts import ModelInfo
 from ..shared.errors import EnginewrightError, RequestError
 from ..text.tokenizer import Tokenizer
@@ -37,11 +35,11 @@ from .records import (
     Beat,
     Close,
     Ended,
+    Engine,
     Events,
     Failed,
     Forget,
     Look,
-    Open,
     Opened,
     Piece,
     Submit,
@@ -62,6 +60,10 @@ _STABLE_SECONDS = 60.0
 
 class EngineLostError(EnginewrightError):
     """The engine died, or was killed, under a request."""
+
+
+class ReplacedError(EnginewrightError):
+    """No replica serves the bundle any more that the request was made for: it is made again for the new one."""
 
 
 class UnavailableError(EnginewrightError):
@@ -127,13 +129,21 @@ class Running:
         return self.ended
 
 
-class _Link(asyncio.Protocol):
-    """The socket to an engine's process. ``take`` gets each message; ``closed`` is set at its end."""
+class Link(asyncio.Protocol):
+    """A socket to an engine's process, or between a replica and a front end.
 
-    def __init__(self, take: Callable[[ToFrontEnd], None]) -> None:
+    Args:
+        take: gets each message.
+        kind: what is taken for a message.
+
+    Attributes:
+        closed: is set at its end.
+    """
+
+    def __init__(self, take: Callable[[Any], None], kind: Any = ToFrontEnd) -> None:
         self._take = take
         self._data = bytearray()
-        self._decode = msgspec.msgpack.Decoder(ToFrontEnd).decode
+        self._decode = msgspec.msgpack.Decoder(kind).decode
         self.closed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
@@ -176,7 +186,7 @@ class Model:
         path: its bundle.
         options: of ``LLM``.
         limits: see there.
-        ahead: begin its engine's process at once, which imports what it needs while the front end does the same.
+        engine: its process, which runs already; by default ``start`` begins one.
 
     Attributes:
         state: unloaded, loading, ready, restarting (after a death), failed (its bundle can't be opened), closed.
@@ -185,28 +195,22 @@ class Model:
         hash, recipe, bytes, modified: of its bundle: also its recipe's name, its files' size, when it was written.
         beat: how it was doing last.
         starts: how often an engine was started; deaths: how often one died or was killed.
+        retried: requests that were tried again elsewhere.
         last_used: when a request came or ended.
     """
 
     def __init__(
-        self, name: str, path: str, options: dict[str, Any], limits: Limits = Limits(), *, ahead: bool = False
+        self, name: str, path: str, options: dict[str, Any], limits: Limits = Limits(), engine: Engine | None = None
     ) -> None:
         self.name, self.path, self.options, self.limits = name, path, options, limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self.starts = self.deaths = 0
-        if ahead:
-            self._spawn()
-        self._ahead = ahead
-        try:
-            self._look()  # so that what is wrong with it is said at the start
-        except BaseException:
-            self._kill()
-            raise
+        self._engine, self._fresh = engine, engine is not None
+        self.starts = self.deaths = self.retried = 0
+        self._look()  # so that what is wrong with it is said at the start
         self.target = options.get("target") or ""
         self.state: State = "unloaded"
         self.error: EnginewrightError | None = None
         self.info: dict[str, Any] = {}
-        self.beat = Beat(0.0, 0.0, 0, 0, 0.0, 0, 0)
+        self.beat = Pulse(0.0, 0.0, 0, 0, 0.0, 0, 0)
         self.created = self.last_used = time.time()
         self._numbers = itertools.count()
         self._requests: dict[int, Running] = {}
@@ -235,18 +239,25 @@ class Model:
         return len(self._requests)
 
     @property
+    def slots(self) -> int:
+        """Requests that may run at a time."""
+        return int(self.options.get("max_requests", 64))
+
+    @property
+    def replicas(self) -> int:
+        """Engines that answer."""
+        return int(self.state == "ready")
+
+    @property
     def pid(self) -> int | None:
         """The engine's process."""
-        return None if self._process is None else self._process.pid
+        return None if self._engine is None else self._engine.process.pid
 
     def start(self) -> None:
         """Starts its engine, and again whenever that dies, until ``close``."""
         if self._task is None or self._task.done():
             self.state, self.error = "loading", None
             self._ready.clear()
-            if not self._ahead:
-                self._spawn()
-            self._ahead = False
             self._task = asyncio.create_task(self._supervise())
 
     async def wait_until_ready(self) -> None:
@@ -255,8 +266,11 @@ class Model:
             await self._ready.wait()
         self.check()
 
-    def submit(self, submit: Submit) -> Running:
-        """Starts a request; its number is set here. Raises UnavailableError, RequestError."""
+    def submit(self, submit: Submit, kind: Callable[[Model, int, bytes], Running] = Running) -> Running:
+        """Starts a request; its number is set here. Raises UnavailableError, RequestError.
+
+        ``kind`` makes what hears of it from the model, its number and the digest of what is asked.
+        """
         self.check()
         digest = hashlib.sha256(msgspec.msgpack.encode((submit.prompt, submit.params))).digest()
         if self._suspects.get(digest, 0) >= _MOST_DEATHS:
@@ -265,7 +279,7 @@ class Model:
                 hint="Change the request, and look into the server's log.",
             )
         submit.number = next(self._numbers)
-        running = Running(self, submit.number, digest)
+        running = kind(self, submit.number, digest)
         self._requests[submit.number] = running
         self.last_used = time.time()
         self._send(submit)
@@ -287,14 +301,18 @@ class Model:
         finally:
             self._questions.pop(question.number, None)
 
+    async def replace(self, path: str) -> None:
+        """Serves another bundle without losing a request. Raises RequestError: without replicas it can't be done."""
+        raise RequestError(f"model {self.name!r} has no replicas", hint="Start the server again.")
+
     async def close(self, unload: bool = False) -> None:
         """Ends the engine: it writes what it keeps, or is killed where that takes long."""
         self.state = "unloaded" if unload else "closed"
         self._fail_all(EngineLostError("the server is stopping", hint="Try again."))
         self._send(Close())
-        if (process := self._process) is not None:
+        if (engine := self._engine) is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, 20)
+                await asyncio.to_thread(engine.process.wait, 20)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -303,9 +321,8 @@ class Model:
 
     def kill(self) -> None:
         """Kills the engine's process; it is started again."""
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        if self._engine is not None:
+            self._engine.kill()
 
     def describe(self) -> dict[str, Any]:
         """Tells how it is doing, for ``/props`` and the page."""
@@ -341,15 +358,6 @@ class Model:
         if self._link is not None and not self._link.is_closing():
             self._link.write(packed(message))
 
-    def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            program = [sys.executable, "-m", "enginewright.runtime.server.engine_process", str(theirs.fileno())]
-            self._process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        ours.setblocking(False)
-        self._socket = ours
-        self.starts += 1
-
     async def _supervise(self) -> None:
         pause = self.limits.pause
         while True:
@@ -366,13 +374,15 @@ class Model:
             self._ready.clear()
             await asyncio.sleep(pause)
             pause = self.limits.pause if time.monotonic() - began > _STABLE_SECONDS else min(2 * pause, _LONGEST_PAUSE)
-            self._spawn()
 
     async def _serve(self) -> str:
         """Runs one engine's process until it ends; returns why."""
         loop = asyncio.get_running_loop()
-        self._link, link = await loop.create_connection(lambda: _Link(self._take), sock=self._socket)
-        self._send(Open(self.path, self.options))
+        if self._engine is None or not self._fresh:
+            self._engine = Engine(self.path, self.options)
+        self._fresh = False
+        self.starts += 1
+        self._link, link = await loop.create_connection(lambda: Link(self._take), sock=self._engine.socket)
         self._heard = time.monotonic()
         watchdog = asyncio.create_task(self._watch())
         try:
@@ -381,10 +391,9 @@ class Model:
             watchdog.cancel()
             self._link.close()
             self._link = None
-            process = self._process
             self._kill()
-        code = None if process is None else process.returncode
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        code = self._engine.process.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _take(self, message: ToFrontEnd) -> None:
         self._heard = time.monotonic()
@@ -397,7 +406,7 @@ class Model:
                     self.last_used = time.time()
                     running.put(ended)
         elif isinstance(message, Beat):
-            self.beat = message
+            self.beat = message.pulse
         elif isinstance(message, Answer):
             if (future := self._questions.pop(message.number, None)) is not None and not future.done():
                 future.set_result(message.value)
@@ -425,6 +434,9 @@ class Model:
     def _note_suspects(self) -> None:
         for running in self._requests.values():
             self._suspects[running.digest] = self._suspects.pop(running.digest, 0) + 1
+        self._trim_suspects()
+
+    def _trim_suspects(self) -> None:
         while len(self._suspects) > _MOST_SUSPECTS:
             self._suspects.popitem(last=False)
 
@@ -439,23 +451,15 @@ class Model:
 
     def _kill(self) -> None:
         self.kill()
-        if self._process is not None:
-            self._process.wait()
+        if self._engine is not None:
+            self._engine.process.wait()
 
 
-def open_models(options: ServerOptions, *, ahead: bool = False) -> dict[str, Model]:
-    """The models of a server by their names. ``ahead``: the engines that are loaded first begin at once.
+def open_models(options: ServerOptions, engines: Mapping[str, Engine] = MappingProxyType({})) -> dict[str, Model]:
+    """The models of a server by their names. ``engines``: of some of them, which run already.
 
-    Raises BundleError for one that can't be opened, and RequestError for a wrong option; then none is left running.
+    Raises BundleError for one that can't be opened, and RequestError for a wrong option.
     """
     limits = Limits(step=options.step_seconds, silence=options.silence_seconds)
-    given, first = options.for_each_model(), options.max_loaded or len(options.models)
-    models: dict[str, Model] = {}
-    try:
-        for name, path in options.models.items():
-            models[name] = Model(name, path, dict(given), limits, ahead=ahead and len(models) < first)
-    except BaseException:
-        for model in models.values():
-            model.kill()
-        raise
-    return models
+    given = options.for_each_model()
+    return {name: Model(name, path, dict(given), limits, engines.get(name)) for name, path in options.models.items()}

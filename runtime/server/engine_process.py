@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from ..engine.llm import LLM
 from ..engine.request_maker import PreparedPrompt
 from ..requests.outputs import RequestOutput, StreamPiece
 from ..requests.sampling import SamplingParams
-from ..shared.errors import EnginewrightError
+from ..shared.errors import EnginewrightError, shown
 from .live import Live
 from .records import (
     LENGTH_BYTES,
@@ -112,6 +113,9 @@ class _Serving:
         self._news = Events()  # of the step that was just taken
         self._prepared: dict[int, PreparedPrompt] = {}
         self._unfinished: dict[int, int] = {}  # of a request's answers
+        self._submitting = threading.Lock()
+        self._compiling: set[int] = set()  # requests whose grammars are being compiled
+        self._compilers = ThreadPoolExecutor(4, "compiling")
         self._live = Live(llm)
         self._sender = threading.Thread(target=self._send_all, daemon=True)
         llm.after_step(self._send_news)
@@ -121,6 +125,7 @@ class _Serving:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def stop(self) -> None:
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._llm.close()
         self._send_news()
         self._out.put(None)
@@ -132,13 +137,15 @@ class _Serving:
     def take(self, message: ToEngine) -> None:
         """Does what a message says."""
         if isinstance(message, Submit):
-            try:
+            if message.params.get("structured_outputs") is None:
                 self._submit(message)
-            except EnginewrightError as e:
-                self._forget(message.number)
-                self.send(Events(ended=[Ended(message.number, problem=Problem.from_error(e))]))
+            else:  # compiling its grammar may take long
+                self._compiling.add(message.number)
+                self._compilers.submit(self._submit, message)
         elif isinstance(message, Abort):
-            prepared = self._forget(message.number)
+            with self._submitting:
+                self._compiling.discard(message.number)
+                prepared = self._forget(message.number)
             if prepared is not None:
                 self._llm.abort(prepared)
         elif isinstance(message, Ask):
@@ -149,6 +156,16 @@ class _Serving:
             threading.Thread(target=self._forget_prefixes, args=(message,), daemon=True).start()
 
     def _submit(self, message: Submit) -> None:
+        try:
+            self._prepare_and_submit(message)
+        except Exception as e:  # noqa: BLE001  on a thread that compiles, nobody else would see it
+            if not isinstance(e, EnginewrightError):
+                e = EnginewrightError(f"the request failed in the engine: {shown(e, 300)}", hint="Please report it.")
+            self._compiling.discard(message.number)
+            self._forget(message.number)
+            self.send(Events(ended=[Ended(message.number, problem=Problem.from_error(e))]))
+
+    def _prepare_and_submit(self, message: Submit) -> None:
         params = SamplingParams(**message.params)
         prepared = self._llm.prepare(
             message.prompt,
@@ -157,10 +174,15 @@ class _Serving:
             priority=message.priority,
             request_class=message.request_class,
         )
-        self._prepared[message.number] = prepared
-        self._unfinished[message.number] = len(prepared.requests)
         whole = message.whole or len(prepared.requests) != params.n or params.num_beams > 1
-        self._llm.submit(prepared, partial(self._heard, message.number, whole))
+        with self._submitting:
+            if params.structured_outputs is not None:
+                if message.number not in self._compiling:  # its client has left
+                    return
+                self._compiling.discard(message.number)
+            self._prepared[message.number] = prepared
+            self._unfinished[message.number] = len(prepared.requests)
+            self._llm.submit(prepared, partial(self._heard, message.number, whole))
 
     def _heard(self, number: int, whole: bool, event: StreamPiece | EnginewrightError) -> None:
         """Called by the engine's thread."""
@@ -212,7 +234,12 @@ class _Serving:
     def _beat(self) -> None:
         while True:
             time.sleep(BEAT_SECONDS)
-            self.send(Beat(*self._llm.pulse()))
+            if self._llm.lost:  # the requests have been told; the front end starts another process
+                print(f"the engine ends: {self._llm.lost}", file=sys.stderr, flush=True)
+                self._out.put(None)
+                self._sender.join(5)
+                os._exit(1)
+            self.send(Beat(self._llm.pulse()))
 
 
 def _ended(number: int, result: RequestOutput, whole: bool) -> Ended:

@@ -149,8 +149,13 @@ class _Now(Collector):
         else:
             deaths = CounterMetricFamily(prefix + "engine_deaths", "Engines that were lost.", labels=["model_name"])
             ready = GaugeMetricFamily(prefix + "engine_ready", "Whether a model answers.", labels=["model_name"])
+            replicas = GaugeMetricFamily(prefix + "replicas", "Engines that answer.", labels=["model_name"])
+            retried = CounterMetricFamily(
+                prefix + "requests_retried", "Requests that another replica was asked.", labels=["model_name"]
+            )
             for model in self._models.values():
                 deaths.add_metric([model.name], model.deaths)
                 ready.add_metric([model.name], float(model.state == "ready"))
-            yield deaths
-            yield ready
+                replicas.add_metric([model.name], model.replicas)
+                retried.add_metric([model.name], model.retried)
+            yield from (deaths, ready, replicas, retried)

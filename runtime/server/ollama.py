@@ -1,6 +1,6 @@
-"""The questions that Ollama's clients ask of what there is, in its shapes, so that tools which look for it find us.
+"""Ollama's protocol, so that tools which look for it find us.
 
-    /api/version, /api/tags, /api/show, /api/ps
+    /api/chat, /api/generate, /api/version, /api/tags, /api/show, /api/ps
 
 What isn't served says why, in 404: ``NOT_SERVED``. Names may end with ":latest", which Ollama puts behind every one.
 The shapes: https://github.com/ollama/ollama/blob/main/docs/api.md.
@@ -8,21 +8,30 @@ The shapes: https://github.com/ollama/ollama/blob/main/docs/api.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import msgspec
+from fastapi import FastAPI, Request, Response
 
-from ..shared.errors import RequestError
+from ..requests.vllm_names import Only
+from ..shared.contracts import ModelInfo
+from ..shared.errors import RequestError, shown
+from .answers import Given, News, Shape
+from .bodies import Body, ChatBody, CompletionBody, Fields, body_schema, decoded
 from .engine_client import Model
+from .errors import ApiError, json_response
+from .front import VERSION, Front
+from .jobs import answer
+from .records import Ended, Finished
 
-_CHAT = "Ollama's way to ask for answers isn't served; OpenAI's is: POST /v1/chat/completions or /v1/completions"
 _EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
 _CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
 
 NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("/api/generate", "/api/chat"), _CHAT),
     **dict.fromkeys(("/api/embeddings", "/api/embed", "/v1/embeddings"), _EMBEDDINGS),
     **dict.fromkeys(("/api/create", "/api/copy", "/api/pull", "/api/push", "/api/delete"), _CHANGES),
 }
@@ -47,9 +56,293 @@ class ShowBody(msgspec.Struct, forbid_unknown_fields=True):
         return name.removesuffix(":latest")
 
 
-def error_body(message: str) -> dict[str, Any]:
-    """An error in Ollama's shape."""
-    return {"error": message}
+_TEXT_ONLY = Only((None, []), "models take text alone", "Leave them out.")
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Where the model recommends nothing."""
+_SAMPLING = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+}
+"""Ollama's options -> fields of our bodies."""
+_OPTIONS_IGNORED = frozenset(
+    {
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram"),
+        *("f16_kv", "vocab_only", "numa", "mirostat_eta", "mirostat_tau", "draft_num_predict"),
+    }
+)
+_OPTIONS_REFUSED: Mapping[str, Only] = {
+    "mirostat": Only((None, 0), "tokens aren't drawn so", "Leave it out."),
+    "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn so", "Leave it out."),
+    "penalize_newline": Only((None, True), "a line's end is a token as any", "Leave it out."),
+}
+
+
+class _Asked(Fields, kw_only=True):
+    """What both kinds of body have."""
+
+    model: str
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+
+    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift"})
+    refused: ClassVar[Mapping[str, Only]] = {
+        "images": _TEXT_ONLY,
+        "truncate": Only((None, False), "a context is never cut", "Shorten the messages."),
+        **dict.fromkeys(("logprobs", "top_logprobs"), Only((None, False, 0), "they aren't there yet", "Leave it out.")),
+    }
+
+    def common(self, model: ModelInfo, ignored: list[str]) -> dict[str, Any]:
+        """Fields of our bodies. Raises RequestError naming the option."""
+        found: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
+        found |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
+        options = self.options or {}
+        for name, value in options.items():
+            if value is None:
+                continue
+            if name in _SAMPLING:
+                found[_SAMPLING[name]] = value
+            elif name == "num_predict":
+                found["max_tokens"] = None if isinstance(value, int) and value < 0 else value
+            elif name == "repeat_last_n":
+                # Ours counts the whole text, which is the same where nothing is penalised.
+                if value != -1 and options.get("repeat_penalty", 1) != 1:
+                    raise RequestError("repeat_last_n: repetition_penalty is of the whole text", hint="Pass -1.")
+            elif name in _OPTIONS_IGNORED:
+                ignored.append(f"options.{name}")
+            elif name not in _OPTIONS_REFUSED:
+                raise RequestError(f"options: there is no {shown(name)}", hint="Leave it out.")
+            elif not _OPTIONS_REFUSED[name].takes(value):
+                rule = _OPTIONS_REFUSED[name]
+                raise RequestError(f"options: {name}: {rule.why}", hint=rule.hint)
+        if isinstance(self.format, dict):
+            found["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        elif self.format == "json":
+            found["response_format"] = {"type": "json_object"}
+        elif self.format:
+            raise RequestError(f"format: {shown(self.format)} isn't a form", hint='Pass "json" or a schema.')
+        return found
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model reasons."""
+        if isinstance(self.think, bool):
+            return "on" if self.think else "none"
+        return self.think
+
+
+class OllamaChatBody(_Asked, kw_only=True):
+    """The body of ``/api/chat``. Without messages the model is loaded, and no more."""
+
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+    def inner(self, model: ModelInfo, ignored: list[str]) -> Body:
+        """The same in OpenAI's words."""
+        messages = []
+        for i, message in enumerate(self.messages):
+            own = {name: value for name, value in message.items() if value is not None}
+            if own.pop("images", None):
+                raise RequestError(f"messages[{i}]: images: {_TEXT_ONLY.why}", hint=_TEXT_ONLY.hint)
+            if (thinking := own.pop("thinking", None)) is not None:
+                own["reasoning_content"] = thinking
+            if (name := own.pop("tool_name", None)) is not None:
+                own["name"] = name
+            messages.append(own)
+        return _converted(
+            ChatBody,
+            self.common(model, ignored) | {"messages": messages, "tools": self.tools, "reasoning_effort": self.effort},
+        )
+
+
+class GenerateBody(_Asked, kw_only=True):
+    """The body of ``/api/generate``. Without a prompt the model is loaded, and no more."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool = False
+
+    refused: ClassVar[Mapping[str, Only]] = {
+        **_Asked.refused,
+        "suffix": Only((None, ""), "nothing is filled in before a suffix", "Leave it out."),
+        "template": Only((None, ""), "templates are the model's own", "Leave it out, or pass raw."),
+        "context": Only((None, []), "it is the older way to go on", "Use /api/chat."),
+    }
+
+    def inner(self, model: ModelInfo, ignored: list[str]) -> Body:
+        """The same in OpenAI's words: by the model's template, but for a raw prompt."""
+        fields = self.common(model, ignored)
+        if self.raw:
+            if self.system is not None or self.think is not None:
+                raise RequestError("raw: the prompt is all that the model gets", hint="Leave out system and think.")
+            return _converted(CompletionBody, {"max_tokens": model.context_length, **fields, "prompt": self.prompt})
+        said = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*said, {"role": "user", "content": self.prompt}]
+        return _converted(ChatBody, fields | {"messages": messages, "reasoning_effort": self.effort})
+
+
+def _converted(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """A body whose options have the right types. Raises RequestError naming the one."""
+    return decoded(msgspec.json.encode(fields), kind)[0]
+
+
+class OllamaShape(Shape):
+    """The answers of ``/api/chat`` and ``/api/generate``: a JSON object, or one a line."""
+
+    media_type = "application/x-ndjson"
+    keep_alive = b""  # a client reads each line
+    chat = True
+
+    def __init__(self, name: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._name, self._began = name, time.monotonic()
+        self._parts: dict[str, Any] = {"content": "", "thinking": "", "tool_calls": []}
+        self._call: tuple[str, list[str]] | None = None
+        self._finish: str | None = None
+        self._ended: Ended | None = None
+
+    def _line(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"model": self._name, "created_at": _time(time.time())}
+        own = {name: value for name, value in parts.items() if value}
+        if self.chat:
+            return found | {"message": {"role": "assistant", "content": "", **own}}
+        content = own.pop("content", "")
+        return found | {"response": content, **own}
+
+    def _take(self, news: News) -> list[dict[str, Any]]:
+        """The parts of what is new; a call when it is whole."""
+        found: list[dict[str, Any]] = []
+        for delta in news.deltas:
+            if delta.call is None:
+                found += self._called()
+                found.append({"content": delta.content} if delta.content else {"thinking": delta.reasoning})
+            elif delta.name is not None:
+                found += self._called()
+                self._call = delta.name, [delta.arguments]
+            elif self._call is not None:
+                self._call[1].append(delta.arguments)
+        if news.finish_reason is not None:
+            self._finish = news.finish_reason
+            found += self._called()
+        for part in found:
+            for name, value in part.items():
+                self._parts[name] += value
+        return found
+
+    def _called(self) -> list[dict[str, Any]]:
+        if self._call is None:
+            return []
+        (name, texts), self._call = self._call, None
+        try:
+            arguments = msgspec.json.decode("".join(texts) or "{}")
+        except msgspec.DecodeError:  # it was cut off, as done_reason says
+            return []
+        return [{"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}]
+
+    def _end(self, parts: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
+        waited, read, wrote = (0.0, 0.0, 0.0) if self._ended is None else self._ended.times
+        return self._line(parts) | {
+            "done": True,
+            "done_reason": "length" if self._finish == "length" else "stop",
+            "total_duration": _nanoseconds(time.monotonic() - self._began),
+            "load_duration": _nanoseconds(waited),
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": _nanoseconds(read),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": _nanoseconds(wrote),
+        }
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes the answer."""
+        self._take(news)
+        self._ended = ended
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        return self._end(self._parts, usage)
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """Lines of what is new."""
+        return b"".join(_row_of(self._line(parts) | {"done": False}) for parts in self._take(news))
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last line."""
+        self._ended = next(iter(ended), None)
+        return _row_of(self._end({}, usage))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last line of a stream that fails."""
+        return _row_of({"error": str(error)})
+
+
+class GenerateShape(OllamaShape):
+    """The answer of ``/api/generate``."""
+
+    chat = False
+
+
+def _row_of(value: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
+
+
+def add_ollama(app: FastAPI, front: Front) -> None:
+    """Adds the routes."""
+
+    async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
+        asked, ignored = decoded(await request.body(), kind)
+        model = front.model(asked.model.removesuffix(":latest"))
+        shape = OllamaShape if isinstance(asked, OllamaChatBody) else GenerateShape
+        if not (asked.messages if isinstance(asked, OllamaChatBody) else asked.prompt):
+            await front.loaded(model)
+            said = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
+            found = {"model": asked.model, "created_at": _time(time.time()), **said}
+            return json_response(found | {"done": True, "done_reason": "load"})
+        body = asked.inner(model.model, ignored)
+        return await answer(front, request, body, partial(shape, asked.model), ignored)
+
+    @app.post("/api/chat", openapi_extra=body_schema(OllamaChatBody))
+    async def api_chat(request: Request) -> Response:
+        """Ollama's chat."""
+        return await generation(request, OllamaChatBody)
+
+    @app.post("/api/generate", openapi_extra=body_schema(GenerateBody))
+    async def api_generate(request: Request) -> Response:
+        """Ollama's answer to a prompt."""
+        return await generation(request, GenerateBody)
+
+    @app.get("/api/version")
+    async def api_version() -> Response:
+        """Enginewright's version, where Ollama has its own."""
+        return json_response({"version": VERSION})
+
+    @app.get("/api/tags")
+    async def api_tags() -> Response:
+        """The models that there are, as Ollama lists them."""
+        return json_response(tags(front.models.values()))
+
+    @app.get("/api/ps")
+    async def api_ps() -> Response:
+        """The models that are loaded, as Ollama lists them."""
+        return json_response(running(front.models.values()))
+
+    @app.post("/api/show", openapi_extra=body_schema(ShowBody))
+    async def api_show(request: Request) -> Response:
+        """What is known of a model, as Ollama tells it."""
+        body, _ = decoded(await request.body(), ShowBody)
+        model = front.model(body.asked())
+        return json_response(await front.in_thread(request.state.tenant.name, partial(about, model)))
+
+    async def not_served(request: Request) -> Response:
+        raise ApiError(404, NOT_SERVED[request.url.path])
+
+    for path in NOT_SERVED:
+        app.add_api_route(path, not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
 
 def tags(models: Iterable[Model]) -> dict[str, Any]:
@@ -68,7 +361,7 @@ def running(models: Iterable[Model]) -> dict[str, Any]:
     }
 
 
-def shown(model: Model) -> dict[str, Any]:
+def about(model: Model) -> dict[str, Any]:
     """The answer of ``/api/show``. The template is in Jinja, as the model has it; the license isn't in a bundle."""
     info, family = model.model, _family(model)
     about: dict[str, Any] = {
@@ -89,9 +382,17 @@ def shown(model: Model) -> dict[str, Any]:
         "template": templates.get("default", next(iter(templates.values()), "")),
         "details": _details(model),
         "model_info": about,
-        "capabilities": ["completion"],
+        "capabilities": _capabilities(model),
         "modified_at": _time(model.modified),
     }
+
+
+def _capabilities(model: Model) -> list[str]:
+    if model.tokenizer is None:
+        return ["completion"]
+    found = model.tokenizer.chat_format
+    more = [("tools", found.has_calls), ("thinking", found.has_reasoning)]
+    return ["completion", *(name for name, has in more if has)]
 
 
 def _row(model: Model) -> dict[str, Any]:

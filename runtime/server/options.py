@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 
 from ..bundle.regular_file import MOST_JSON_BYTES, read_regular
+from ..ranks.partition import Partition
 from ..shared.errors import RequestError
 from ..shared.memory import default_budget, parse_size
+from .records import Engine
+from .routing import POLICIES, Policy
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -42,6 +45,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         log_json: logs are JSON, a line each.
         otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
         any_model: requests may name any model: for test suites of others.
+        replicas: of each model, on Ray Serve; 0: none, and engines are processes of this machine.
+        max_replicas: so many where there is much to do; 0: as many as ``replicas`` always.
+        target_requests: requests of a replica beyond which another one is started.
+        ray: "local", where Ray is started here; HOST:PORT, or "auto": a cluster that is joined.
+        routing: who gets a request: "prefix", "load" or "round-robin"; see ``routing``.
     """
 
     models: dict[str, str]
@@ -69,6 +77,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_json: bool = False
     otlp: str | None = None
     any_model: bool = False
+    replicas: int = 0
+    max_replicas: int = 0
+    target_requests: float = 16.0
+    ray: str = "local"
+    routing: Policy = "prefix"
 
     def check(self) -> None:
         """Raises RequestError naming the option."""
@@ -82,6 +95,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in self.__struct_fields__:
             if name.endswith("_seconds") and not 0 <= getattr(self, name) <= 1e6:
                 raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 0 or more.")
+        if self.replicas < 0 or self.max_replicas < 0 or self.target_requests <= 0:
+            hint = "--replicas and --max-replicas must be 0 or more, --target-requests more than 0."
+            raise RequestError("replicas: one of their numbers is out of range", hint=hint)
+        if self.max_replicas and not 0 < self.replicas <= self.max_replicas:
+            hint = f"Pass --replicas from 1 to {self.max_replicas}: the number to begin with, and the least."
+            raise RequestError(f"max_replicas: {self.max_replicas}, with {self.replicas} replicas", hint=hint)
+        if self.routing not in POLICIES:
+            raise RequestError(f"routing: there is no {self.routing!r}", hint=f"Pass one of {', '.join(POLICIES)}.")
+        if self.replicas and self.max_loaded:
+            raise RequestError("max_loaded: replicas stay loaded", hint="Leave --max-loaded or --replicas out.")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise RequestError("tls: a certificate needs its key, and a key its certificate", hint="Name both files.")
         if self.host not in LOOPBACK and self.api_keys is None and not self.insecure:
@@ -98,10 +121,30 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         loaded = min(len(self.models), self.max_loaded or len(self.models))
         if loaded == 1:
             return dict(self.llm)
-        threads = self.llm.get("threads") or len(os.sched_getaffinity(0))
+        ranks = Partition.parse(str(self.llm.get("partition") or self.llm.get("ranks") or 1)).ranks
+        threads = self.llm.get("threads") or len(os.sched_getaffinity(0)) // ranks
         memory = self.llm.get("memory")
         budget = default_budget() if memory is None else parse_size(memory)
         return {**self.llm, "threads": max(1, int(threads) // loaded), "memory": budget // loaded}
+
+    def for_each_replica(self) -> dict[str, Any]:
+        """Gives ``LLM``'s options for one replica: what was said is a replica's own, divided among the models alone.
+
+        Memory that wasn't said is a share of this machine's where Ray is started here, and else left to each machine.
+        """
+        given, models = dict(self.llm), len(self.models)
+        if given.get("threads"):
+            given["threads"] = max(1, int(given["threads"]) // models)
+        if given.get("memory") is not None:
+            given["memory"] = parse_size(given["memory"]) // models
+        elif self.ray == "local":
+            given["memory"] = default_budget() // (models * max(self.replicas, self.max_replicas))
+        return given
+
+    def begin_engines(self) -> dict[str, Engine]:
+        """Begins the processes of the models that are loaded first. Who calls this kills them in the end."""
+        given = self.for_each_model()
+        return {name: Engine(path, given) for name, path in list(self.models.items())[: self.max_loaded or None]}
 
     @property
     def fixed_hosts(self) -> frozenset[str] | None:

@@ -4,17 +4,32 @@
     engine -> front end    Opened or Failed, then Events (all tokens of a step in one), Answer, Beat
 
 The socket is a pair that the front end makes, and the engine inherits one end of: nobody else can reach it.
+
+Importing this takes little: the command begins its engines with it before it imports what a front end needs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from ..requests.outputs import TokenLogprobs
-from ..shared.errors import BundleError, CapacityError, EnginewrightError, OverloadError, RequestError, TrustError
+from ..requests.outputs import Pulse, TokenLogprobs
+from ..shared.errors import (
+    BundleError,
+    CapacityError,
+    ContextError,
+    EnginewrightError,
+    OverloadError,
+    RequestError,
+    TrustError,
+)
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 28
@@ -25,7 +40,7 @@ Logprobs = tuple[int, float, tuple[tuple[int, float], ...]]
 
 _KINDS: Mapping[str, type[EnginewrightError]] = {
     kind.__name__: kind
-    for kind in (EnginewrightError, RequestError, CapacityError, OverloadError, BundleError, TrustError)
+    for kind in (EnginewrightError, RequestError, ContextError, CapacityError, OverloadError, BundleError, TrustError)
 }
 
 
@@ -57,7 +72,8 @@ class Open(msgspec.Struct, tag=True):
 
 
 class Submit(msgspec.Struct, tag=True):
-    """Starts a request. ``params``: fields of SamplingParams. ``whole``: nobody wants pieces, but the answers alone."""
+    """Starts a request. ``params``: fields of SamplingParams. ``whole``: nobody wants pieces, but the answers alone.
+    ``version``: the hash of the bundle that the prompt was made for."""
 
     number: int
     prompt: Sequence[int]
@@ -66,6 +82,7 @@ class Submit(msgspec.Struct, tag=True):
     priority: int | None = None
     request_class: str | None = None
     whole: bool = False
+    version: str = ""
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -108,6 +125,20 @@ class Opened(msgspec.Struct, tag=True):
     model: dict[str, Any]
     info: dict[str, Any]
     pid: int
+
+
+class Greeting(msgspec.Struct, tag=True):
+    """The first message of a replica to the front end that asked for it.
+
+    ``key``: the front end's secret, which it gave the replica through Ray. ``node``: where the replica runs. ``pid``:
+    its process, whose child the engine is.
+    """
+
+    key: bytes
+    replica: str
+    node: str
+    pid: int
+    opened: Opened
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -170,27 +201,52 @@ class Answer(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Comes each second. ``step_seconds``: how long the step that runs has taken, 0 for none; ``expected_seconds``: how
-    long it should take, 0 where that isn't known."""
+    """Comes each second."""
 
-    step_seconds: float
-    expected_seconds: float
-    running: int
-    waiting: int
-    blocks_used: float
-    steps: int
-    preemptions: int
+    pulse: Pulse
 
 
 ToFrontEnd = Opened | Failed | Events | Answer | Beat
 
+Sent = ToEngine | ToFrontEnd | Greeting
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 
 
-def packed(message: ToEngine | ToFrontEnd) -> bytes:
+def packed(message: Sent) -> bytes:
     """A message as it goes through the socket."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class Engine:
+    """An engine's process, which opens a bundle from the first moment on.
+
+    Args:
+        path, options: see ``Open``.
+
+    Attributes:
+        program: what it runs, by Python; the number of its side of the socket follows.
+        process: it.
+        socket: the front end's side of the socket to it.
+    """
+
+    program: ClassVar[tuple[str, ...]] = ("-m", "enginewright.runtime.server.engine_process")
+
+    def __init__(self, path: str, options: dict[str, Any]) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            program = [sys.executable, *self.program, str(theirs.fileno())]
+            self.process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        with contextlib.suppress(OSError):  # it has died already, as who reads from the socket sees
+            self.socket.sendall(packed(Open(path, options)))
+        self.socket.setblocking(False)
+
+    def kill(self) -> None:
+        """Ends the process at once, if it runs."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)
 
 
 def plain_logprobs(entries: tuple[TokenLogprobs, ...] | None) -> tuple[Logprobs, ...] | None:

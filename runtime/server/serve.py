@@ -9,9 +9,10 @@ import gc
 import json
 import logging
 import resource
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -20,11 +21,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..shared.errors import EnginewrightError, RequestError
-from .answers import error_body
-from .app import Front, make_app
+from .app import make_app
 from .engine_client import Model
+from .errors import openai_error
+from .front import Front
 from .options import ServerOptions
 
+_LOG = logging.getLogger("enginewright.server")
 _HEADER_BYTES = 64 << 10
 
 
@@ -59,7 +62,7 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What can't be read as HTTP gets an error in the shape of the others, unless an answer has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            problem = error_body("the request can't be read as HTTP", "invalid_request_error", code=400)
+            problem = openai_error("the request can't be read as HTTP", "invalid_request_error", code=400)
             body = json.dumps(problem).encode()
             headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
@@ -111,14 +114,17 @@ def listening(options: ServerOptions) -> socket.socket:
 def serve(
     options: ServerOptions,
     ready: Callable[[str, Front], None] = lambda url, front: None,
-    models: dict[str, Model] | None = None,
+    models: dict[str, Model] | Callable[[], dict[str, Model]] | None = None,
+    reread: Callable[[], Mapping[str, str]] | None = None,
 ) -> None:
     """Serves until a signal ends it.
 
     Args:
         options: see there.
         ready: is called with the address once all models answer.
-        models: that were opened already (``open_models``); who opened them ends what is left of them.
+        models: that were opened already (``open_models``), or what opens them once the port is taken; who opened them
+            ends what is left of them.
+        reread: says where bundles are now, by the models' names: at SIGHUP their replicas are replaced.
 
     Raises:
         RequestError: an option is wrong, or the port is taken.
@@ -129,13 +135,18 @@ def serve(
     _raise_file_limit()
     listener = listening(options)
     try:
-        asyncio.run(_serve(options, Front(options, models), listener, ready))
+        front = Front(options, models() if callable(models) else models)
+        asyncio.run(_serve(options, front, listener, ready, reread))
     finally:
         listener.close()
 
 
 async def _serve(
-    options: ServerOptions, front: Front, listener: socket.socket, ready: Callable[[str, Front], None]
+    options: ServerOptions,
+    front: Front,
+    listener: socket.socket,
+    ready: Callable[[str, Front], None],
+    reread: Callable[[], Mapping[str, str]] | None,
 ) -> None:
     await front.start()
     _Protocol.header_seconds = options.header_seconds
@@ -183,7 +194,23 @@ async def _serve(
             task.cancel()
         server.should_exit = True
 
+    replacing = asyncio.Event()
+
+    async def replace() -> None:
+        while True:
+            await replacing.wait()
+            replacing.clear()
+            try:
+                paths = {} if reread is None else await asyncio.to_thread(reread)
+                for name, model in front.models.items():
+                    await model.replace(paths.get(name, model.path))
+            except EnginewrightError as e:
+                _LOG.error("nothing is replaced: %s", e)
+
     tasks = [asyncio.create_task(tell()), asyncio.create_task(drain())]
+    if options.replicas:
+        loop.add_signal_handler(signal.SIGHUP, replacing.set)
+        tasks.append(asyncio.create_task(replace()))
     try:
         await server.serve(sockets=[listener])
     finally:

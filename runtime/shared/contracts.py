@@ -7,7 +7,8 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +88,28 @@ SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
 """The lists of a ``SamplingBatch``, which have a length for each row: row r's are [start[r] : start[r + 1]]."""
 
 
+class StepMasks(Protocol):
+    """Which tokens may come in some rows of a step, by the forms of their answers.
+
+    Attributes:
+        rows: [R], each row's mask; -1 for none.
+        bits: [masks, ceil(V / 32)] uint32, bit i % 32 of word i / 32 for token i. They are filled in while the step
+            runs, so nobody looks at them before ``wait``.
+    """
+
+    rows: Int32Array
+    bits: npt.NDArray[np.uint32]
+
+    def wait(self) -> None:
+        """Returns when all are filled in."""
+
+    def longer(self, more: int) -> StepMasks:
+        """The same with so many rows more, which have none."""
+
+    def lists(self) -> list[Int32Array]:
+        """Waits, and gives the tokens that each mask allows."""
+
+
 @dataclass
 class SamplingBatch:
     """Sampling state of the R sampled rows. What each option does, and in which order, is in plugins/cpu/sampler.h.
@@ -116,12 +139,56 @@ class SamplingBatch:
     bias: FloatArray | None = None  # by so much; -infinity bans a token
     allowed_start: Int32Array | None = None  # the only tokens that may come; a row with none has no such limit
     allowed: Int32Array | None = None
+    masks: StepMasks | None = None  # limits tokens further, by bits; for executors with ``ExecutorCaps.masks``
+    top_allowed: Int32Array | None = None  # not 0: the top logprobs of a row are of tokens that may come
     logprobs: int | None = None  # how many top logprobs to return for each row, and its token's; None: no logprobs
     scored: Int32Array | None = None  # the token whose logprob is a row's; NO_TOKEN, or None: the drawn one
 
-    def options(self) -> dict[str, npt.NDArray[np.generic]]:
+    def options(self) -> dict[str, Any]:
         """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
-        return {name: array for name in (*_OPTION_NAMES, "scored") if (array := getattr(self, name)) is not None}
+        names = (*_OPTION_NAMES, "scored", "top_allowed")
+        found: dict[str, Any] = {name: array for name in names if (array := getattr(self, name)) is not None}
+        if self.masks is not None:
+            found |= {"masks": self.masks.bits, "mask_rows": self.masks.rows, "before_sampling": self.masks.wait}
+        return found
+
+    def with_lists(self) -> SamplingBatch:
+        """Makes the batch with ``allowed`` in place of ``masks``, for executors without these."""
+        if self.masks is None:
+            return self
+        lists = self.masks.lists()
+        rows, banned = [], []
+        for row, at in enumerate(self.masks.rows.tolist()):
+            own: Int32Array | None = None
+            if self.allowed_start is not None and self.allowed is not None:
+                own = self.allowed[self.allowed_start[row] : self.allowed_start[row + 1]]
+            if at < 0:
+                rows.append(np.zeros(0, np.int32) if own is None else own)
+            elif own is not None and len(own):
+                rows.append(np.intersect1d(lists[at], own).astype(np.int32))
+            else:
+                rows.append(lists[at])
+            banned.append(at >= 0 and not len(rows[-1]))
+            if banned[-1]:  # an empty list would allow all
+                rows[-1] = np.zeros(1, np.int32)
+        found = self if not any(banned) else self._without_token_0(banned)
+        starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+        return replace(found, masks=None, allowed_start=starts, allowed=np.concatenate(rows).astype(np.int32))
+
+    def _without_token_0(self, rows: Sequence[bool]) -> SamplingBatch:
+        """Makes the batch in which some rows have token 0 banned, and no other bias."""
+        tokens, values = [], []
+        for row, banned in enumerate(rows):
+            own = slice(0, 0)
+            if self.biased_start is not None:
+                own = slice(int(self.biased_start[row]), int(self.biased_start[row + 1]))
+            known = self.biased is not None and self.bias is not None and not banned
+            tokens.append(self.biased[own] if known and self.biased is not None else np.zeros(int(banned), np.int32))
+            values.append(
+                self.bias[own] if known and self.bias is not None else np.full(int(banned), -np.inf, np.float32)
+            )
+        starts = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
+        return replace(self, biased_start=starts, biased=np.concatenate(tokens), bias=np.concatenate(values))
 
     def following(self) -> SamplingBatch:
         """Makes the batch of the same requests' next tokens: the same arrays, but for the counters."""
@@ -184,9 +251,12 @@ class ExecutorCaps:
     -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
     whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
     ``verifies``: rows of one request behind each other have the bits that they have one by one, whatever their number.
+    ``in_flight``: steps that may be submitted before the result of the first is asked for. No request is in two.
     ``row_seconds``: tokens of a request -> what steps took on this machine in which it had 1, 2, ... rows; empty where
     nobody measured that.
+    ``masks``: sampling waits for ``SamplingBatch.masks``, and reads them; others get the tokens as lists.
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
+    ``owners``: ranks that divide keys and values: see ``kv_cache.cache_manager``.
     ``hidden``: hidden states that it can give: i is what goes into layer i, the last what the final norm gives.
     """
 
@@ -196,7 +266,10 @@ class ExecutorCaps:
     shared_blocks: bool = False
     kept_slots: bool = False
     verifies: bool = False
+    in_flight: int = 1
     row_seconds: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    masks: bool = False
+    owners: int = 1
     lacks: tuple[str, ...] = ()
     hidden: tuple[int, ...] = ()
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
-"""The types in lowered programs and in the weights of bundles. fp8 is e4m3fn of OCP's OFP8 specification."""
+Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8", "i5", "u5", "i6", "iq4", "fp4"]
+"""The types in lowered programs and in the weights of bundles. fp8 is e4m3fn of OCP's OFP8 specification; iq4 and
+fp4 are one of the integers that their format lists (``levels``)."""
 
 
 class ElementType(NamedTuple):
@@ -20,7 +21,7 @@ class ElementType(NamedTuple):
 
     Attributes:
         bits: of an element as it is stored.
-        numpy: of arrays; of 4 bits one value is in each int8.
+        numpy: of arrays; of fewer than 8 bits one value is in each int8.
         torch: the attribute of ``torch``.
         onnx: the number in ``TensorProto``.
         tensorrt: the attribute of ``tensorrt.DataType``.
@@ -59,6 +60,11 @@ DTYPES: Mapping[str, ElementType] = {
     "bool": ElementType(8, np.dtype(np.bool_), "bool", 9, "BOOL", "i1", safetensors="BOOL"),
     "i4": ElementType(4, np.dtype(np.int8), "int8", 22, "INT4", "i4"),
     "u4": ElementType(4, np.dtype(np.int8), "int8", 21),
+    "i5": ElementType(5, np.dtype(np.int8), "int8"),
+    "u5": ElementType(5, np.dtype(np.int8), "int8"),
+    "i6": ElementType(6, np.dtype(np.int8), "int8"),
+    "iq4": ElementType(4, np.dtype(np.int8), "int8"),
+    "fp4": ElementType(4, np.dtype(np.int8), "int8"),
 }
 
 BYTES_PER_ELEMENT: Mapping[str, int] = {name: of.bits // 8 for name, of in DTYPES.items() if of.bits >= 8}
@@ -67,5 +73,5 @@ NAME_OF_ONNX: Mapping[int, str] = {of.onnx: name for name, of in DTYPES.items() 
 
 
 def stored_bytes(dtype: str, elements: int) -> int:
-    """Bytes of so many elements side by side; two of 4 bits share one."""
+    """Bytes of so many elements side by side; those of fewer than 8 bits share them."""
     return -(-elements * DTYPES[dtype].bits // 8)

@@ -82,6 +82,10 @@ class RequestError(EnginewrightError, ValueError):
     exit_code = 8
 
 
+class ContextError(RequestError):
+    """A prompt that doesn't fit the model's context."""
+
+
 class CapacityError(EnginewrightError):
     """Not enough memory, KV blocks or disk for what was asked."""
 
@@ -126,6 +130,18 @@ class MissingDependencyError(EnginewrightError, ImportError):
                 f"{what} needs {e.name}, which is not installed",
                 hint="Install it with: pip install 'enginewright[export]'" + (f"; or {instead}." if instead else ""),
             ) from e
+
+    @classmethod
+    @contextmanager
+    def of(cls, package: str, what: str, extra: str) -> Iterator[None]:
+        """Turns the failed import of a package within into this error: ``what`` needs it, and ``extra`` has it."""
+        try:
+            yield
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] != package:
+                raise
+            hint = f"Install it with: pip install 'enginewright[{extra}]'"
+            raise cls(f"{what} needs {package}, which is not installed", hint=hint) from e
 
 
 class VerificationError(EnginewrightError):

@@ -6,6 +6,11 @@ import json
 import re
 from typing import Any
 
+JSON_WHITESPACE = r" |\r?\n[ \t]{0,60}"
+"""What may stand between the parts of JSON that a model writes: a space, or a line's end with an indentation. Small
+models write whitespace without end where any is allowed."""
+JSON_GUIDANCE = {"whitespace_pattern": JSON_WHITESPACE, "lenient": False, "coerce_one_of": False}
+"""The options of llguidance for a schema within a grammar ("x-guidance"), whatever the schema itself says."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """All but the end of a line and the tab: a terminal obeys them. The last ones turn the direction of writing round."""
 _MAY_HAVE_CONTROLS = re.compile(rb"\\[bfru]|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")

@@ -141,22 +141,37 @@ class Operand(Record, frozen=True, kw_only=True):
     strides: tuple[Affine, ...]
     offset: Affine = field(default_factory=Affine)
 
+    @property
+    def rank(self) -> int:
+        """Its number of dimensions."""
+        return len(self.shape)
+
 
 class Buffer(Record, frozen=True, kw_only=True):
-    """A piece of the arena. ``size`` and ``offset`` are in bytes; offset is None until memory is planned."""
+    """A piece of the arena. ``size`` and ``offset`` are in bytes; offset is None until memory is planned.
+
+    ``region``: of a partitioned program, the memory that ranks share where it lies; 0: the rank's own arena.
+    """
 
     name: str
     size: Affine
     offset: Affine | None = None
+    region: int = 0
 
 
 class WeightUse(Record, frozen=True, kw_only=True):
-    """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there."""
+    """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there.
+
+    Of a rank's program it may be a part: ``shape[0]`` rows, or experts, from ``first`` on, of what the index calls
+    ``source``. In a packed layout of rows, ``first`` is a multiple of a panel's 32.
+    """
 
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
     layout: Layout
+    source: str = ""
+    first: int = 0
 
 
 class Step(Record, frozen=True, kw_only=True):
@@ -170,7 +185,11 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class LoweredProgram(Record, frozen=True, kw_only=True):
-    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
+    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned.
+
+    Of a rank's program ``regions`` are the same for memory that ranks share, by (region, bytes), and ``ranks`` the
+    first of those that compute its steps together, and how many they are.
+    """
 
     format_version: int = CPU_FORMAT_VERSION
     cache_groups: tuple[CacheGroup, ...]
@@ -179,6 +198,8 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     outputs: dict[str, Operand]
     arena_bytes: Affine = field(default_factory=Affine)
+    regions: tuple[tuple[int, Affine], ...] = ()
+    ranks: tuple[int, int] = (0, 1)
 
     def to_json(self) -> str:
         """Stable text: the same program gives the same bytes."""

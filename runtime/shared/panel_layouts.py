@@ -7,14 +7,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
+Layout = Literal[
+    "rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "planes32", "blocks8", "blocks16", "sparse32", "nibbles"
+]
 """runtime/bundle/weights.py says where each has an element."""
 
 PANEL = 32
 """Rows N of a weight [N, K] that lie together: N is padded to a multiple."""
 
-DEPTHS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8, "sparse32": 32}
-"""How many values along K lie side by side, of sparse32 in a block: K is padded to a multiple."""
+DEPTHS = {
+    "panel32": 1,
+    "panel32x2": 2,
+    "panel32x4": 4,
+    "panel32x8": 8,
+    "planes32": 16,
+    "blocks8": 10,
+    "blocks16": 18,
+    "sparse32": 32,
+}
+"""How many values along K lie side by side, of sparse32 in a block: K is padded to a multiple. Blocks of scales have
+two bytes before those of their 8 or 16 groups."""
 
-BIAS = {"i8": 128, "i4": 8, "u4": 0}
-"""What is added to an integer before it is stored in a byte, or half of one, without sign."""
+BLOCKS = frozenset(("blocks8", "blocks16"))
+"""Layouts of scales in blocks."""
+
+BIAS = {"i8": 128, "i4": 8, "u4": 0, "i5": 16, "u5": 0, "i6": 32}
+"""What is added to an integer before it is stored without sign in a byte, or in fewer bits."""

@@ -16,14 +16,14 @@ from typing import Literal
 from .contracts import CacheGroup, head_bytes
 from .dtypes import DTYPES
 from .dtypes import stored_bytes as bytes_of_elements
-from .lowered_program import Affine, LoweredProgram, Operand, Step, WeightUse
+from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
 from .panel_layouts import DEPTHS, PANEL
 from .weight_formats import FORMAT_OF, FORMATS
 
 DRAFT_ROWS = 16
 """Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
 
-OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = {
+OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all", "meeting"]] = {
     **dict.fromkeys(("linear", "quantized_linear"), "product"),
     **dict.fromkeys(("grouped_linear", "quantized_grouped_linear"), "experts"),
     **dict.fromkeys(("embedding", "quantized_embedding"), "table"),
@@ -31,8 +31,9 @@ OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = 
     **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation"), "all"),
     **dict.fromkeys(("rms_norm_quantize", "layer_norm_quantize"), "all"),
     **dict.fromkeys(("add_rms_norm_quantize", "add_layer_norm_quantize", "quantize_activation", "cast_bf16"), "all"),
-    **dict.fromkeys(("rope_table", "rope", "kv_write", "rope_kv_write", "paged_attention"), "all"),
+    **dict.fromkeys(("rope_table", "rope", "kv_write", "rope_kv_write", "paged_attention", "ring_attention"), "all"),
     **dict.fromkeys(("elementwise", "copy", "reduce", "top_k", "scatter", "route_experts", "combine_experts"), "all"),
+    **dict.fromkeys(("all_gather", "gather_experts", "send", "receive"), "meeting"),
 }
 """The ops of the cpu target (their entries are in plugins/cpu/ops) and how a step of each is counted:
 
@@ -41,6 +42,7 @@ experts: the same, of those experts that the rows go to
 table: a row of the weight for each token is read
 selection: of the first operand as much is read as is written
 all: operands are read and written once
+meeting: nothing is moved, as ranks of one machine see the same memory
 """
 
 
@@ -130,11 +132,11 @@ def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
     """A cost for each step of the program.
 
     Of experts, a step reads those that its tokens choose, here as many as tokens choose on average that choose evenly:
-    E (1 - (1 - k/E)^T), which is k for one token.
+    E (1 - (1 - k/E)^T), which is k for one token. A step with some of the experts has their share of that, and of the
+    products.
     """
-    weights = {use.name: use for use in program.weights}
-    groups = {group.name: group for group in program.cache_groups}
-    return [_cost(step, sizes, weights, groups) for step in program.steps]
+    of = _Read({w.name: w for w in program.weights}, {g.name: g for g in program.cache_groups}, program.buffers)
+    return [_cost(step, sizes, of) for step in program.steps]
 
 
 def stored_bytes(use: WeightUse) -> int:
@@ -148,24 +150,43 @@ def stored_bytes(use: WeightUse) -> int:
     return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * bits // 8
 
 
-def _cost(step: Step, sizes: StepSizes, weights: Mapping[str, WeightUse], groups: Mapping[str, CacheGroup]) -> StepCost:
+@dataclass(frozen=True)
+class _Read:
+    """What steps read, by name."""
+
+    weights: Mapping[str, WeightUse]
+    groups: Mapping[str, CacheGroup]
+    buffers: tuple[Buffer, ...]
+
+    def experts(self, step: Step) -> tuple[int, int]:
+        """How many experts a step has, and how many there are: all have a place in what ``route_experts`` gives."""
+        (starts,) = (o for o in step.inputs if o.dtype == "i32" and len(o.shape) == 1)
+        own = starts.shape[0].constant - 1
+        all_of_them = next((b.size.constant // 4 - 1 for b in self.buffers if b.name == starts.name), own)
+        return own, max(own, all_of_them)
+
+
+def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
+    if OPS.get(step.op) == "meeting":
+        return StepCost()
     products: dict[str, int] = {}
     weight_bytes = kv_read = kv_written = read = 0
     if OPS.get(step.op) in ("product", "experts"):
         kind, count = _product(step, sizes)
-        products[kind] = count
+        own, experts = of.experts(step) if OPS[step.op] == "experts" else (1, 1)
+        products[kind] = round(count * own / experts)
     for place, operand in enumerate(step.inputs):
         if operand.kind == "weight":
-            weight_bytes += _weight_bytes(step, place, sizes, weights)
+            weight_bytes += _weight_bytes(step, place, sizes, of)
         elif operand.kind == "cache":
-            group = groups[operand.name.rpartition("/")[0]]
+            group = of.groups[operand.name.rpartition("/")[0]]
             if f"block_table:{group.name}" in _inputs(step):
                 kv_read += _read_of_cache(group, sizes)
                 products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
                 kv_written += sum(sizes.lengths) * group.bytes_per_slot
         elif operand.name.startswith("block_table:"):
-            block = groups[operand.name.removeprefix("block_table:")].block_size
+            block = of.groups[operand.name.removeprefix("block_table:")].block_size
             read += sum(-(-context // block) for context in sizes.contexts) * 4
         else:
             read += _bytes(step.outputs[0] if place == 0 and OPS.get(step.op) == "selection" else operand, sizes)
@@ -187,9 +208,9 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
     return _elements(operand, sizes) * DTYPES[operand.dtype].bits // 8
 
 
-def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str, WeightUse]) -> int:
+def _weight_bytes(step: Step, place: int, sizes: StepSizes, of: _Read) -> int:
     """What a step reads of the weight that is its operand ``place``."""
-    operand, use = step.inputs[place], weights[step.inputs[place].name]
+    operand, use = step.inputs[place], of.weights[step.inputs[place].name]
     counted = OPS.get(step.op)
     if counted == "table":
         tokens = sizes.at(step.outputs[0].shape[0])
@@ -197,17 +218,17 @@ def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str
     if place == 0 and counted == "selection":
         return _bytes(step.outputs[0], sizes)
     if counted == "experts":
-        return round(stored_bytes(use) * _experts_read(step, use, sizes) / use.shape[0])
+        return round(stored_bytes(use) * _share_read(step, of.experts(step)[1], sizes))
     if use.layout != "rows":
         return stored_bytes(use)
     return _bytes(operand, sizes)
 
 
-def _experts_read(step: Step, use: WeightUse, sizes: StepSizes) -> float:
-    """Different experts that the step's rows go to, on average, if tokens choose evenly."""
-    experts, rows = use.shape[0], step.outputs[0].shape[0]
+def _share_read(step: Step, experts: int, sizes: StepSizes) -> float:
+    """The share of different experts that the step's rows go to, on average, if tokens choose evenly."""
+    rows = step.outputs[0].shape[0]
     each = next((n for n in rows.coefficients()[1:] if n), 1)  # k: rows are k times T, or R
-    return float(experts * (1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each)))
+    return float(1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each))
 
 
 def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from typing import Literal
 from .dtypes import DTYPES, Dtype
 from .panel_layouts import Layout
 
-Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4"]
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4", "int5", "int6", "iq4", "fp4"]
 Activation = Literal["float", "bf16", "int8", "fp8"]
 
 
@@ -29,9 +29,11 @@ class StoredFormat:
         group_sizes: how many values along K may share a float16 scale; 0 is a scale for each row. Empty: no scales.
         multiple: K is a multiple of it and of the groups, since kernels read so many values at a time; 0: any K.
         codes: what values stand for, if not for themselves: the number that is multiplied by the scale, by value.
+        levels: the integers of 8 bits that values may be, if they are stored as places among these; ascending.
         sparse: whether there are products of it with two of four values.
         since: the version of weights/index.json that added it.
         least_gpu: the compute capability from which GPUs have instructions for it; "": all have.
+        everywhere: whether every target reads it.
     """
 
     dtype: Dtype
@@ -41,9 +43,11 @@ class StoredFormat:
     group_sizes: tuple[int, ...] = ()
     multiple: int = 0
     codes: tuple[float, ...] = ()
+    levels: tuple[int, ...] = ()
     sparse: bool = False
     since: int = 1
     least_gpu: str = ""
+    everywhere: bool = True
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -54,6 +58,11 @@ class StoredFormat:
     def bits(self) -> int:
         """Bits of a value."""
         return DTYPES[self.dtype].bits
+
+    @property
+    def multiplied_bits(self) -> int:
+        """Bits of the integers that are multiplied."""
+        return 8 if self.levels else self.bits
 
     @property
     def integers(self) -> bool:
@@ -81,23 +90,62 @@ NF4 = (
 """4-bit NormalFloat of QLoRA (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314, appendix E): quantiles of
 a normal distribution, and 0."""
 
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The numbers of llama.cpp's IQ4_NL and IQ4_XS (``kvalues_iq4nl`` in ggml-common.h)."""
+
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the number of each code of e2m1, of MXFP4 and NVFP4 (OCP Microscaling Formats 1.0, section 5.3.3). -0 is 0."""
+
+FP4 = tuple(sorted(set(TWICE_E2M1)))
+"""The same, ascending."""
+
 FORMATS: Mapping[Storage, StoredFormat] = {
     "f32": StoredFormat("f32", "panel32", sparse=True),
     "bf16": StoredFormat("bf16", "panel32x2", activation="bf16", sparse=True, least_gpu="8.0"),
-    "int8": StoredFormat("i8", "panel32x4", activation="int8", group_sizes=(0, 32, 64), sparse=True),
+    "int8": StoredFormat("i8", "panel32x4", activation="int8", group_sizes=(0, 16, 32, 64), sparse=True),
     "int4": StoredFormat(
         "i4",
         "panel32x8",
         "u4",
         activation="int8",
-        group_sizes=(0, 32, 64, 128),
+        group_sizes=(0, 16, 32, 64, 128),
         multiple=8,
         sparse=True,
         least_gpu="8.0",
     ),
     "fp8": StoredFormat("fp8", "panel32", group_sizes=(0, 32, 64), since=4, least_gpu="8.9"),
     "nf4": StoredFormat("u4", None, group_sizes=(64,), codes=NF4, since=5),
+    "int5": StoredFormat(
+        "i5", "planes32", "u5", activation="int8", group_sizes=(16, 32, 64), multiple=16, since=6, everywhere=False
+    ),
+    "int6": StoredFormat(
+        "i6", "planes32", activation="int8", group_sizes=(16, 32, 64), multiple=16, since=6, everywhere=False
+    ),
+    "iq4": StoredFormat(
+        "iq4",
+        "panel32x8",
+        activation="int8",
+        group_sizes=(16, 32, 64),
+        multiple=8,
+        levels=IQ4,
+        since=6,
+        everywhere=False,
+    ),
+    "fp4": StoredFormat(
+        "fp4",
+        "panel32x8",
+        activation="int8",
+        group_sizes=(16, 32, 64),
+        multiple=8,
+        levels=FP4,
+        since=6,
+        everywhere=False,
+    ),
 }
+
+SCALE_BLOCKS = (8, 16)
+"""How many groups along K may share a float16, which a signed byte of each multiplies: a super-block of GGUF's K-quants
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
 FORMAT_OF: Mapping[str, Storage] = {dtype: name for name, of in FORMATS.items() if of.layout for dtype in of.dtypes}
 """The format whose values have a type, of those that kernels read."""

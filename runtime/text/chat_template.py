@@ -68,6 +68,11 @@ class ChatTemplate:
         self._name = name
         self._variables = {k: v for k, v in special_tokens.items() if isinstance(v, str)}
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the variables that it reads."""
+        return self._reads
+
     def with_source(self, source: str, variable: Callable[[str], str]) -> ChatTemplate:
         """The same with another text, and its own variables as ``variable`` changes them."""
         return ChatTemplate(source, {k: variable(v) for k, v in self._variables.items()}, name=self._name)

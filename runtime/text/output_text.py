@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-from .tokenizer import Detokenizer
+
+class Detokenizing(Protocol):
+    """Gives text for tokens: a ``Detokenizer``."""
+
+    def push(self, token: Any) -> str:
+        """The text that ``token`` completes; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back."""
+        ...
 
 
 class OutputText:
@@ -21,7 +32,7 @@ class OutputText:
         stopped_by: the stop string that it was cut at; of several that begin there, the shortest.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, keep_stop: bool = False) -> None:
+    def __init__(self, detokenizer: Detokenizing, stop: Sequence[str], *, keep_stop: bool = False) -> None:
         self._detokenizer = detokenizer
         self._keep_stop = keep_stop
         self._stop = tuple(stop)
@@ -29,7 +40,7 @@ class OutputText:
         self._ready: list[str] = []
         self.stopped_by: str | None = None
 
-    def push(self, token: int) -> bool:
+    def push(self, token: Any) -> bool:
         """Takes a new token; True if it is clear now where the text is cut."""
         return self._add(self._detokenizer.push(token))
 

@@ -22,6 +22,7 @@ from ..shared.errors import BundleError, EnginewrightError, RequestError, shown
 from .control_tokens import ControlTokens
 
 if TYPE_CHECKING:
+    from .chat_format import ChatFormat
     from .chat_template import ChatTemplate, Message
 
 _JINJA = re.compile(r"\{[{%#]|\n")
@@ -30,6 +31,8 @@ _MOST_INCOMPLETE = 3
 """A UTF-8 character has 4 bytes at most, so at most its first 3 wait for the rest; each may decode to one U+FFFD."""
 _CONTEXT = 8
 _LONGEST_WINDOW = 64
+_KEPT_FORMATS = 16
+"""Formats of templates that callers pass."""
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -51,6 +54,8 @@ class Tokenizer:
 
     Attributes:
         special_ids: tokens that have no text.
+        response_template: JSON by which transformers reads the model's answers; None where the model has none.
+        chat_codes: what parsers of answers keep of this tokenizer, by format.
         chat_templates: name -> its Jinja text. A template is compiled when the first conversation needs it.
     """
 
@@ -72,16 +77,29 @@ class Tokenizer:
         self._before = self._added(files.special_tokens, "bos")
         self._after = self._added(files.special_tokens, "eos")
         self._special_tokens = files.special_tokens
+        self.response_template = files.response_template
         self.chat_templates: dict[str, str] = dict(files.other_templates)
         if files.chat_template is not None:
             self.chat_templates["default"] = files.chat_template
+        self._added_tokens = {token.content: index for index, token in added.items()}
+        self.chat_codes: dict[Any, Any] = {}
+        self._formats: dict[str | None, ChatFormat] = {}
         self._compiled: dict[str, ChatTemplate] = {}
         self._guarded: dict[str, ChatTemplate | None] = {}
+
+    def to_json(self) -> str:
+        """The text of a tokenizer.json that gives the same tokens."""
+        return str(self._tokenizer.to_str())
 
     @property
     def vocabulary(self) -> dict[int, str]:
         """Token id -> what the tokenizer's file calls it, special tokens included."""
         return {index: token for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """What the tokenizer's file calls each token that was added to the vocabulary -> its id."""
+        return self._added_tokens
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
@@ -218,6 +236,24 @@ class Tokenizer:
             if not whole.startswith(text) or not whole[len(text) :].lstrip().startswith(rest.lstrip()):
                 return False
         return True
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How the model's answers spell reasoning and tool calls; its name is "plain" where they have neither.
+
+        The first time it renders a conversation, for which a process is started.
+        """
+        return self.chat_format_of(None)
+
+    def chat_format_of(self, chat_template: str | None) -> ChatFormat:
+        """The same of another template: its name, or its text. Raises what ``render_chat`` raises."""
+        from .chat_format import choose_format
+
+        if chat_template not in self._formats:
+            if len(self._formats) >= _KEPT_FORMATS:
+                self._formats = {}
+            self._formats[chat_template] = choose_format(self, chat_template)
+        return self._formats[chat_template]
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from .runtime.requests.sampling import BeamSearchParams, SamplingParams
+    from .runtime.requests.structured import StructuredOutputsParams
     from .runtime.scheduler.options import Scheduling
     from .runtime.shared.errors import (
         BundleError,
         CapacityError,
         ComparisonError,
+        ContextError,
         EnginewrightError,
         MissingDependencyError,
         OverloadError,
@@ -52,6 +54,7 @@ __all__ = [
     "CapacityError",
     "ComparisonError",
     "CompletionOutput",
+    "ContextError",
     "EnginewrightError",
     "MissingDependencyError",
     "OverloadError",
@@ -65,6 +68,7 @@ __all__ = [
     "Scheduling",
     "SourceError",
     "StreamPiece",
+    "StructuredOutputsParams",
     "TargetError",
     "TokenLogprobs",
     "TrustError",
@@ -87,6 +91,7 @@ _MODULES = {
     "SamplingParams": "runtime.requests.sampling",
     "Scheduling": "runtime.scheduler.options",
     "StreamPiece": "runtime.requests.outputs",
+    "StructuredOutputsParams": "runtime.requests.structured",
     "TokenLogprobs": "runtime.requests.outputs",
     "export": "optimizer.export",
     "recover": "optimizer.recover",

@@ -230,7 +230,7 @@ def _change_attributes(rng: random.Random, documents: Documents) -> None:
 
 
 def _change_weights(rng: random.Random, documents: Documents) -> None:
-    """In the program and in the index alike, so that they agree."""
+    """Changes the program and the index alike, so that they agree."""
     uses, tensors = documents["program"]["weights"], documents["index"]["tensors"]
     use, kind = rng.choice(uses), rng.randrange(5)
     entry = tensors[use["name"]] if use["name"] in tensors else rng.choice(list(tensors.values()))

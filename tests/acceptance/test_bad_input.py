@@ -136,7 +136,7 @@ def test_full_disk(model_folder: Path, tmp_path: Path) -> None:
 
 STARTED = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('started', flush=True); "
 STARTED += "import sys; from enginewright.__main__ import main; main()"
-"""Before that line Python itself answers an interrupt, with a traceback."""
+"""Python itself answers an interrupt before that line, with a traceback."""
 
 # What an export has made when the interrupt comes, and how long after; the last three may find it finished.
 MOMENTS = [("", 0.3), (".x.bundle.partial-*", 0), (".x.bundle.partial-*", 0.5), (".x.bundle.partial-*", 1.5)]

@@ -79,12 +79,18 @@ def expected_logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
-def compare(model: PreTrainedModel, bundle: Path, lengths: Sequence[int], steps: int, *ways: str) -> None:
+def compare(
+    model: PreTrainedModel, bundle: Path, lengths: Sequence[int], steps: int, *ways: str, whole: Path | None = None
+) -> None:
     """Exports ``model``; prompts of these lengths in one step, then ``steps`` tokens more of each, all together.
 
-    ``ways``: instruction sets to do it with, each by itself; "best" is the best there is.
+    ``ways``: instruction sets to do it with, each by itself; "best" is the best there is. ``whole``: the model's
+    folder, of which the text decoder is exported.
     """
-    export(model, bundle)
+    if whole is None:
+        export(model, bundle)
+    else:
+        export(whole, bundle, part="text")
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 256, n).tolist() for n in lengths]
     texts = [p + rng.integers(3, 256, steps).tolist() for p in prompts]

@@ -94,7 +94,7 @@ def make(tiny_model: Callable[..., PreTrainedModel], case: str) -> PreTrainedMod
 
 
 USUALLY = ("Mixtral", "GptOss", "DeepseekV3")
-"""Of families and of saved ones, those that are tried at every change."""
+"""The families, and saved ones, that are tried at every change."""
 
 
 def _cases(cases: Iterable[str]) -> list[Any]:

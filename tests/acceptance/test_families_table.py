@@ -22,7 +22,7 @@ from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
 
 from .test_families import compare
-from .tiny_configs import NoTinyModelError, tiny_family
+from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
 
 _ORIGINAL = "requests within the context that is fixed at export (`--context`)"
 _NO_IMAGES = "text alone: no images or sounds"
@@ -56,7 +56,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 LIMITS = {"phi3, LongRoPE": _ORIGINAL, "llama, dynamic NTK": _ORIGINAL, "fuyu": _NO_IMAGES, "emu3": _NO_IMAGES}
 """What holds for a family that works otherwise."""
 
-FAMILIES = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS]
+PARTS = {f"{family}, --part text": family for family in WHOLES}
+"""Models that take images beside text, of which the text decoder is exported."""
+
+FAMILIES = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS, *PARTS]
 
 # KL bounds that the page states, in nats per token: of tiny random models, for which 8 bits are coarser than for
 # trained ones. The first that is half again what was measured is stated, so that other kernels keep to it too.
@@ -76,6 +79,11 @@ out of date.
 
 Nothing in Enginewright knows a family by its name: another model works if its parts do.
 
+A model that also takes images or sounds (`...ForConditionalGeneration`) is refused as a whole.
+`optimize export --part text` takes its [text decoder](commands/export.md#models-that-take-images-or-sounds), whose
+family may have a row of its own: gemma3_text for Gemma 3, mistral for Mistral 3, llama for LLaVA. Rows with
+`--part text` are of whole models, saved and exported so; they are compared with the whole, given text alone.
+
 | family | result | int8: KL at most | why, or within which limit |
 | --- | --- | --- | --- |
 """
@@ -84,18 +92,25 @@ Nothing in Enginewright knows a family by its name: another model works if its p
 def _row(family: str, folder: Path, stated: float | None) -> str:
     """The row of a family. ``stated`` is the KL bound that the page has now, kept where it holds."""
     model_type, overrides = VARIANTS.get(family, (family, {}))
+    whole: Path | None = None
     try:
-        model = tiny_family(model_type, **overrides)
+        if family in PARTS:
+            model = tiny_whole(PARTS[family])
+            whole = folder / "whole"
+            model.save_pretrained(whole)
+        else:
+            model = tiny_family(model_type, **overrides)
     except NoTinyModelError as e:
         return _cells(family, "not tried", "", _plain(str(e)))
     try:
-        compare(model, folder / "exact.bundle", (21, 3), 8, "best")
+        compare(model, folder / "exact.bundle", (21, 3), 8, "best", whole=whole)
     except UnsupportedModelError as e:
         return _cells(family, "refused", "", _plain(e.message))
     except VerificationError as e:  # its figures are left out: they are another processor's as well
         return _cells(family, "refused", "", _plain(e.message.partition(":")[0]))
     recipe = load_recipe("int8").model_copy(update={"budget": BudgetSection(max_kl=_BOUNDS[-1])})
-    (verification,) = export(model, folder / "int8.bundle", recipe=recipe).verification
+    part = None if whole is None else "text"
+    (verification,) = export(whole or model, folder / "int8.bundle", recipe=recipe, part=part).verification
     kl = verification.random_tokens.kl_mean
     bound = stated if stated is not None and kl <= stated else next(b for b in _BOUNDS if 1.5 * kl <= b)
     return _cells(family, "works", f"{bound:g}", LIMITS.get(family, ""))

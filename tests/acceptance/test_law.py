@@ -1,17 +1,19 @@
 """The law of results on the cpu target: a request's tokens and log-probabilities are, bit for bit, those that it gets
 alone. Everything that could change them is on at once, at random: company of every kind (greedy, sampled, one of
-several answers, beam searches, penalties and bans, log-probabilities), chunks, threads, prefixes that are found (whole
-blocks and parts of them), eviction to a disk and back, also in a later engine, preemption, windows whose blocks are
-given back, cancelled neighbours, and tokens that are computed ahead.
+several answers, beam searches, answers of a given form, penalties and bans, log-probabilities), chunks, threads,
+prefixes that are found (whole blocks and parts of them), eviction to a disk and back, also in a later engine,
+preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several ranks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +21,21 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
+from enginewright.plugins.cpu.serve.ranked import RankedExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.requests.structured import Grammars, StructuredOutputsParams
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
 
+from ..runtime.requests.byte_tokens import byte_tokens_json
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family
 
@@ -51,6 +57,31 @@ SAMPLE = [
 ]
 
 
+ENDS = (1, 2)
+FORMS: Sequence[Mapping[str, Any]] = (
+    {
+        "json": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "bb": {"enum": ["x", "yz"]}},
+            "required": ["a"],
+        }
+    },
+    {
+        "json": {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 2},
+        "disable_any_whitespace": True,
+    },
+    {"regex": "(ab|cd){2,6}-[0-9]+"},
+    {"choice": ["red", "green", "greener", "blue"]},
+    {"grammar": 'start: "(" start? ")" | /[a-z]{1,3}/'},
+)
+
+
+@cache
+def grammars() -> Grammars:
+    """Compiles forms of the tiny models' tokens, each of which is a byte."""
+    return Grammars(byte_tokens_json(ENDS), 256, ENDS)
+
+
 def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]) -> Request:
     """One of any kind, which begins as others do."""
     beginning = beginnings[int(rng.integers(len(beginnings)))]
@@ -66,8 +97,10 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
             early_stopping=bool(rng.random() < 0.5),
             max_tokens=int(rng.integers(1, 12)),
             logprobs=int(rng.integers(0, 4)) if rng.random() < 0.7 else None,
+            structured_outputs=FORMS[int(rng.integers(len(FORMS)))] if rng.random() < 0.4 else None,
         )
         return new_request(prompt[:40], params, f"t{int(rng.integers(2))}")
+    form = FORMS[int(rng.integers(len(FORMS)))] if rng.random() < 0.3 else None
     params = SamplingParams(
         temperature=(temperature := float(rng.choice([0, 0, 0.7, 1.5]))),
         top_k=int(rng.choice([0, 5])),
@@ -77,13 +110,14 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
         frequency_penalty=float(rng.choice([0, 0, 0.7])),
         presence_penalty=float(rng.choice([0, 0, -0.5])),
         logit_bias={7: 1.5, 9: -math.inf} if rng.random() < 0.2 else {},
-        allowed_token_ids=range(5, 90) if rng.random() < 0.1 else (),
+        allowed_token_ids=range(5, 90) if rng.random() < 0.1 and form is None else (),
         bad_words=[[11], [12, 13]] if rng.random() < 0.2 else (),
         seed=int(rng.integers(2**32)) if rng.random() < 0.5 else None,
         max_tokens=int(rng.integers(1, 30)),
         logprobs=int(rng.integers(0, 4)) if rng.random() < 0.7 else None,
         prompt_logprobs=int(rng.integers(0, 3)) if rng.random() < 0.1 else None,
         ignore_eos=True,
+        structured_outputs=form,
     )
     sample = int(rng.integers(4)) if temperature else 0
     return new_request(prompt, params, f"t{int(rng.integers(2))}", sample)
@@ -91,12 +125,17 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
 
 def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, sample: int = 0) -> Request:
     """One that is to be run; a few tokens end a beam search's sequences."""
+    form = params.structured_outputs
+    grammar = grammars().grammar(form) if isinstance(form, StructuredOutputsParams) else None
+    ends = (20, 30) if grammar is None else ENDS
     if params.num_beams > 1:
-        request = Generation(prompt, params, end_token_ids=(20, 30), tenant=tenant)
-        request.search = BeamSearch(params, frozenset((20, 30)), params.max_tokens or 1, 256, members=[request])
+        request = Generation(prompt, params, end_token_ids=ends, tenant=tenant, grammar=grammar)
+        request.search = BeamSearch(params, frozenset(ends), params.max_tokens or 1, 256, members=[request])
         return request
     words = [word for word in params.bad_words if not isinstance(word, str)]
-    return Generation(prompt, params, tenant=tenant, sample=sample, bad_words=words)
+    return Generation(
+        prompt, params, end_token_ids=ends, tenant=tenant, sample=sample, bad_words=words, grammar=grammar
+    )
 
 
 def again(request: Request) -> Request:
@@ -116,12 +155,21 @@ def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
 
 
 def obeys_the_law(
-    bundle: Path, rng: np.random.Generator, count: int, folder: Path, *, speculate: bool = False, draft: bool = False
+    bundle: Path,
+    rng: np.random.Generator,
+    count: int,
+    folder: Path,
+    *,
+    speculate: bool = False,
+    draft: bool = False,
+    cut: str = "",
+    in_flight: int = 1,
 ) -> Counter[str]:
     """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
 
     Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are. With
-    ``draft`` the model guesses them itself too, with a KV cache of its own, which may be smaller.
+    ``draft`` the model guesses them itself too, with a KV cache of its own, which may be smaller. Company runs on
+    processes that share the model as ``cut`` says, or in this one with ``in_flight`` steps begun at a time.
 
     Half of the times prefixes go to a folder, and the second half of the requests comes to an engine that begins with
     nothing else.
@@ -129,28 +177,38 @@ def obeys_the_law(
     opened = Bundle.open(bundle)
     names = [group.name for group in opened.program("cpu").cache_groups]
     blocks = dict.fromkeys(names, int(rng.integers(7, 16)))
+    ring = Partition.parse(cut).ring if cut else 1
+    if ring > 1:  # blocks make a split of 512 tokens for each rank
+        blocks = dict.fromkeys(names, 16 * ring)
     single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
-    beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
+    beginnings = [rng.integers(3, 256, n).tolist() for n in ((140, 90, 40) if ring == 1 else (700, 515, 40))]
     disk = bool(rng.random() < 0.5)
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
-        together = CpuExecutor(opened, blocks, threads=2)
+        if cut:
+            together: CpuExecutor = RankedExecutor(opened, blocks, Partition.parse(cut), threads=1)
+        else:
+            together = CpuExecutor(opened, blocks, threads=2)
+            together.caps = replace(together.caps, in_flight=in_flight)
+        if config.max_requests % 3 == 0:  # some targets get the tokens that may come as lists
+            together.caps = replace(together.caps, masks=False)
+        seen["lists"] += not together.caps.masks
         model = None
         if draft:
             own = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
             model = DraftModel(own, 512)
         engine = Engine(together, config, model)
-        cache = engine.scheduler.cache
+        kept = engine.scheduler.cache
         if disk:
-            cache.disk = open_tier(together, cache, folder / "kept")
+            kept.disk = open_tier(together, kept, folder / "kept")
         for request in in_company(engine, rng, count // (1 + disk), beginnings, seen):
             expected = alone(single, again(request))
             assert request.to_output() == expected, (request.params, request.cached_tokens)
-        seen["copies"] += cache.use.copied_blocks
-        seen["from_disk"] += cache.use.from_disk
+        seen["copies"] += kept.use.copied_blocks
+        seen["from_disk"] += kept.use.from_disk
         seen["preemptions"] += engine.preemptions
         if isinstance(drafts := engine.scheduler.drafts, Drafts):
             seen["accepted"] += sum(accepted for _, accepted in drafts.by_source.values())
@@ -159,10 +217,10 @@ def obeys_the_law(
                 drafted, accepted = drafts.by_source["model"]
                 seen["drafted"], seen["wrong"] = seen["drafted"] + drafted, seen["wrong"] + drafted - accepted
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
-        if cache.disk is not None:
-            cache.save_all(cache.disk)
-            assert cache.disk.store.problem is None
-            cache.disk.store.close()
+        if kept.disk is not None:
+            kept.save_all(kept.disk)
+            assert kept.disk.store.problem is None
+            kept.disk.store.close()
         together.close()
     single.close()
     return seen
@@ -173,6 +231,8 @@ def in_company(
 ) -> Iterator[Request]:
     """So many requests come at random; gives those that ended by themselves."""
     waiting = [random_request(rng, beginnings) for _ in range(count)]
+    if not engine.scheduler.caps.masks:  # a search with a form is refused there
+        waiting = [one for one in waiting if one.search is None or one.rules is None]
     running: list[Request] = []
     while waiting or engine.has_work():
         if waiting and (rng.random() < 0.5 or not engine.has_work()):
@@ -181,14 +241,18 @@ def in_company(
         if running and rng.random() < 0.01:
             engine.abort(running[int(rng.integers(len(running)))])
         if engine.has_work():
-            for request in engine.step():
+            advanced = engine.step()
+            for request in advanced:
                 request.take_piece()
+            seen["overlapped"] += bool(advanced) and engine.steps_in_flight > 0
         for request in [request for request in running if request.finished]:
             running.remove(request)
             seen[request.finish_reason or ""] += 1
             if request.finish_reason == "abort":
                 continue
             seen["beams"] += request.search is not None
+            assert isinstance(request, Generation)
+            seen["guided"] += request.params.structured_outputs is not None
             seen["hits"] += bool(request.cached_tokens)
             if len(request.tokens) < 160 and rng.random() < 0.3:  # a conversation goes on
                 beginnings[int(rng.integers(len(beginnings)))] = request.tokens
@@ -225,9 +289,49 @@ def test_tokens_are_those_of_the_request_alone(
     family: str, weights: str, cache: str, exported: Exported, tmp_path: Path
 ) -> None:
     seen: Counter[str] = Counter()
-    for seed in (2, 3):
+    for seed in (2, 3, 6):
         seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 40, tmp_path / str(seed))
-    happened = ("length", "beams", "hits", "copies", "evictions", "preemptions", "from_disk")
+    happened = ("length", "stop", "beams", "guided", "hits", "copies", "evictions", "preemptions", "from_disk")
+    assert all(seen[what] for what in happened), seen
+
+
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize("cut", ["tensor=2", "tensor=3", "tensor=4", "pipeline=2", "tensor=2,pipeline=2"])
+@pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
+def test_several_ranks_change_nothing(
+    family: str, weights: str, cache: str, cut: str, exported: Exported, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in (2, 3, 6):
+        rng = np.random.default_rng(seed)
+        seen += obeys_the_law(exported(family, weights, cache), rng, 40, tmp_path / str(seed), cut=cut)
+    assert all(seen[what] for what in ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")), seen
+
+
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize("cut", ["ring=2", "ring=4"])
+@pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
+def test_ranks_that_divide_the_keys_change_nothing(
+    family: str, weights: str, cache: str, cut: str, exported: Exported, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in (2, 6):
+        rng = np.random.default_rng(seed)
+        seen += obeys_the_law(exported(family, weights, cache), rng, 40, tmp_path / str(seed), cut=cut)
+    assert all(seen[what] for what in ("length", "guided", "hits", "copies", "from_disk")), seen
+    assert seen["preemptions"] or cut == "ring=4", seen
+
+
+@pytest.mark.parametrize("in_flight", [2, 3])
+@pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
+def test_several_steps_in_flight_change_nothing(
+    family: str, weights: str, cache: str, in_flight: int, exported: Exported, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in (2, 3, 6):
+        rng = np.random.default_rng(seed)
+        seen += obeys_the_law(exported(family, weights, cache), rng, 40, tmp_path / str(seed), in_flight=in_flight)
+    happened = ("overlapped", "length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")
     assert all(seen[what] for what in happened), seen
 
 

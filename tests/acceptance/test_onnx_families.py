@@ -19,7 +19,7 @@ from .test_families import MORE_FAMILIES, expected_logits
 from .tiny_configs import tiny_family
 
 EXPERTS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss")
-"""By their model_type; the others by their class."""
+"""Families that are made by their model_type; the others are by their class."""
 
 USUALLY = ("Gemma2", "GPT2", "mixtral")
 """Windows and caps; positions from a table and biases everywhere; experts. The others are in the matrix."""
@@ -62,7 +62,7 @@ def test_greedy_tokens_equal_transformers(
 
 
 def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """By transformers, with its cache."""
+    """Generates with transformers and its cache."""
     tokens: list[int] = []
     with torch.no_grad():
         out = model(input_ids=torch.tensor([prompt]), use_cache=True)

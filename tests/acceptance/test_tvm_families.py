@@ -32,7 +32,7 @@ CASES = [
 ]
 
 TOLERANCE = 1e-4
-"""Of logits, as for the onnx target."""
+"""The largest difference of logits, as for the onnx target."""
 
 
 @pytest.mark.parametrize("kernels", [None, pytest.param("enginewright", marks=pytest.mark.soak)])

@@ -92,7 +92,6 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
 _MOST_PARAMETERS = 12_000_000
 _DEEPER = 4
 
-
 _NESTED_OVERRIDES: dict[str, dict[str, Any]] = {"mllama": {"num_hidden_layers": 4}}  # the last one looks at images
 """The same for the configurations inside."""
 
@@ -100,6 +99,53 @@ _UNBUILDABLE = (
     *(ValueError, TypeError, AttributeError, LookupError, RuntimeError, ImportError, AssertionError),
     StrictDataclassError,
 )
+
+
+TEXT = {
+    **{"vocab_size": 259, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_PATCHES = {"image_size": 32, "patch_size": 16}
+_QWEN_VISION = {"depth": 1, "hidden_size": 64, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+WHOLES: dict[str, dict[str, Any]] = {
+    "gemma3": {  # a causal class of its own, windows, a tied table
+        "text_config": TEXT | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": _VISION | _PATCHES,
+        "mm_tokens_per_image": 4,
+    },
+    "mistral3": {"text_config": TEXT | {"model_type": "mistral"}, "tie_word_embeddings": False}
+    | {"vision_config": _VISION | _PATCHES | {"head_dim": 16, "model_type": "pixtral"}},
+    "llava": {"text_config": TEXT | {"model_type": "llama"}, "vision_config": _VISION | _PATCHES}
+    | {"tie_word_embeddings": False},
+    # No causal class: the text model and the whole's head. Positions in time, height and width.
+    "qwen2_vl": {
+        "text_config": TEXT | {"rope_parameters": MROPE},
+        "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+    },
+    "qwen2_5_vl": {"text_config": TEXT | {"rope_parameters": MROPE}, "vision_config": _QWEN_VISION},
+    "qwen3_vl": {
+        "text_config": TEXT | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        "vision_config": _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "tie_word_embeddings": True,
+    },
+    "gemma4": {
+        "text_config": TEXT
+        | {"sliding_window": 8, "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 16}
+        | {"global_head_dim": 32, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": _VISION | {"num_key_value_heads": 2, "head_dim": 16},
+    },
+    "llama4": {  # chunks
+        "text_config": TEXT | {"intermediate_size_mlp": 128, "num_local_experts": 4, "attention_chunk_size": 8},
+        "vision_config": _VISION
+        | _PATCHES
+        | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
+    },
+}
+"""Models that take images beside text, tiny: each family with what its names or its text have that others don't."""
 
 
 class NoTinyModelError(Exception):
@@ -161,3 +207,18 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             continue
         fields[name] = size
     return fields
+
+
+def tiny_whole(family: str, **fields: Any) -> PreTrainedModel:
+    """A tiny random model with all its parts; norm weights and biases are random too."""
+    config = CONFIG_MAPPING[family](**(WHOLES[family] | fields))
+    whole: PreTrainedModel = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(zlib.crc32(family.encode()))
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 0.125)
+            else:
+                parameter.copy_(noise * 0.2 + (0 if name.endswith("bias") else 1))
+    return whole

@@ -9,13 +9,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import agents
 import conformance
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 RESULTS = sorted((conformance.REPOSITORY / "benchmarks" / "results").glob("conformance-*.json"))
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.api_resources.chat.test_completions.TestCompletions" name="test_create[strict]"/>
-<testcase classname="unit.test_basic" name="test_odd"><skipped message="no IPv6"/></testcase>
+<testcase classname="unit.test_basic" name="test_odd"><skipped message="no IPv6">/a/place:3</skipped></testcase>
 <testcase classname="a" name="test_delete"><failure message="405">doesn't take DELETE</failure></testcase>
 <testcase classname="a" name="test_delete_other"><failure message="500">no</failure></testcase>
 <testcase classname="a" name="test_setup"><error message="refused">at setup</error></testcase>
@@ -29,6 +31,7 @@ def test_outcomes_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(conformance, "REASONS", reasons)
     found = conformance.judged("of", conformance.cases(report))
     assert [row["outcome"] for row in found] == ["passed", "skipped", "not applicable", "failed", "failed"]
+    assert found[1]["reason"] == "no IPv6"
     assert found[0]["name"] == "chat.test_completions.TestCompletions::test_create[strict]"
     assert found[2]["reason"] == "nothing is deleted" and "500" in found[3]["reason"]
 
@@ -41,6 +44,54 @@ def test_rules_are_whole() -> None:
             assert rule["reason"]
             re.compile(rule["test"])
             re.compile(rule.get("fails", ""))
+
+
+def test_what_was_skipped_as_foreseen_is_not_applicable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = tmp_path / "reasons.toml"
+    reasons.write_text("[[of]]\ntest = '_picture'\nfails = 'no pictures'\nreason = 'text alone'\n")
+    monkeypatch.setattr(conformance, "REASONS", reasons)
+    rows = [{"name": f"a_{what}", "outcome": "skipped", "reason": "no pictures"} for what in ("picture", "sound")]
+    assert [row["outcome"] for row in conformance.judged("of", rows)] == ["not applicable", "skipped"]
+
+
+def test_outcomes_of_scenarios() -> None:
+    given = [("a", "scenario", True, "pass"), ("a", "stream_equals_nonstream", False, "fail")]
+    given += [("b", "scenario", False, "skip"), ("b", "scenario", False, "error")]
+    outcomes = [
+        {"scenario_id": name, "check": check, "stream": stream, "status": status, "detail": "why", "warnings": []}
+        for name, check, stream, status in given
+    ]
+    assert conformance.probed({"outcomes": outcomes}) == [
+        {"name": "a, streamed", "outcome": "passed"},
+        {"name": "a, streamed as whole", "outcome": "failed", "reason": "why"},
+        {"name": "b, whole", "outcome": "skipped", "reason": "why"},
+        {"name": "b, whole", "outcome": "failed", "reason": "why"},
+    ]
+
+
+def prompt(last: str, *tools: str, answered: str = "") -> str:
+    """What agents.TEMPLATE makes of a question."""
+    messages = [{"role": "user", "content": last}]
+    if answered:
+        messages += [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": answered}]
+    offered = [{"type": "function", "function": {"name": name}} for name in tools]
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(agents.TEMPLATE)
+    return template.render(messages=messages, tools=offered, add_generation_prompt=True)
+
+
+def called(said: str) -> list[dict[str, Any]]:
+    return [json.loads(call) for call in re.findall("<tool_call>\n(.*)\n</tool_call>", said)]
+
+
+def test_the_script_answers_by_the_last_message() -> None:
+    paris, tokyo = ({"name": "get_weather", "arguments": {"city": city}} for city in ("Paris", "Tokyo"))
+    weather = "Get the current weather in Paris and in Tokyo."
+    assert called(agents.reply(prompt(weather, "other", "get_weather"), conformance.REPLIES)) == [paris, tokyo]
+    assert agents.reply(prompt(weather, "get_weather", answered="18"), conformance.REPLIES) == agents.SENTENCE
+    assert agents.reply(prompt("Good evening", "get_weather"), conformance.REPLIES) == agents.SENTENCE
+    (joke,) = called(agents.reply(prompt("Tell me a joke about cats.", "JokeDict"), conformance.REPLIES))
+    assert joke == {"name": "JokeDict", "arguments": conformance.JOKE}
+    assert json.loads(agents.reply(prompt("Tell me a joke about cats."), conformance.REPLIES)) == conformance.JOKE
 
 
 def test_flags_of_another_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

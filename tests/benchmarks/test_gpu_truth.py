@@ -97,7 +97,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_ask_for_no_kernel_that_was_not_packed(
     program: Path, repository: Path, tmp_path: Path, bare: dict[str, str]
 ) -> None:
-    """Of each batch, context and prompt; then one is missing, and only what launches it fails."""
+    """Each batch, context and prompt is asked for; then one is missing, and only what launches it fails."""
 
     def measured(to: str, free: int) -> tuple[int, list[Record]]:
         output = tmp_path / to

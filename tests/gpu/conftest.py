@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def capability() -> int:
-    """Of the GPU: 90 for 9.0."""
+    """Gives the GPU's: 90 for 9.0."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     major, minor = torch.cuda.get_device_capability()

@@ -27,7 +27,7 @@ from tests.gpu import engines
 from tests.plugins.steps import tiny_onnx as tiny
 
 TOLERANCE = 0.1
-"""Of logits up to 35: TensorRT may multiply 32-bit floats with factors rounded to 11 bits (TF32)."""
+"""The difference of logits up to 35: TensorRT may multiply 32-bit floats with factors rounded to 11 bits (TF32)."""
 
 
 @pytest.fixture(scope="module")

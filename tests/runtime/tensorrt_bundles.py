@@ -36,7 +36,7 @@ def section(data: bytes) -> TensorRtSection:
 
 
 def linear_io() -> LinearIo:
-    """Of one layer."""
+    """Makes those of one layer."""
     group = LinearCacheGroup(
         name="full", layers=(0,), kv_heads=1, key_head_size=2, value_head_size=2, dtype="f16", mask="mask"
     )

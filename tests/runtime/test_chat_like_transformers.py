@@ -260,7 +260,7 @@ def test_what_looks_like_a_special_token_in_a_message_becomes_one() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_whether_a_template_only_appends(name: str, tiny_bundle: Path) -> None:
-    """Of these, those that drop reasoning, and harmony's, whose channels the last answer alone has."""
+    """Those that drop reasoning don't, nor does harmony's, whose channels the last answer alone has."""
     files = Bundle.open(tiny_bundle).tokenizer_files()
     template = (FOLDER / f"{name}.jinja").read_text()
     appends = Tokenizer(replace(files, chat_template=template)).template_appends

@@ -31,7 +31,7 @@ def wanted(model: PreTrainedModel, layers: Sequence[int]) -> np.ndarray:
 def test_they_are_those_of_transformers(
     family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
-    """Within 2e-5 of the largest: sums of floats in another order."""
+    """They are within 2e-5 of the largest: sums of floats in another order."""
     model = tiny_model(family).eval()
     export(model, tmp_path / "bundle", recipe="f32", targets=["cpu"])
     layers = [0, 1, 2, -1]

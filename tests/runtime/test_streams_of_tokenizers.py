@@ -107,7 +107,7 @@ def suffixes() -> tokenizers.Tokenizer:
 
 
 def words() -> tokenizers.Tokenizer:
-    """Without a decoder: tokens with spaces between them."""
+    """Makes one without a decoder: tokens with spaces between them."""
     tokenizer = tokenizers.Tokenizer(models.WordLevel({t: i for i, t in enumerate([*SPECIAL, "a", "b", "c"])}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(SPECIAL)

@@ -34,8 +34,8 @@ def opened(folder: str, dtype: torch.dtype) -> Any:
 
 
 def seconds_uncached(model: Any, prompt: torch.Tensor, steps: int) -> float:
-    """Of a step, on average over so many behind the prompt [1, T]; one in EVERY is timed, with tokens of the prompt in
-    the place of new ones, which takes as long."""
+    """Times a step, on average over so many behind the prompt [1, T]; one in EVERY is timed, with tokens of the prompt
+    in the place of new ones, which takes as long."""
     found = []
     for more in range(0, steps, EVERY):
         ids = torch.cat([prompt, prompt.repeat(1, more // prompt.shape[1] + 1)[:, :more]], 1)
@@ -46,7 +46,7 @@ def seconds_uncached(model: Any, prompt: torch.Tensor, steps: int) -> float:
 
 
 def seconds_cached(model: Any, prompt: torch.Tensor, steps: int) -> float:
-    """Of a step, on average over so many behind the prompt [1, T], greedily."""
+    """Times a step, on average over so many behind the prompt [1, T], greedily."""
     out = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
     start = time.perf_counter()
     for _ in range(steps):

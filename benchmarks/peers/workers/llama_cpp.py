@@ -79,7 +79,7 @@ class Context:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), 0, tokens, -1)
 
     def logits(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
-        """Of the last decode, [T, V]."""
+        """Gives those of the last decode, [T, V]."""
         found = llama_cpp.llama_get_logits(self._context)
         return np.ctypeslib.as_array(found, (rows, columns)).copy()
 

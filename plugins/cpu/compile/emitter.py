@@ -12,14 +12,16 @@ from enginewright.passes.fusion.fuse_norm_quantize import FuseNormQuantize
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.progress import Progress
 
 from ...emit.base import EmitOptions
 from ...emit.bundle_writer import BundleWriter
 from ...emit.lowered_files import write_lowered
+from ..recipe import CpuOptions
 
 
 class CpuEmitter:
@@ -45,7 +47,10 @@ class CpuEmitter:
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
         """See ``Emitter.emit``."""
-        write_lowered(lower_for_cpu(program), self.name, writer, progress)
+        lowering = lower_for_cpu(program)
+        for text in options.section(CpuOptions).partitions:
+            partition(lowering.program, Partition.parse(text))
+        write_lowered(lowering, self.name, writer, progress)
         if options.buckets is not None:
             writer.write_text(plan_path(self.name), options.buckets.to_json())
         return TargetManifest()

@@ -30,6 +30,7 @@ from ..executable import isas
 from ..sampling import RowSampler
 from ..threads import available_threads
 from .machine import Machine, limit_seconds, measure_machine
+from .meeting import meeting_seconds
 from .step_probe import StepProbe, Timed
 
 STAGE = "kernels"
@@ -185,6 +186,10 @@ class CpuModel:
         kernels = sum(kind.count * self._of_kind(kind, cost, sizes) for kind, cost in pairs)
         return self._overhead.at(len(sizes.lengths)) + kernels
 
+    def around(self, sizes: StepSizes) -> float:
+        """Seconds of the run, the engine and the sampler."""
+        return self._overhead.at(len(sizes.lengths))
+
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
         spent = {"memory": 0.0, "products": 0.0}
@@ -244,11 +249,11 @@ def measure(
         progress(ProgressEvent(STAGE, done, len(grid.sizes), "on made-up weights"))
         timed[sizes] = probe.seconds(sizes)
     progress(ProgressEvent(STAGE, len(grid.sizes), len(grid.sizes)))
-    logits = steps.program.outputs["logits"].shape[-1].constant
+    logits = steps.program.outputs.get("logits")  # a stage of layers may have none
     overhead = Overhead(
         Line.through([(len(s.lengths), timed[s].around * len(steps.keys)) for s in grid.rows]),
         Line.through([(requests, engine(requests)) for requests in (2, 32)]),
-        sampler_seconds(logits, (1, 8), threads),
+        sampler_seconds(logits.shape[-1].constant, (1, 8), threads) if logits is not None else Line(((1, 0.0),)),
     )
     machine = measure_machine(isas()[0], threads, types, steps.total(decode(1, 1)).weights)
     times = {kind.key: _times(kind, steps, grid, timed) for kind in steps.kinds}
@@ -302,4 +307,4 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuMode
     return measure(planned.steps, planned.context_length, planned.engine, device.threads, progress)
 
 
-PLANNING = Planning(gpus=False, model=_model)
+PLANNING = Planning(gpus=False, model=_model, meeting=meeting_seconds)

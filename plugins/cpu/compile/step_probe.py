@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.errors import CapacityError
-from enginewright.runtime.shared.lowered_program import Operand, Step, WeightUse
+from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
 from enginewright.runtime.shared.step_costs import OPS, StepSizes, stored_bytes
 
 from ...steps.planning import CountedSteps
@@ -54,14 +54,15 @@ class StepProbe:
         program = steps.program
         uses = {use.name: use for use in program.weights}
         self._kept = _first_of_each(steps, uses)
+        if "logits" not in program.outputs:
+            program, one = _with_logits(program)
+            self._kept.append((one, None))
         weights = {o.name: uses[o.name] for step, _ in self._kept for o in step.inputs if o.kind == "weight"}
         caches = {o.name for step, _ in self._kept for o in step.inputs if o.kind == "cache"}
-        groups = tuple(
-            group.model_copy(update={"layers": tuple(n for n in group.layers if f"{group.name}/{n}" in caches)})
-            for group in program.cache_groups
-        )
+        layers = {g.name: tuple(n for n in g.layers if f"{g.name}/{n}" in caches) for g in program.cache_groups}
+        groups = tuple(g.model_copy(update={"layers": layers[g.name]}) for g in program.cache_groups if layers[g.name])
         kept = {"cache_groups": groups, "weights": tuple(weights.values()), "steps": tuple(s for s, _ in self._kept)}
-        self._groups, self._vocabulary = groups, program.outputs["logits"].shape[-1].constant
+        self._groups, self._vocabulary = groups, _known_ids(program)
         self._program = CpuProgram(
             program.model_copy(update=kept),
             _made_up(weights.values()),
@@ -87,6 +88,26 @@ class StepProbe:
             found[key].append(seconds)
         around = median(w - float(k.sum()) for w, k in zip(whole, kernels, strict=True))
         return Timed({key: sum(times) / len(times) for key, times in found.items()}, around / len(self._kept))
+
+
+def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
+    """A stage without them, as the interpreter takes it: with a step that picks one number for each sampled row."""
+    rows, one = Affine(r=1), Affine(1)
+    logits = Operand(kind="buffer", name="made up", dtype="f32", shape=(rows, one), strides=(one, one))
+    written = (o for s in program.steps for o in s.outputs)
+    x = next(o for o in written if o.dtype == "f32" and len(o.shape) > 1 and o.shape[0] == Affine(t=1))
+    x = x.model_copy(update={"shape": (x.shape[0], one), "strides": (x.strides[0], one)})
+    which = Operand(kind="input", name="rows", dtype="i32", shape=(rows,), strides=(one,))
+    buffer = Buffer(name=logits.name, size=rows * 4, offset=program.arena_bytes)
+    of_stage = {"buffers": (*program.buffers, buffer), "arena_bytes": program.arena_bytes + rows * _ALIGNMENT}
+    made = program.model_copy(update={**of_stage, "outputs": {"logits": logits}})
+    return made, Step(op="take_rows", inputs=(x, which), outputs=(logits,))
+
+
+def _known_ids(program: LoweredProgram) -> int:
+    """How many ids a step may have: rows of the table that they are looked up in, if it is in this program."""
+    tables = (s.inputs[1].shape[0].constant for s in program.steps if OPS.get(s.op) == "table")
+    return min(tables, default=1)
 
 
 def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[tuple[Step, Hashable]]:

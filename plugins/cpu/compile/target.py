@@ -3,4 +3,6 @@
 from ...emit.target import Target
 from .emitter import CpuEmitter, lower_for_cpu
 
-TARGET = Target(CpuEmitter(), narrow_caches=True, lower=lambda program, options: lower_for_cpu(program))
+TARGET = Target(
+    CpuEmitter(), narrow_caches=True, every_format=True, lower=lambda program, options: lower_for_cpu(program)
+)

@@ -118,15 +118,24 @@ inline void finish(const PagedAttentionArgs& a, const AttentionTask& t, const Su
   }
 }
 
-// Calls fn(AttentionTask, splits seen by its tokens) for every query tile, later tokens first: the longest
-// come first.
+// Query heads of the step that meet a kv head: first .. past-1.
+struct HeadRange {
+  int64_t first, past;
+};
+EW_INLINE HeadRange heads_of(const PagedAttentionArgs& a, int64_t group, int64_t kv_head) {
+  const int64_t first = kv_head * group - a.first_head;
+  return {clamp(first, 0, a.query_heads), clamp(first + group, 0, a.query_heads)};
+}
+
+// Calls fn(AttentionTask) for every query tile, later tokens first: the longest come first.
 template <class F>
 void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
-  const int64_t group = a.query_heads / a.cache.kv_heads;
-  const int64_t pieces = (group + kTileHeads - 1) / kTileHeads;
+  const int64_t group = a.group > 0 ? a.group : a.query_heads / a.cache.kv_heads;
+  const int64_t widest = group < a.query_heads ? group : a.query_heads;
+  const int64_t pieces = (widest + kTileHeads - 1) / kTileHeads;
   for (int64_t b = 0; b < a.requests; ++b) {
     const int64_t begin = a.q_start[b], end = a.q_start[b + 1], offset = a.kv_len[b] - end;
-    const int64_t most = (group + pieces - 1) / pieces;
+    const int64_t most = (widest + pieces - 1) / pieces;
     const int64_t tokens = clamp(kTileRows / most, 1, kTileTokens);
     const int64_t tiles = (end - begin + tokens - 1) / tokens;
     for (int64_t tile = tiles - 1; tile >= 0; --tile) {
@@ -138,10 +147,12 @@ void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
       t.split_begin = first_key(a.window, t.position) / kSplit;
       t.split_end = (t.position + t.tokens - 1) / kSplit + 1;
       for (t.kv_head = 0; t.kv_head < a.cache.kv_heads; ++t.kv_head) {
+        const HeadRange range = heads_of(a, group, t.kv_head);
+        const int64_t heads = range.past - range.first;
         for (int64_t piece = 0; piece < pieces; ++piece) {
-          t.head = t.kv_head * group + group * piece / pieces;
-          t.heads = t.kv_head * group + group * (piece + 1) / pieces - t.head;
-          fn(t);
+          t.head = range.first + heads * piece / pieces;
+          t.heads = range.first + heads * (piece + 1) / pieces - t.head;
+          if (t.heads > 0) fn(t);
         }
       }
     }

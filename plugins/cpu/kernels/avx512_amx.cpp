@@ -6,6 +6,7 @@
 #include "attention_tiles.h"
 #include "experts.h"
 #include "linear_tiles.h"
+#include "ring_attention.h"
 
 namespace ew {
 
@@ -23,6 +24,11 @@ void attend_by_tiles(const PagedAttentionArgs& a, ThreadPool& pool) {
   attend<TileProducts>(a, pool);
 }
 
+void attend_in_a_ring_by_tiles(const RingAttentionArgs& a, ThreadPool& pool) {
+  if (!TileProducts::takes(a.attention.cache)) return without_tiles().ring_attention(a, pool);
+  attend_in_a_ring<TileProducts>(a, pool);
+}
+
 void int8_by_tiles(const LinearInt8Args& a, ThreadPool& pool) {
   const int64_t quads = (a.k + 3) / 4, size = a.weight_group > 0 ? a.weight_group : a.activation_group;
   TileLinear t;
@@ -32,7 +38,8 @@ void int8_by_tiles(const LinearInt8Args& a, ThreadPool& pool) {
   t.weight_last = a.weight_group == 0 && a.activation_group > 0;
   t.values_step = t.values_last ? 0 : 1;
   t.weight_groups = a.weight_group > 0 ? t.groups : 1;
-  if (a.n <= 0 || a.sparse || t.groups * t.group != quads * 4 || !t.fits(a.m))
+  if (a.n <= 0 || a.sparse || a.codes != nullptr || a.scale_block > 0 || t.groups * t.group != quads * 4 ||
+      !t.fits(a.m))
     return without_tiles().linear_int8(a, pool);
   linear_tiles<false>(a, t, t.group * kPanel, unpack_int8, pool);
 }
@@ -40,7 +47,8 @@ void int8_by_tiles(const LinearInt8Args& a, ThreadPool& pool) {
 void int4_by_tiles(const LinearInt4Args& a, ThreadPool& pool) {
   TileLinear t;
   t.group = a.group, t.groups = t.weight_groups = a.k / a.group;
-  if (a.n <= 0 || a.sparse || !t.fits(a.m)) return without_tiles().linear_int4(a, pool);
+  const bool plain = !a.sparse && a.bits == 4 && a.scale_block == 0;
+  if (a.n <= 0 || !plain || !t.fits(a.m)) return without_tiles().linear_int4(a, pool);
   if (a.weight_offsets == nullptr)
     return linear_tiles<false>(a, t, t.group * kPanel / 2, unpack_int4<false>, pool);
   linear_tiles<true>(a, t, t.group * kPanel / 2, unpack_int4<true>, pool);
@@ -68,6 +76,7 @@ void use_avx512_amx(KernelTable* table) {
   table->peak_int8 = peak_of_tiles<true>;
   table->peak_bf16 = peak_of_tiles<false>;
   table->paged_attention = attend_by_tiles;
+  table->ring_attention = attend_in_a_ring_by_tiles;
   table->linear_int8 = int8_by_tiles;
   table->grouped_linear_int8 = grouped_linear<LinearInt8Args, int8_by_tiles>;
   table->linear_int4 = int4_by_tiles;

@@ -17,12 +17,9 @@ EW_INLINE __m256i low(I16 a) { return (__m256i)a.lo; }
 EW_INLINE __m256i high(I16 a) { return (__m256i)a.hi; }
 
 EW_INLINE I16 splat_int(int32_t a) { return lanes(_mm256_set1_epi32(a), _mm256_set1_epi32(a)); }
-EW_INLINE I16 minus_128_times(const int32_t* p) {
-  const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), 7));
-  return lanes(a, a);
-}
-EW_INLINE I16 minus_8_times(const int32_t* p) {
-  const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), 3));
+template <int Shift>
+EW_INLINE I16 minus_shifted(const int32_t* p) {
+  const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), Shift));
   return lanes(a, a);
 }
 EW_INLINE I16 operator+(I16 a, I16 b) {
@@ -50,6 +47,12 @@ EW_INLINE F16 load_half(const uint16_t* p) {
   const __m128i* from = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from + 1))};
 }
+EW_INLINE F16 load_bytes(const int8_t* p) {
+  const __m128i* from = reinterpret_cast<const __m128i*>(p);
+  const __m128i* next = reinterpret_cast<const __m128i*>(p + 8);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(next)))};
+}
 EW_INLINE __m256i load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 EW_INLINE __m256i splat_bits(const void* p) {
   int32_t bits;
@@ -57,7 +60,7 @@ EW_INLINE __m256i splat_bits(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
-struct Nibbles {  // of 4 bits in bytes
+struct Nibbles {  // of 4 bits in bytes, or more
   __m256i lo, hi;
 };
 struct Bytes {
@@ -70,6 +73,18 @@ EW_INLINE Nibbles low_nibbles(const uint8_t* p) {
 EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
   return {low_halves(_mm256_srli_epi16(load_bits(p), 4)),
           low_halves(_mm256_srli_epi16(load_bits(p + 32), 4))};
+}
+template <int At, int Mask>
+EW_INLINE __m256i plane_bits(const uint8_t* plane) {
+  const __m256i bits = load_bits(plane);
+  const __m256i moved =
+      At < 4 ? _mm256_slli_epi16(bits, At < 4 ? 4 - At : 0) : _mm256_srli_epi16(bits, At < 4 ? 0 : At - 4);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(Mask << 4));
+}
+template <int At, int Mask>
+EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
+  return {_mm256_or_si256(low.lo, plane_bits<At, Mask>(plane)),
+          _mm256_or_si256(low.hi, plane_bits<At, Mask>(plane + 32))};
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) { return {splat_bits(p)}; }
 
@@ -116,6 +131,12 @@ EW_INLINE Spread spread_high(const uint8_t* values, I16 places) {
                 hi = _mm256_srli_epi32(load_kept(values + 16), 4);
   return {spread_8(with_zero(low_halves(lo), 8), low(places)),
           spread_8(with_zero(low_halves(hi), 8), high(places))};
+}
+template <bool High>
+EW_INLINE Spread look_up_halves(const uint8_t* p, const uint8_t* table) {
+  const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  const Nibbles places = High ? high_nibbles(p) : low_nibbles(p);
+  return {_mm256_shuffle_epi8(codes, places.lo), _mm256_shuffle_epi8(codes, places.hi)};
 }
 EW_INLINE void store_spread(uint8_t* p, Spread a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);

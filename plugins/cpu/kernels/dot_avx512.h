@@ -16,11 +16,9 @@ EW_INLINE I16 lanes(__m512i a) { return {(__v16si)a}; }
 EW_INLINE __m512i bits(I16 a) { return (__m512i)a.v; }
 
 EW_INLINE I16 splat_int(int32_t a) { return lanes(_mm512_set1_epi32(a)); }
-EW_INLINE I16 minus_128_times(const int32_t* p) {  // loaded by itself: from a scalar register it costs more
-  return lanes(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_set1_epi32(*p), 7)));
-}
-EW_INLINE I16 minus_8_times(const int32_t* p) {
-  return lanes(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_set1_epi32(*p), 3)));
+template <int Shift>
+EW_INLINE I16 minus_shifted(const int32_t* p) {  // loaded by itself: from a scalar register it costs more
+  return lanes(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_set1_epi32(*p), Shift)));
 }
 EW_INLINE I16 operator+(I16 a, I16 b) { return lanes(_mm512_add_epi32(bits(a), bits(b))); }
 EW_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(bits(a))}; }
@@ -32,13 +30,16 @@ EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
 EW_INLINE F16 load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+EW_INLINE F16 load_bytes(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 EW_INLINE __m512i splat_bits(const void* p) {
   int32_t four;
   __builtin_memcpy(&four, p, sizeof four);
   return _mm512_set1_epi32(four);
 }
 
-struct Nibbles {  // of 4 bits in bytes
+struct Nibbles {  // of 4 bits in bytes, or more
   __m512i v;
 };
 struct Bytes {
@@ -49,6 +50,14 @@ EW_INLINE Nibbles low_nibbles(const uint8_t* p) {
 }
 EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
   return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
+}
+template <int At, int Mask>
+EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
+  const __m512i bits = _mm512_loadu_si512(plane);
+  const __m512i moved =
+      At < 4 ? _mm512_slli_epi16(bits, At < 4 ? 4 - At : 0) : _mm512_srli_epi16(bits, At < 4 ? 0 : At - 4);
+  constexpr int kOrAnd = 0xf8;  // a | (b & c)
+  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(Mask << 4), kOrAnd)};
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) {
   Bytes x = {splat_bits(p)};
@@ -88,6 +97,11 @@ EW_INLINE Spread spread_low(const uint8_t* values, I16 places) {
 }
 EW_INLINE Spread spread_high(const uint8_t* values, I16 places) {
   return spread(halves(_mm512_srli_epi32(load_kept(values), 4)), places);
+}
+template <bool High>
+EW_INLINE Spread look_up_halves(const uint8_t* p, const uint8_t* table) {
+  const __m512i codes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm512_shuffle_epi8(codes, (High ? high_nibbles(p) : low_nibbles(p)).v)};
 }
 EW_INLINE void store_spread(uint8_t* p, Spread a) { _mm512_storeu_si512(p, a.v); }
 // As low_nibbles and high_nibbles take them apart.
@@ -217,9 +231,6 @@ EW_INLINE Pairs one_of_pairs(Pairs a, bool second) {
 // 32 neighbours to bf16, to the nearest, ties to even (numbers below 2^-126 to zero).
 EW_INLINE void store_pairs(uint16_t* p, F16 low, F16 high) {
   _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
-}
-EW_INLINE F16 load_bytes(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
 #else

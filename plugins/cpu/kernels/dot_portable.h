@@ -42,11 +42,14 @@ EW_INLINE I16 splat_int(int32_t a) {
   const I4 s = {a, a, a, a};
   return {{s, s, s, s}};
 }
-EW_INLINE I16 minus_128_times(const int32_t* p) {  // of *p, in all lanes
-  return splat_int(static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(*p)));
+template <int Shift>
+EW_INLINE I16 minus_shifted(const int32_t* p) {  // -2^Shift times *p, in all lanes
+  return splat_int(static_cast<int32_t>(0u - (static_cast<uint32_t>(*p) << Shift)));
 }
-EW_INLINE I16 minus_8_times(const int32_t* p) {
-  return splat_int(static_cast<int32_t>(0u - 8u * static_cast<uint32_t>(*p)));
+EW_INLINE F16 load_bytes(const int8_t* p) {
+  F16 r;
+  EW_LANES((F4{static_cast<float>(p[4 * i]), static_cast<float>(p[4 * i + 1]),
+               static_cast<float>(p[4 * i + 2]), static_cast<float>(p[4 * i + 3])}));
 }
 EW_INLINE I16 operator+(I16 a, I16 b) {  // wraps around
   I16 r;
@@ -125,9 +128,10 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 // Products of 4 bits need no more than 16 for a while: one is at most 15 * 128 in magnitude, a lane takes two
 // of them in each dot, and after kNibbleDots of these it is at most 8 * 2 * 15 * 128 = 30720, below 2^15.
+// With 5 bits it is half as many, with 6 a quarter.
 constexpr int64_t kNibbleDots = 8;
 
-struct Nibbles {  // 4 values of each column: the low or the high halves of 64 bytes, 0 .. 15
+struct Nibbles {  // 4 values of each column: the low or the high halves of 64 bytes, 0 .. 15, or of more bits
   S8 even[4], odd[4];
 };
 using Bytes = Quad;  // and what they are multiplied with
@@ -154,6 +158,18 @@ EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
     r.odd[i] = (S8)(bits >> 12);
   }
   return r;
+}
+// With bits from 4 on: those at place `At` of each byte of 64, of which `Mask` << 4 says how many.
+template <int At, int Mask>
+EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
+  constexpr uint16_t kAt = At, kMask = Mask;
+  for (int i = 0; i < 4; ++i) {
+    U8 bits;
+    __builtin_memcpy(&bits, plane + i * 16, sizeof bits);
+    low.even[i] |= (S8)((bits >> kAt & kMask) << 4);
+    low.odd[i] |= (S8)((bits >> (8 + kAt) & kMask) << 4);
+  }
+  return low;
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) { return splat_quad(p); }
 // A sum of at most kNibbleDots dots that goes on from `sum`, and `sum` with what it came to.
@@ -202,6 +218,13 @@ EW_INLINE Spread spread_bytes(const uint8_t* values, I16 places) {
 }
 EW_INLINE Spread spread_low(const uint8_t* values, I16 places) { return spread<0, 15>(values, places, 8); }
 EW_INLINE Spread spread_high(const uint8_t* values, I16 places) { return spread<4, 15>(values, places, 8); }
+// What the low, or high, halves of 64 bytes stand for: bytes of a table of 16.
+template <bool High>
+EW_INLINE Spread look_up_halves(const uint8_t* p, const uint8_t* table) {
+  Spread r;
+  for (int i = 0; i < 64; ++i) r.bytes[i] = table[High ? p[i] >> 4 : p[i] & 15];
+  return r;
+}
 EW_INLINE void store_spread(uint8_t* p, const Spread& a) { __builtin_memcpy(p, a.bytes, sizeof a.bytes); }
 // The reverse of low_nibbles and high_nibbles.
 EW_INLINE void store_nibbles(uint8_t* p, const Spread& low, const Spread& high) {

@@ -6,7 +6,8 @@
 //   rows   0 1 2 | 1 | 0 2                      their tokens, which take_rows gathers
 //   starts 0       3   4     6                  [E + 1]
 //
-// A row meets the same weights in the same order as in the plain linear, so the batch changes no bit.
+// A row meets the same weights in the same order as in the plain linear, so the batch changes no bit. Linears
+// of some of the experts, neighbours, take their part of `starts`; the other experts' rows stay as they are.
 #pragma once
 
 #include "kernels.h"
@@ -122,7 +123,8 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
   const int64_t panel_bytes = g.weight_stride / panels * static_cast<int64_t>(sizeof(*g.all.weight));
   const int64_t part_bytes = tuned(pool_tuning(pool).task_bytes, kPartBytes);
   const int64_t group = 1 + part_bytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
-  run_tasks(pool, blocks * groups, g.all.m * panels * kPanel * g.all.k, [&](int64_t task, int) {
+  const int64_t work = (g.starts[g.experts] - g.starts[0]) * panels * kPanel * g.all.k;
+  run_tasks(pool, blocks * groups, work, [&](int64_t task, int) {
     int64_t e = 0, block = task / groups;
     for (; block >= blocks_of(e); ++e) block -= blocks_of(e);
     const int64_t rows = g.starts[e + 1] - g.starts[e], count = blocks_of(e);

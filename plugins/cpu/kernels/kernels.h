@@ -93,10 +93,10 @@ struct RopeArgs {
   Rows<float> out;  // [T, N, D]
 };
 
-// out[r, i] = activation(x[r, i]) * x[r, I + i]
+// out[r, i] = activation(gate[r, i]) * up[r, i]
 struct GatedActivationArgs {
   int64_t outer = 0, inner = 1, size = 0;  // size = I
-  Rows<const float> x;                     // [outer, inner, 2I]
+  Rows<const float> gate, up;              // [outer, inner, I] each; mostly the halves of one [.., 2I]
   Activation kind = Activation::silu;
   Rows<float> out;  // [outer, inner, I]
 };
@@ -115,6 +115,8 @@ struct KvWriteArgs {
   Rows<const float> k, v;          // [T, Nkv, D], [T, Nkv, Dv]
   const int32_t* slots = nullptr;  // [T]
   KvCache cache;
+  int64_t ranks = 1, rank = 0;  // only tokens are stored whose block is one with block % ranks == rank
+  bool owns(int64_t block) const { return ranks == 1 || block % ranks == rank; }
 };
 
 // rope of queries and of keys, and kv_write of the keys as they are then.
@@ -125,9 +127,13 @@ struct RopeKvWriteArgs {
 
 // Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes
 // before). A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
+//
+// Query head h meets kv head (h + first_head) / group of the cache: of a whole model group is Nq / Nkv, while
+// a part of the heads may begin, and end, within a kv head's group.
 struct PagedAttentionArgs {
   int64_t requests = 0, query_heads = 0;
-  Rows<const float> q;  // [T, Nq, D]
+  int64_t group = 0, first_head = 0;  // group 0: Nq / Nkv; first_head < group
+  Rows<const float> q;                // [T, Nq, D]
   KvCache cache;
   const int32_t* block_table = nullptr;  // [B, blocks]; places past kv_len aren't read
   int64_t block_table_stride = 0;
@@ -140,6 +146,22 @@ struct PagedAttentionArgs {
   float softcap = 0;
   Rows<float> out;                 // [T, Nq, Dv]
   Workspace* workspace = nullptr;  // never null
+};
+
+// The same with the keys divided among ranks, of whom each has the blocks with block % ranks == rank; all
+// blocks of a split of 512 keys have one owner. Each rank attends to its own splits, for all query heads, and
+// merges those of all ranks for its own heads: attention.out is [T, heads, Dv]. Ranks give the same
+// arguments, but for the cache, `rank`, what they give and where it goes.
+struct RingAttentionArgs {
+  PagedAttentionArgs attention;  // of all query heads
+  int64_t ranks = 1, rank = 0;
+  int64_t head = 0, heads = 0;  // the first that this rank gives, and how many
+  int64_t* rounds = nullptr;    // how often the ranks have met in this way before, the same number on all
+  int64_t* pairs = nullptr;     // [ranks]: what each has attended to is added, in (token, split)
+  // Memory that all ranks see, one of two, and a place where they meet.
+  void* exchange = nullptr;
+  char* (*memory)(void* exchange, int place, int64_t bytes) = nullptr;
+  void (*meet)(void* exchange) = nullptr;
 };
 
 // out[r, ...] = x[rows[r], ...]
@@ -205,6 +227,7 @@ struct ReduceArgs {
   kernel(kv_write, KvWriteArgs, kv_write)                                                           \
   kernel(rope_kv_write, RopeKvWriteArgs, rope_kv_write)                                             \
   kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \
+  kernel(ring_attention, RingAttentionArgs, ring_attention)                                         \
   kernel(take_rows, TakeRowsArgs, take_rows)                                                        \
   kernel(elementwise, ElementwiseArgs, elementwise)                                                 \
   kernel(copy, CopyArgs, copy)                                                                      \

@@ -153,6 +153,7 @@ inline void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
   run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+      if (!a.owns(block)) continue;
       for (int64_t h = 0; h < c.kv_heads; ++h) {
         write_key(c, block, slot, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
         write_value(c, block, slot, h, a.v.data + t * a.v.stride0 + h * a.v.stride1);

@@ -1,12 +1,12 @@
 // linear_int4: y[m, n] = sum over groups g of isum(m, n, g) * ws[n, g] * xs[m, g] + bias[n], and where
 // weights have offsets sum(m, g) * xs[m, g] * wo[n, g] in each group. isum is the exact integer sum over the
-// group's k of values[m, k] * weight[n, k], and sum that of values[m, k] alone.
+// group's k of values[m, k] * weight[n, k], and sum that of values[m, k] alone. A weight's value has 4 bits,
+// or 5 or 6.
 //
-// The weight is in layout panel32x8, two values of 0 .. 15 a byte, with the f16 scales and offsets beside it
-// in panel32:
+// Of 4 bits it is in layout panel32x8, two values of 0 .. 15 a byte, with the scales and offsets of groups
+// beside it (group_scales.h):
 //
 //   weight   | k=0..7: n=0 (4 bytes), n=1, .. n=31 | k=8..15: .. | ...     [ceil(N/32)][K/8][32][4]
-//   scales   | g=0: n=0 .. 31 | g=1: .. | ...                              [ceil(N/32)][groups][32]
 //
 //   4 bytes of a column, and the 4 values of a row that meet each half of them:
 //
@@ -14,9 +14,18 @@
 //     low    k          k+1        k+2        k+3         w & 15        with values k .. k+3
 //     high   k+4        k+5        k+6        k+7         w >> 4 & 15   with values k+4 .. k+7
 //
-// Weights without offsets are stored + 8, which is taken back with the groups' sums of values. Halves of
-// bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction set has the
-// same integers; the order of the float sums is docs/inside/numerics.md's.
+// Of 5 and 6 bits it is in planes32: what is above the 4 lowest bits lies behind them, in a plane of 64
+// bytes. A vector of 64 values (16 columns of 4 k) finds its own in each byte of the plane, at a place that
+// goes by the vector's number: v of 8 in 16 k, or in 8 k the two at 2v of 4.
+//
+//   5 bits   | k=0..7, as above: v=0 .. 3 | k=8..15: v=4 .. 7 | plane | k=16 ..     320 bytes for 16 k
+//   6 bits   | k=0..7, as above: v=0 .. 3 | plane | k=8 ..                          192 bytes for 8 k
+//
+//   v        low half of n=0..15: 0, of n=16..31: 1, high half of n=0..15: 2, of n=16..31: 3; then + 4
+//
+// Weights without offsets are stored + 8 (16, 32), which is taken back with the groups' sums of values.
+// Halves of bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction
+// set has the same integers; the order of the float sums is docs/inside/numerics.md's.
 //
 // A weight in sparse32 (sparse_panel.h) is spread to halves of bytes in registers for up to kSparseInt4Most
 // rows, in blocks that may have more rows than those of a dense one, since they share the work; for more it
@@ -25,6 +34,7 @@
 #pragma once
 
 #include "dot.h"
+#include "group_scales.h"
 #include "kernels.h"
 #include "linear_tasks.h"
 #include "parallel.h"
@@ -33,11 +43,14 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kMostOctets = kNibbleDots / 2;  // 8 values make two dots
+// How many octets of k sums of 16 bits have room for: 8 values make two dots.
+template <int Bits>
+constexpr int64_t kMostOctets = (kNibbleDots >> (Bits - 4)) / 2;
 
-// A panel as int4_block reads it: next() goes on by 8 k, whose first four are `low` and the others `high`, of
-// 16 columns and of the 16 behind them.
+// A panel as int4_block reads it: next() goes on by kOctets times 8 k. Of octet O low<O, C>() has the first
+// four k, and high the others, of 16 columns (C = 0) and of the 16 behind them.
 struct DenseNibbles {
+  static constexpr int kBits = 4, kOctets = 1;
   const uint8_t* w;
   Ahead ahead;
   EW_INLINE void next() {
@@ -45,27 +58,84 @@ struct DenseNibbles {
     at = w;
     w += kPanel * 4;
   }
-  EW_INLINE Nibbles low(int c) const { return low_nibbles(at + c * 64); }
-  EW_INLINE Nibbles high(int c) const { return high_nibbles(at + c * 64); }
+  template <int O, int C>
+  EW_INLINE Nibbles low() const {
+    return low_nibbles(at + C * 64);
+  }
+  template <int O, int C>
+  EW_INLINE Nibbles high() const {
+    return high_nibbles(at + C * 64);
+  }
+  const uint8_t* at = nullptr;
+};
+template <int Bits>
+struct DensePlanes {
+  static constexpr int kBits = Bits, kOctets = Bits == 5 ? 2 : 1, kLines = Bits == 5 ? 5 : 3,
+                       kMore = Bits - 4;
+  const uint8_t* w;
+  Ahead ahead;
+  EW_INLINE void next() {
+#pragma GCC unroll 5
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.at + i * 64);
+    ahead.at += ahead.step * kLines / 2;
+    at = w;
+    w += kLines * 64;
+  }
+  template <int O, int C>
+  EW_INLINE Nibbles low() const {
+    return with_plane<(O * 4 + C) * kMore, (1 << kMore) - 1>(low_nibbles(at + O * 128 + C * 64), plane());
+  }
+  template <int O, int C>
+  EW_INLINE Nibbles high() const {
+    return with_plane<(O * 4 + 2 + C) * kMore, (1 << kMore) - 1>(high_nibbles(at + O * 128 + C * 64),
+                                                                 plane());
+  }
+  EW_INLINE const uint8_t* plane() const { return at + kOctets * 128; }
   const uint8_t* at = nullptr;
 };
 struct SparseNibbles {
+  static constexpr int kBits = 4, kOctets = 1;
   SparsePanel<kSparseInt4> panel;
   EW_INLINE void next() { panel.next(); }
-  EW_INLINE Nibbles low(int c) const {
-    return nibbles_of(spread_low(panel.values + c * 32, panel.places[c]));
+  template <int O, int C>
+  EW_INLINE Nibbles low() const {
+    return nibbles_of(spread_low(panel.values + C * 32, panel.places[C]));
   }
-  EW_INLINE Nibbles high(int c) const {
-    return nibbles_of(spread_high(panel.values + c * 32, shift<4>(panel.places[c])));
+  template <int O, int C>
+  EW_INLINE Nibbles high() const {
+    return nibbles_of(spread_high(panel.values + C * 32, shift<4>(panel.places[C])));
   }
 };
+
+// Octet O of what source.next() came to, for R rows of values.
+template <int R, int O, class Source>
+EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t stride, ShortSum (&dots)[R][2]) {
+  const Nibbles low[2] = {source.template low<O, 0>(), source.template low<O, 1>()};
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    const Bytes x = splat_bytes(values + r * stride + 8 * O);
+    dots[r][0] = dot(dots[r][0], low[0], x);
+    dots[r][1] = dot(dots[r][1], low[1], x);
+  }
+  const Nibbles high[2] = {source.template high<O, 0>(), source.template high<O, 1>()};
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    const Bytes x = splat_bytes(values + r * stride + 8 * O + 4);
+    dots[r][0] = dot(dots[r][0], high[0], x);
+    dots[r][1] = dot(dots[r][1], high[1], x);
+  }
+}
+
 template <int R, bool Offsets, class Source>
 void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source source) {
+  constexpr int kBits = Source::kBits, kOctets = Source::kOctets;
   const int64_t groups = a.k / a.group;
   const int8_t* values = a.values + row * a.values_stride;
   const float* scales = a.scales + row * a.scales_stride;
   const int32_t* sums = a.sums + row * a.sums_stride;
-  const int64_t of_panel = panel * groups * kPanel;
+  const int64_t of_panel = panel * scales_of_panel(groups, a.scale_block);
+  const GroupScales weight_scales(a.weight_scales + of_panel, a.scale_block);
+  const GroupScales weight_offsets((Offsets ? a.weight_offsets : a.weight_scales) + of_panel, a.scale_block);
 
   F16 acc[R][2];
 #pragma GCC unroll 12
@@ -74,32 +144,21 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
     I16 sum[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      sum[r][0] = sum[r][1] = Offsets ? splat_int(0) : minus_8_times(sums + r * a.sums_stride + group);
+      sum[r][0] = sum[r][1] =
+          Offsets ? splat_int(0) : minus_shifted<kBits - 1>(sums + r * a.sums_stride + group);
     }
-    for (int64_t left = a.group / 8; left > 0; left -= kMostOctets) {
+    for (int64_t left = a.group / 8; left > 0; left -= kMostOctets<kBits>) {
       ShortSum dots[R][2];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         dots[r][0] = begin_dots(sum[r][0]);
         dots[r][1] = begin_dots(sum[r][1]);
       }
-      const int8_t* const end = values + 8 * (left < kMostOctets ? left : kMostOctets);
-      for (; values < end; values += 8) {
+      const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
+      for (; values < end; values += 8 * kOctets) {
         source.next();
-        const Nibbles low[2] = {source.low(0), source.low(1)};
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const Bytes x = splat_bytes(values + r * a.values_stride);
-          dots[r][0] = dot(dots[r][0], low[0], x);
-          dots[r][1] = dot(dots[r][1], low[1], x);
-        }
-        const Nibbles high[2] = {source.high(0), source.high(1)};
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const Bytes x = splat_bytes(values + r * a.values_stride + 4);
-          dots[r][0] = dot(dots[r][0], high[0], x);
-          dots[r][1] = dot(dots[r][1], high[1], x);
-        }
+        dot_octet<R, 0>(source, values, a.values_stride, dots);
+        if constexpr (kOctets == 2) dot_octet<R, 1>(source, values, a.values_stride, dots);
       }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
@@ -107,10 +166,8 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
         sum[r][1] = end_dots(sum[r][1], dots[r][1]);
       }
     }
-    const int64_t at = of_panel + group * kPanel;
-    const uint16_t *scale = a.weight_scales + at, *offset = Offsets ? a.weight_offsets + at : scale;
-    const F16 ws[2] = {load_half(scale), load_half(scale + 16)};
-    const F16 wo[2] = {load_half(offset), load_half(offset + 16)};
+    const F16 ws[2] = {weight_scales.load(group, 0), weight_scales.load(group, 16)};
+    const F16 wo[2] = {weight_offsets.load(group, 0), weight_offsets.load(group, 16)};
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const F16 x = splat(scales[r * a.scales_stride + group]);
@@ -128,7 +185,7 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
 
 inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
-  const int64_t dense_bytes = a.k / 2 * kPanel;
+  const int64_t dense_bytes = a.k * a.bits / 8 * kPanel;
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt4, a.k) : dense_bytes;
   uint8_t* spare = nullptr;
   if (a.sparse && a.m > kSparseInt4Most)
@@ -150,12 +207,17 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
                      dense = own;
                    }
                    const auto block = [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-                     const DenseNibbles source = {dense, ahead_of(stored, panel_bytes, i, blocks)};
-                     if (a.weight_offsets == nullptr) {
-                       int4_block<R, false>(a, first, p, source);
-                     } else {
-                       int4_block<R, true>(a, first, p, source);
-                     }
+                     const auto from = [&](const auto& source) {
+                       if (a.weight_offsets == nullptr) {
+                         int4_block<R, false>(a, first, p, source);
+                       } else {
+                         int4_block<R, true>(a, first, p, source);
+                       }
+                     };
+                     const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
+                     if (a.bits == 4) return from(DenseNibbles{dense, ahead});
+                     if (a.bits == 5) return from(DensePlanes<5>{dense, ahead});
+                     from(DensePlanes<6>{dense, ahead});
                    };
                    if (row_end - row <= kInt4Alone) {
                      for_blocks_of<kInt4Alone>(row, row_end, block);

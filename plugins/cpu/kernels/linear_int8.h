@@ -1,7 +1,8 @@
 // linear_int8: y[m, n] = sum over groups g of isum(m, n, g) * ws[n, g] * xs[m, g] + bias[n], where isum is
 // the exact integer sum over the group's k of values[m, k] * weight[n, k].
 //
-// The weight is in layout panel32x4, bytes of value + 128, with the f16 scales beside it in panel32:
+// The weight is in layout panel32x4, bytes of value + 128, with the scales of groups beside it
+// (group_scales.h):
 //
 //   weight   | k=0..3: n=0 (4 bytes), n=1, .. n=31 | k=4..7: .. | ...     [ceil(N/32)][ceil(K/4)][32][4]
 //   scales   | g=0: n=0 .. 31 | g=1: .. | ...                             [ceil(N/32)][groups][32]
@@ -13,11 +14,15 @@
 // Per group of 32 and row VNNI takes 16 instructions, and the scales 4 more that need the same units: so four
 // fifths of the peak are all there is.
 //
+// A weight of places in a table (`codes`) is in panel32x8, as linear_int4.h draws it, and is looked up in
+// registers.
+//
 // A weight in sparse32 (sparse_panel.h) is spread to the same bytes: in registers for a few rows, which wait
 // for memory, else a panel at a time for all rows of a task.
 #pragma once
 
 #include "dot.h"
+#include "group_scales.h"
 #include "kernels.h"
 #include "linear_sweep.h"
 #include "linear_tasks.h"
@@ -52,6 +57,25 @@ struct DenseQuads {
     w += kPanel * 4;
   }
 };
+// Of a weight of places in a table: 4 k are the low halves of 128 bytes, the next 4 the high ones.
+template <int Lines>
+struct CodedQuads {
+  const uint8_t* w;
+  Ahead ahead;
+  const uint8_t* codes;
+  bool high = false;
+  EW_INLINE void next(Quads& left, Quads& right) {
+    if (high) {
+      left = quads_of(look_up_halves<true>(w, codes)), right = quads_of(look_up_halves<true>(w + 64, codes));
+      w += kPanel * 4;
+    } else {
+      prefetch<Lines>(ahead);
+      left = quads_of(look_up_halves<false>(w, codes)),
+      right = quads_of(look_up_halves<false>(w + 64, codes));
+    }
+    high = !high;
+  }
+};
 struct SparseQuads {
   SparsePanel<kSparseInt8> panel;
   EW_INLINE void next(Quads& left, Quads& right) {
@@ -66,7 +90,8 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
                 Source source, float* out) {
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
-  const uint16_t* weight_scales = a.weight_scales + panel * g.weight_groups * kPanel;
+  const GroupScales weight_scales(a.weight_scales + panel * scales_of_panel(g.weight_groups, a.scale_block),
+                                  a.scale_block);
   const float* scales = g.scales + row * g.scales_stride;
   const int32_t* sums = g.sums + row * g.sums_stride;
 
@@ -75,7 +100,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   for (int64_t group = tile.begin, quad = group * g.quads; group < tile.end; ++group) {
     I16 sum[R][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_128_times(sums + r * g.sums_stride + group);
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_shifted<7>(sums + r * g.sums_stride + group);
     const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
     for (; quad < end; ++quad) {
       Quads left, right;
@@ -87,10 +112,9 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
         sum[r][1] = dot(sum[r][1], right, x);
       }
     }
-    const uint16_t* at = weight_scales + group * kPanel;
-    __builtin_prefetch(reinterpret_cast<const char*>(at) + kNearBytes);
-    const F16 left = g.weight_last ? splat(1.0f) : load_half(at);
-    const F16 right = g.weight_last ? splat(1.0f) : load_half(at + 16);
+    weight_scales.prefetch(group, kNearBytes);
+    const F16 left = g.weight_last ? splat(1.0f) : weight_scales.load(group, 0);
+    const F16 right = g.weight_last ? splat(1.0f) : weight_scales.load(group, 16);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const F16 x = splat(scales[r * g.scales_stride + group * g.scales_step]);
@@ -108,7 +132,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
     }
   }
   if (g.weight_last) {
-    const F16 left = load_half(weight_scales), right = load_half(weight_scales + 16);
+    const F16 left = weight_scales.load(0, 0), right = weight_scales.load(0, 16);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       acc[r][0] = acc[r][0] * left;
@@ -161,8 +185,9 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
     g.sums = sums;
     g.sums_stride = g.count;
   }
-  const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes;
-  const int64_t group_bytes = g.quads * kPanel * 4;
+  const int64_t halved = a.codes == nullptr ? 1 : 2;
+  const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes / halved;
+  const int64_t group_bytes = g.quads * kPanel * 4 / halved;
   const bool full = g.count * g.quads == quads;  // no group is shorter than the others
   const KTile all = {0, g.count};
   linear_tasks(
@@ -173,11 +198,20 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
               a, a.weight, g.count, group_bytes, panel, panel_end, row, row_end,
               [&]<int R>(int64_t first, int64_t p, KTile tile, Ahead ahead, float* out) {
                 const uint8_t* w = a.weight + p * panel_bytes + tile.begin * group_bytes;
-                int8_block<R>(a, g, first, p, tile, DenseQuads<1>{w, ahead}, out);
+                if (a.codes != nullptr) {
+                  int8_block<R>(a, g, first, p, tile, CodedQuads<1>{w, ahead, a.codes}, out);
+                } else {
+                  int8_block<R>(a, g, first, p, tile, DenseQuads<1>{w, ahead}, out);
+                }
               });
         }
         const auto dense = [&]<int R>(int64_t first, int64_t p, Ahead ahead, float* out) {
-          int8_block<R>(a, g, first, p, all, DenseQuads<2>{a.weight + p * panel_bytes, ahead}, out);
+          const uint8_t* w = a.weight + p * panel_bytes;
+          if (a.codes != nullptr) {
+            int8_block<R>(a, g, first, p, all, CodedQuads<2>{w, ahead, a.codes}, out);
+          } else {
+            int8_block<R>(a, g, first, p, all, DenseQuads<2>{w, ahead}, out);
+          }
         };
         if (!a.sparse)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, dense);

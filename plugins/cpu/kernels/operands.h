@@ -61,14 +61,36 @@ struct KvCache {
 //   panel32    [ceil(N/32)][K][32]
 //   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
 //   panel32x4  [ceil(N/32)][ceil(K/4)][32][4]   int8, stored as value + 128 in a byte without sign
-//   panel32x8  [ceil(N/32)][ceil(K/8)][32][4]   bytes of two int4, each stored as value + 8, or of two uint4
+//   panel32x8  [ceil(N/32)][ceil(K/8)][32][4]   bytes of two int4, each stored as value + 8, of two uint4, or
+//   of
+//                                              two places in a table
+//   planes32   [ceil(N/32)][ceil(K/16)] pieces: the low halves of 5 or 6 bits as panel32x8 has them, and the
+//              other bits behind them. See linear_int4.h
+//   blocks8, blocks16   scales of integers, in blocks of so many groups: see group_scales.h
 //   sparse32   [ceil(N/32)][ceil(K/32)] blocks: the places of what is kept of every four k, then its values.
 //   See
 //              linear_sparse.h
-enum class WeightLayout { rows, panel32, panel32x2, panel32x4, panel32x8, sparse32 };
+enum class WeightLayout {
+  rows,
+  panel32,
+  panel32x2,
+  panel32x4,
+  panel32x8,
+  planes32,
+  blocks8,
+  blocks16,
+  sparse32
+};
 enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
 enum class LinearActivation { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh };  // relu2: relu^2
 enum class ReduceKind { sum, mean, max };
+
+// Integers that a weight's 4 bits stand for, each + 128: those of GGUF's IQ4, and twice those of e2m1 (FP4).
+// runtime/shared/weight_formats.py has them without the 128.
+inline constexpr uint8_t kIq4Codes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                          129, 141, 153, 166, 181, 197, 217, 241};
+inline constexpr uint8_t kFp4Codes[16] = {116, 120, 122, 124, 125, 126, 127, 128,
+                                          129, 130, 131, 132, 134, 136, 140, 140};
 
 // What becomes of a linear's sum, its bias included: y = activation(sum) + residual.
 struct Epilogue {

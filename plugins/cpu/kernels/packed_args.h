@@ -20,8 +20,10 @@ struct EmbeddingBf16Args {
 // out[t, :] = weight[ids[t], :] * its scales. group_size 0: one scale a row.
 struct EmbeddingInt8Args {
   int64_t tokens = 0, hidden = 0, group_size = 0;
+  int64_t scale_block = 0;           // as in LinearInt4Args
+  const uint8_t* codes = nullptr;    // as in LinearInt8Args
   const int32_t* ids = nullptr;      // [T]
-  const uint8_t* weight = nullptr;   // [V, H] in panel32x4
+  const uint8_t* weight = nullptr;   // [V, H] in panel32x4, or panel32x8 with codes
   const uint16_t* scales = nullptr;  // f16 [V, ceil(H/G)] in panel32
   float* out = nullptr;              // [T, H]
   int64_t out_stride = 0;
@@ -30,10 +32,11 @@ struct EmbeddingInt8Args {
 // out[t, :] = weight[ids[t], :] * its scales + its offsets. group_size divides hidden.
 struct EmbeddingInt4Args {
   int64_t tokens = 0, hidden = 0, group_size = 0;
+  int64_t bits = 4, scale_block = 0;  // as in LinearInt4Args
   const int32_t* ids = nullptr;       // [T]
-  const uint8_t* weight = nullptr;    // [V, H] in panel32x8
-  const uint16_t* scales = nullptr;   // f16 [V, H/G] in panel32
-  const uint16_t* offsets = nullptr;  // as scales, or null: then 8 is taken off each value first
+  const uint8_t* weight = nullptr;    // [V, H] in panel32x8, or planes32
+  const uint16_t* scales = nullptr;   // of [V, H/G] groups
+  const uint16_t* offsets = nullptr;  // as scales, or null: then 2^(bits - 1) is taken off each value first
   float* out = nullptr;               // [T, H]
   int64_t out_stride = 0;
 };
@@ -107,6 +110,7 @@ struct QuantizeActivationArgs {
 struct LinearInt8Args {
   int64_t m = 0, n = 0, k = 0;
   int64_t weight_group = 0, activation_group = 0;
+  int64_t scale_block = 0;         // as in LinearInt4Args
   const int8_t* values = nullptr;  // [M, K], zero up to the next multiple of 4
   int64_t values_stride = 0;
   const float* scales = nullptr;  // [M, ceil(K/activation_group)]
@@ -114,7 +118,8 @@ struct LinearInt8Args {
   const int32_t* sums = nullptr;  // as scales: sums of values
   int64_t sums_stride = 0;
   const uint8_t* weight = nullptr;          // panel32x4, or sparse32
-  const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/weight_group)] in panel32
+  const uint8_t* codes = nullptr;           // or panel32x8: of places in this table of 16 values + 128
+  const uint16_t* weight_scales = nullptr;  // of [N, ceil(K/weight_group)] groups
   const float* bias = nullptr;              // [N] or null
   float* y = nullptr;                       // [M, N]
   int64_t y_stride = 0;
@@ -124,25 +129,28 @@ struct LinearInt8Args {
 };
 
 // y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
-// sums[m, g] * scales[m, g] * weight_offsets[n, g], + bias[n]. The size of all groups is a multiple of 8 that
-// divides K.
+// sums[m, g] * scales[m, g] * weight_offsets[n, g], + bias[n]. The size of all groups divides K, and is a
+// multiple of 8, or of 16 where a weight has 5 or 6 bits.
 struct LinearInt4Args {
   int64_t m = 0, n = 0, k = 0;
   int64_t group = 0;
+  int64_t bits = 4;                // of a weight's value: 4, 5 or 6
+  int64_t scale_block = 0;         // groups that share an f16, 8 or 16: group_scales.h; 0: each has one
   const int8_t* values = nullptr;  // [M, K]
   int64_t values_stride = 0;
   const float* scales = nullptr;  // [M, K/group]
   int64_t scales_stride = 0;
   const int32_t* sums = nullptr;  // as scales: sums of values
   int64_t sums_stride = 0;
-  const uint8_t* weight = nullptr;           // panel32x8, or sparse32
-  const uint16_t* weight_scales = nullptr;   // f16 [N, K/group] in panel32
-  const uint16_t* weight_offsets = nullptr;  // as weight_scales, or null: then 8 is taken off each weight
-  const float* bias = nullptr;               // [N] or null
-  float* y = nullptr;                        // [M, N]
+  const uint8_t* weight = nullptr;          // panel32x8, planes32 above 4 bits, or sparse32
+  const uint16_t* weight_scales = nullptr;  // of [N, K/group] groups
+  const uint16_t* weight_offsets =
+      nullptr;                  // as weight_scales, or null: 2^(bits - 1) is taken off each weight
+  const float* bias = nullptr;  // [N] or null
+  float* y = nullptr;           // [M, N]
   int64_t y_stride = 0;
   Epilogue epilogue = {};
-  bool sparse = false;             // the weight is in sparse32, and without offsets
+  bool sparse = false;  // the weight is in sparse32, has 4 bits, and no offsets or blocks of scales
   Workspace* workspace = nullptr;  // never null if it is
 };
 

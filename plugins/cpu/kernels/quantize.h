@@ -3,6 +3,7 @@
 
 #include "dot.h"
 #include "fp8.h"
+#include "group_scales.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "vector_math.h"
@@ -10,22 +11,7 @@
 namespace ew {
 namespace {
 
-template <class To, class From>
-EW_INLINE To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
-  return to;
-}
-
 EW_INLINE float bf16_to_float(uint16_t bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
-
-// Exact, subnormal numbers included: the exponent's bias is put right by a product.
-EW_INLINE float half_to_float(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-  if (rest >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | rest << 13);  // infinity and NaN
-  return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f));
-}
 
 // To the nearest, ties to even; a NaN stays one. Without a branch, so that a loop of it becomes vector code.
 EW_INLINE uint16_t float_to_bf16(float value) {
@@ -102,6 +88,18 @@ inline void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
   });
 }
 
+// Value k of a column of a panel: without sign, of 4 bits in panel32x8, or of 5 or 6 in planes32.
+EW_INLINE int few_bits_at(const uint8_t* panel, int64_t bits, int64_t column, int64_t k) {
+  const int64_t octets = bits == 5 ? 2 : 1, more = bits - 4;
+  const uint8_t* piece = panel + k / (8 * octets) * (octets * 8 * bits * kPanel / 8);
+  const int64_t octet = k / 8 % octets, at = column * 4 + k % 4, half = k % 8 / 4;
+  const int low = piece[octet * kPanel * 4 + at] >> (half * 4) & 15;
+  if (more == 0) return low;
+  const int64_t vector = octet * 4 + half * 2 + column / 16;
+  const int high = piece[octets * kPanel * 4 + at % 64] >> (vector * more) & ((1 << more) - 1);
+  return high << 4 | low;
+}
+
 inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden, quads = (a.hidden + 3) / 4;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
@@ -109,13 +107,16 @@ inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = a.ids[t];
       const uint8_t* column = a.weight + (id / kPanel * quads * kPanel + id % kPanel) * 4;
-      const uint16_t* scales = a.scales + id / kPanel * groups * kPanel + id % kPanel;
+      const uint8_t* halves = a.weight + id / kPanel * (a.hidden / 2 * kPanel);  // with codes
+      const RowScales scales(a.scales, groups, a.scale_block, id);
       float* out = a.out + t * a.out_stride;
       for (int64_t g = 0; g < groups; ++g) {
-        const float scale = half_to_float(scales[g * kPanel]);
+        const float scale = scales[g];
         const int64_t past = (g + 1) * size < a.hidden ? (g + 1) * size : a.hidden;
         for (int64_t i = g * size; i < past; ++i) {
-          out[i] = static_cast<float>(column[i / 4 * kPanel * 4 + i % 4] - 128) * scale;
+          const int byte = a.codes == nullptr ? column[i / 4 * kPanel * 4 + i % 4]
+                                              : a.codes[few_bits_at(halves, 4, id % kPanel, i)];
+          out[i] = static_cast<float>(byte - 128) * scale;
         }
       }
     }
@@ -123,19 +124,21 @@ inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
 }
 
 inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
-  const int64_t groups = a.hidden > 0 ? a.hidden / a.group_size : 0, octets = a.hidden / 8;
+  const int64_t groups = a.hidden > 0 ? a.hidden / a.group_size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t id = a.ids[t], scale_of = id / kPanel * groups * kPanel + id % kPanel;
-      const uint8_t* column = a.weight + (id / kPanel * octets * kPanel + id % kPanel) * 4;
+      const int64_t id = a.ids[t];
+      const uint8_t* panel = a.weight + id / kPanel * (a.hidden * a.bits / 8 * kPanel);
+      const RowScales scales(a.scales, groups, a.scale_block, id);
+      const RowScales offsets(a.offsets == nullptr ? a.scales : a.offsets, groups, a.scale_block, id);
       float* out = a.out + t * a.out_stride;
       for (int64_t g = 0; g < groups; ++g) {
-        const float scale = half_to_float(a.scales[scale_of + g * kPanel]);
+        const float scale = scales[g];
         // Without offsets -0, which leaves the sign of a zero as it is.
-        const float offset = a.offsets == nullptr ? -0.0f : half_to_float(a.offsets[scale_of + g * kPanel]);
-        const int least = a.offsets == nullptr ? -8 : 0;
+        const float offset = a.offsets == nullptr ? -0.0f : offsets[g];
+        const int least = a.offsets == nullptr ? -(1 << (a.bits - 1)) : 0;
         for (int64_t i = g * a.group_size; i < (g + 1) * a.group_size; ++i) {
-          const int value = column[i / 8 * kPanel * 4 + i % 4] >> (i % 8 / 4 * 4) & 15;
+          const int value = few_bits_at(panel, a.bits, id % kPanel, i);
           out[i] = static_cast<float>(value + least) * scale + offset;
         }
       }

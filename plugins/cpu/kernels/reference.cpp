@@ -193,9 +193,9 @@ void rope(const RopeArgs& a) {
 void gated_activation(const GatedActivationArgs& a) {
   for (int64_t i = 0; i < a.outer; ++i) {
     for (int64_t j = 0; j < a.inner; ++j) {
-      const float* x = row(a.x, i, j);
+      const float *gate = row(a.gate, i, j), *up = row(a.up, i, j);
       for (int64_t c = 0; c < a.size; ++c) {
-        row(a.out, i, j)[c] = static_cast<float>(activate(a.kind, x[c]) * x[a.size + c]);
+        row(a.out, i, j)[c] = static_cast<float>(activate(a.kind, gate[c]) * up[c]);
       }
     }
   }

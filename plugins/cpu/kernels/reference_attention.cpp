@@ -103,6 +103,7 @@ void kv_write(const KvWriteArgs& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t h = 0; h < cache.kv_heads; ++h) {
       const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+      if (!a.owns(block)) continue;
       write_piece(cache, true, block, h, slot, row(a.k, t, h));
       write_piece(cache, false, block, h, slot, row(a.v, t, h));
     }
@@ -111,12 +112,13 @@ void kv_write(const KvWriteArgs& a) {
 
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
-  const int64_t group = a.query_heads / cache.kv_heads;
+  const int64_t group = a.group > 0 ? a.group : a.query_heads / cache.kv_heads;
   for (int64_t b = 0; b < a.requests; ++b) {
     for (int64_t t = a.q_start[b]; t < a.q_start[b + 1]; ++t) {
       const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t;
       const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
       for (int64_t h = 0; h < a.query_heads; ++h) {
+        const int64_t kv_head = (h + a.first_head) / group;
         const auto block_of = [&](int64_t key) {
           return int64_t{a.block_table[b * a.block_table_stride + key / kBlock]};
         };
@@ -127,7 +129,7 @@ void paged_attention(const PagedAttentionArgs& a) {
           for (int64_t d = 0; d < cache.key_size; ++d) {
             const float q = row(a.q, t, h)[d];
             s += static_cast<double>(cache.format == KvFormat::f32 ? q : bf16_value(to_bf16(q))) *
-                 cached(cache, true, block_of(key), h / group, key % kBlock, d);
+                 cached(cache, true, block_of(key), kv_head, key % kBlock, d);
           }
           s *= a.scale;
           if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
@@ -142,8 +144,7 @@ void paged_attention(const PagedAttentionArgs& a) {
           const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
           total += p;
           for (size_t d = 0; d < out.size(); ++d) {
-            out[d] +=
-                p * cached(cache, false, block_of(key), h / group, key % kBlock, static_cast<int64_t>(d));
+            out[d] += p * cached(cache, false, block_of(key), kv_head, key % kBlock, static_cast<int64_t>(d));
           }
         }
         for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);

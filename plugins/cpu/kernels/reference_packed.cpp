@@ -31,14 +31,28 @@ uint16_t bf16_weight(const uint16_t* weight, int64_t size, int64_t n, int64_t k)
   return weight[((n / kPanel * ((size + 1) / 2) + k / 2) * kPanel + n % kPanel) * 2 + k % 2];
 }
 
-int32_t int8_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
+int32_t int4_weight(const uint8_t* weight, int64_t bits, int64_t size, int64_t n, int64_t k);
+
+int32_t int8_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k,
+                    const uint8_t* codes = nullptr) {
+  if (codes != nullptr) return codes[int4_weight(weight, 4, size, n, k)] - 128;
   return weight[((n / kPanel * ((size + 3) / 4) + k / 4) * kPanel + n % kPanel) * 4 + k % 4] - 128;
 }
 
-// The value without sign: 0 .. 15.
-int32_t int4_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
-  const uint8_t byte = weight[((n / kPanel * (size / 8) + k / 8) * kPanel + n % kPanel) * 4 + k % 4];
-  return k % 8 < 4 ? byte % 16 : byte / 16;
+// The value without sign: 0 .. 15, or of 5 or 6 bits.
+int32_t int4_weight(const uint8_t* weight, int64_t bits, int64_t size, int64_t n, int64_t k) {
+  if (bits == 4) {
+    const uint8_t byte = weight[((n / kPanel * (size / 8) + k / 8) * kPanel + n % kPanel) * 4 + k % 4];
+    return k % 8 < 4 ? byte % 16 : byte / 16;
+  }
+  // planes32: pieces of 16 k (5 bits) or 8 (6 bits), low halves first, then 64 bytes with the bits above.
+  const int64_t deep = bits == 5 ? 16 : 8, piece_bytes = deep * kPanel * bits / 8;
+  const uint8_t* piece = weight + (n / kPanel * (size / deep) + k / deep) * piece_bytes;
+  const uint8_t low = piece[(k % deep / 8 * kPanel + n % kPanel) * 4 + k % 4];
+  const uint8_t plane = piece[deep * kPanel / 2 + n % 16 * 4 + k % 4];
+  const int64_t vector = k % deep / 4 * 2 + n % kPanel / 16;
+  const int32_t above = bits == 5 ? plane >> vector & 1 : plane >> (2 * vector) & 3;
+  return (k % 8 < 4 ? low % 16 : low / 16) + 16 * above;
 }
 
 // By the definition of e4m3fn: a sign, 4 bits of exponent, 3 of mantissa, no infinity.
@@ -50,8 +64,15 @@ float from_fp8(uint8_t code) {
 
 int64_t groups_of(int64_t size, int64_t group) { return group > 0 ? (size + group - 1) / group : 1; }
 
-float weight_scale(const uint16_t* scales, int64_t groups, int64_t n, int64_t g) {
-  return from_half(scales[(n / kPanel * groups + g) * kPanel + n % kPanel]);
+float weight_scale(const uint16_t* scales, int64_t groups, int64_t n, int64_t g, int64_t block = 0) {
+  if (block == 0) return from_half(scales[(n / kPanel * groups + g) * kPanel + n % kPanel]);
+  // Of each panel and block: 32 f16, then 32 signed bytes of each group.
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(scales) +
+                         (n / kPanel * (groups / block) + g / block) * (block + 2) * kPanel;
+  uint16_t half = 0;
+  std::memcpy(&half, bytes + n % kPanel * 2, sizeof half);
+  return from_half(half) *
+         static_cast<float>(static_cast<int8_t>(bytes[(2 + g % block) * kPanel + n % kPanel]));
 }
 
 }  // namespace
@@ -81,8 +102,8 @@ void embedding_int8(const EmbeddingInt8Args& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < a.hidden; ++i) {
       const int64_t id = a.ids[t], group = a.group_size > 0 ? i / a.group_size : 0;
-      a.out[t * a.out_stride + i] = static_cast<float>(int8_weight(a.weight, a.hidden, id, i)) *
-                                    weight_scale(a.scales, groups, id, group);
+      a.out[t * a.out_stride + i] = static_cast<float>(int8_weight(a.weight, a.hidden, id, i, a.codes)) *
+                                    weight_scale(a.scales, groups, id, group, a.scale_block);
     }
   }
 }
@@ -91,11 +112,12 @@ void embedding_int4(const EmbeddingInt4Args& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t i = 0; i < a.hidden; ++i) {
       const int64_t id = a.ids[t], group = i / a.group_size, groups = a.hidden / a.group_size;
-      const float scale = weight_scale(a.scales, groups, id, group);
-      const int32_t value = int4_weight(a.weight, a.hidden, id, i);
-      a.out[t * a.out_stride + i] = a.offsets == nullptr ? static_cast<float>(value - 8) * scale
-                                                         : static_cast<float>(value) * scale +
-                                                               weight_scale(a.offsets, groups, id, group);
+      const float scale = weight_scale(a.scales, groups, id, group, a.scale_block);
+      const int32_t value = int4_weight(a.weight, a.bits, a.hidden, id, i);
+      a.out[t * a.out_stride + i] =
+          a.offsets == nullptr
+              ? static_cast<float>(value - (1 << (a.bits - 1))) * scale
+              : static_cast<float>(value) * scale + weight_scale(a.offsets, groups, id, group, a.scale_block);
     }
   }
 }
@@ -186,13 +208,13 @@ void linear_int8(const LinearInt8Args& a, bool fused) {
     const float* scales = a.scales + m * a.scales_stride;
     for (int64_t n = 0; n < a.n; ++n) {
       const auto weight_scale_of = [&](int64_t g) {
-        return weight_scale(a.weight_scales, weight_groups, n, g);
+        return weight_scale(a.weight_scales, weight_groups, n, g, a.scale_block);
       };
       float acc = 0;
       for (int64_t g = 0; g < groups; ++g) {
         int32_t sum = 0;
         for (int64_t k = g * size; k < a.k && k < (g + 1) * size; ++k) {
-          sum += a.values[m * a.values_stride + k] * int8_weight(a.weight, a.k, n, k);
+          sum += a.values[m * a.values_stride + k] * int8_weight(a.weight, a.k, n, k, a.codes);
         }
         float factor = 1;
         if (a.weight_group > 0 || a.activation_group == 0) factor = weight_scale_of(g);
@@ -216,13 +238,15 @@ void linear_int4(const LinearInt4Args& a, bool fused) {
         const float scale = a.scales[m * a.scales_stride + g];
         int32_t sum = 0;
         for (int64_t k = g * a.group; k < (g + 1) * a.group; ++k) {
-          const int32_t weight = int4_weight(a.weight, a.k, n, k) - (a.weight_offsets == nullptr ? 8 : 0);
+          const int32_t weight = int4_weight(a.weight, a.bits, a.k, n, k) -
+                                 (a.weight_offsets == nullptr ? 1 << (a.bits - 1) : 0);
           sum += a.values[m * a.values_stride + k] * weight;
         }
-        acc = add(static_cast<float>(sum), weight_scale(a.weight_scales, groups, n, g) * scale, acc);
+        acc = add(static_cast<float>(sum), weight_scale(a.weight_scales, groups, n, g, a.scale_block) * scale,
+                  acc);
         if (a.weight_offsets != nullptr) {
           const float of_row = static_cast<float>(a.sums[m * a.sums_stride + g]) * scale;
-          acc = add(of_row, weight_scale(a.weight_offsets, groups, n, g), acc);
+          acc = add(of_row, weight_scale(a.weight_offsets, groups, n, g, a.scale_block), acc);
         }
       }
       a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? acc + a.bias[n] : acc);

@@ -20,6 +20,7 @@ void rope_kv_write(const RopeKvWriteArgs& a, ThreadPool& pool) {
     for (int64_t t = begin; t < end; ++t) {
       rope_token(a.query, t);
       const int64_t block = a.write.slots[t] / kBlock, slot = a.write.slots[t] % kBlock;
+      if (!a.write.owns(block)) continue;
       for (int64_t h = 0; h < c.kv_heads; ++h) {
         rotate(a.key, a.key.table + t * a.key.table_stride,
                a.key.x.data + t * a.key.x.stride0 + h * a.key.x.stride1, key);

@@ -30,12 +30,13 @@ struct CombineExpertsArgs {
 
 // A linear whose rows starts[e] .. starts[e + 1] - 1 meet the weight, scales, offsets and bias of expert e:
 // those of `all` are expert 0's, and the strides lead from one expert to the next (scales_stride also for
-// offsets). Bits are those of the linear alone.
+// offsets). Bits are those of the linear alone. Rows before starts[0] and from starts[E] on aren't written:
+// they are of experts that others have.
 template <class Linear>
 struct Grouped {
   Linear all;
   int64_t experts = 0;
-  const int32_t* starts = nullptr;  // [E + 1], from 0 to M, never less than the one before
+  const int32_t* starts = nullptr;  // [E + 1], each in 0 .. M, never less than the one before
   int64_t weight_stride = 0, scales_stride = 0, bias_stride = 0;
 };
 

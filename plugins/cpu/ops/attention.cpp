@@ -1,6 +1,7 @@
 // Rotary embeddings, the KV cache and attention.
 #include <cmath>
 
+#include "exchange.h"
 #include "op.h"
 #include "step_resolver.h"
 #include "step_verifier.h"
@@ -83,6 +84,7 @@ void verify_kv_write(StepVerifier& v) {
   verify_cached_rows(v, v.in(0), cached, cached.key_size);
   verify_cached_rows(v, v.in(1), cached, cached.value_size);
   v.input(v.in(2), slots_input(group));
+  v.divides(group);
 }
 
 Call bind_kv_write(const StepResolver& s) {
@@ -90,7 +92,9 @@ Call bind_kv_write(const StepResolver& s) {
                                        .k = rows<const float>(s.in(0)),
                                        .v = rows<const float>(s.in(1)),
                                        .slots = s.in(2).as<int32_t>(),
-                                       .cache = s.cache(3)});
+                                       .cache = s.cache(3),
+                                       .ranks = s.attributes().ranks,
+                                       .rank = s.attributes().rank});
 }
 
 // q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache -> [T, Nq, D]
@@ -108,6 +112,7 @@ void verify_rope_kv_write(StepVerifier& v) {
   v.data(v.out(), Dtype::f32, 3, 3);
   v.same_shape(v.in(0), v.out());
   v.input(v.in(4), slots_input(group));
+  v.divides(group);
   v.attributes().interleaved = v.flag("interleaved");
 }
 
@@ -118,13 +123,16 @@ Call bind_rope_kv_write(const StepResolver& s) {
                                  .k = {},
                                  .v = rows<const float>(s.in(2)),
                                  .slots = s.in(4).as<int32_t>(),
-                                 .cache = s.cache(5)}};
+                                 .cache = s.cache(5),
+                                 .ranks = s.attributes().ranks,
+                                 .rank = s.attributes().rank}};
   args.query.out = rows<float>(s.out());
   return call(&KernelTable::rope_kv_write, args);
 }
 
-// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
-void verify_paged_attention(StepVerifier& v) {
+// What paged_attention and ring_attention have in common: inputs, and what of keys a query sees. Returns the
+// cache group.
+const CacheGroup& verify_attention(StepVerifier& v) {
   Attributes& a = v.attributes();
   a.has_sinks = v.flag("has_sinks", false);
   a.has_slopes = v.flag("has_slopes", false);
@@ -135,12 +143,10 @@ void verify_paged_attention(StepVerifier& v) {
   v.data(v.in(0), Dtype::f32, 3, 3);
   v.data(v.out(), Dtype::f32, 3, 3);
   const Affine& heads = v.in(0).shape[1];
-  v.require(v.in(0).shape[0] == kTokens && heads == Affine{heads.constant} && heads.constant > 0 &&
-                heads.constant % cached.kv_heads == 0 && v.in(0).shape[2].is(cached.key_size),
-            "operand " + shape_text(v.in(0)) + " doesn't fit cache group " + cached.name);
-  v.require(
-      v.out().shape[0] == kTokens && v.out().shape[1] == heads && v.out().shape[2].is(cached.value_size),
-      "operand " + shape_text(v.out()) + " doesn't fit the query and cache group " + cached.name);
+  v.require(v.in(0).shape[0] == kTokens && v.size(v.in(0), 1) > 0 && v.in(0).shape[2].is(cached.key_size) &&
+                v.out().shape[0] == kTokens && v.out().shape[2].is(cached.value_size),
+            "operands " + shape_text(v.in(0)) + ", " + shape_text(v.out()) + " don't fit cache group " +
+                cached.name);
   v.input(v.in(2), table_input(group));
   v.input(v.in(3), kQStart);
   v.input(v.in(4), kKvLen);
@@ -151,26 +157,99 @@ void verify_paged_attention(StepVerifier& v) {
   v.require(std::isfinite(a.scale) && a.softcap >= 0 && std::isfinite(a.softcap) && a.window >= 0,
             "attribute scale, softcap or window is out of range");
   v.attends(group, a.window);
+  v.divides(group);
+  return cached;
+}
+
+// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
+void verify_paged_attention(StepVerifier& v) {
+  Attributes& a = v.attributes();
+  const CacheGroup& cached = verify_attention(v);
+  const Affine& heads = v.in(0).shape[1];
+  v.require(a.ranks == 1, "attribute ranks: keys that are divided among ranks are for ring_attention");
+  const bool whole = !v.has("group");  // all query heads of the cache's kv heads
+  v.require(!whole || heads.constant % cached.kv_heads == 0,
+            "operand " + shape_text(v.in(0)) + " doesn't fit cache group " + cached.name);
+  a.heads_per_kv_head = whole ? heads.constant / cached.kv_heads : v.integer("group", 1, INT32_MAX);
+  a.first_head = v.has("first_head") ? v.integer("first_head", 0, a.heads_per_kv_head - 1) : 0;
+  v.require((heads.constant - 1 + a.first_head) / a.heads_per_kv_head < cached.kv_heads,
+            "operand " + shape_text(v.in(0)) + " from head " + std::to_string(a.first_head) +
+                " in groups of " + std::to_string(a.heads_per_kv_head) + " meets more than the " +
+                std::to_string(cached.kv_heads) + " kv heads of cache group " + cached.name);
+  v.require(v.out().shape[1] == heads,
+            "operand " + shape_text(v.out()) + " doesn't fit the query and cache group " + cached.name);
+}
+
+PagedAttentionArgs attention_args(const StepResolver& s) {
+  const Attributes& a = s.attributes();
+  return {.requests = s.sizes().requests,
+          .query_heads = s.in(0).shape[1],
+          .group = a.heads_per_kv_head,
+          .first_head = a.first_head,
+          .q = rows<const float>(s.in(0)),
+          .cache = s.cache(1),
+          .block_table = s.in(2).as<int32_t>(),
+          .block_table_stride = s.block_table_stride(1),
+          .q_start = s.in(3).as<int32_t>(),
+          .kv_len = s.in(4).as<int32_t>(),
+          .sinks = a.has_sinks ? s.in(5).as<float>() : nullptr,
+          .slopes = a.has_slopes ? s.in(a.has_sinks ? 6 : 5).as<float>() : nullptr,
+          .scale = a.scale,
+          .window = a.window,
+          .softcap = a.softcap,
+          .out = rows<float>(s.out()),
+          .workspace = s.memory().workspace};
 }
 
 Call bind_paged_attention(const StepResolver& s) {
-  const Attributes& a = s.attributes();
-  return call(&KernelTable::paged_attention,
-              {.requests = s.sizes().requests,
-               .query_heads = s.in(0).shape[1],
-               .q = rows<const float>(s.in(0)),
-               .cache = s.cache(1),
-               .block_table = s.in(2).as<int32_t>(),
-               .block_table_stride = s.block_table_stride(1),
-               .q_start = s.in(3).as<int32_t>(),
-               .kv_len = s.in(4).as<int32_t>(),
-               .sinks = a.has_sinks ? s.in(5).as<float>() : nullptr,
-               .slopes = a.has_slopes ? s.in(a.has_sinks ? 6 : 5).as<float>() : nullptr,
-               .scale = a.scale,
-               .window = a.window,
-               .softcap = a.softcap,
-               .out = rows<float>(s.out()),
-               .workspace = s.memory().workspace});
+  return call(&KernelTable::paged_attention, attention_args(s));
+}
+
+// The same, of keys that are divided among ranks -> [T, n, Dv], of the heads from first_head on
+void verify_ring_attention(StepVerifier& v) {
+  Attributes& a = v.attributes();
+  const CacheGroup& cached = verify_attention(v);
+  const int64_t heads = v.size(v.in(0), 1), own = v.size(v.out(), 1);
+  a.heads_per_kv_head = heads / cached.kv_heads;
+  v.require(heads % cached.kv_heads == 0,
+            "operand " + shape_text(v.in(0)) + " doesn't fit cache group " + cached.name);
+  v.require(v.ranks().count == a.ranks, "attribute ranks: " + std::to_string(a.ranks) + " aren't the " +
+                                            std::to_string(v.ranks().count) + " ranks of the program");
+  a.first_head = v.integer("first_head", 0, heads - 1);
+  v.require(own <= heads - a.first_head, "operand " + shape_text(v.out()) + " has more heads than the " +
+                                             std::to_string(heads) + " of the query, from " +
+                                             std::to_string(a.first_head) + " on");
+}
+
+// Where results of splits lie, alternately.
+constexpr int kRingRegions = Exchange::kRegions - 2;
+
+struct Ring {
+  Exchange* exchange;
+  RankGroup ranks;
+};
+
+Call bind_ring_attention(const StepResolver& s) {
+  RingAttentionArgs args{.attention = attention_args(s),
+                         .ranks = s.attributes().ranks,
+                         .rank = s.attributes().rank,
+                         .head = s.attributes().first_head,
+                         .heads = s.out().shape[1]};
+  args.attention.first_head = 0;
+  args.memory = [](void* ring, int place, int64_t bytes) {
+    return static_cast<Ring*>(ring)->exchange->memory(kRingRegions + place, bytes);
+  };
+  args.meet = [](void* ring) { static_cast<Ring*>(ring)->exchange->meet(static_cast<Ring*>(ring)->ranks); };
+  return [args, ranks = s.ranks()](const RunContext& run) {
+    Ring ring = {run.exchange, ranks};
+    int64_t pairs[kMostOwners] = {};
+    RingAttentionArgs a = args;
+    a.exchange = &ring;
+    a.rounds = &run.ring->rounds;
+    a.pairs = pairs;
+    run.kernels.ring_attention(a, run.pool);
+    for (int64_t rank = 0; rank < a.ranks; ++rank) run.ring->pairs[rank] += pairs[rank];
+  };
 }
 
 constexpr Op kOps[] = {
@@ -179,6 +258,7 @@ constexpr Op kOps[] = {
     {.name = "kv_write", .verify = verify_kv_write, .bind = bind_kv_write},
     {.name = "rope_kv_write", .verify = verify_rope_kv_write, .bind = bind_rope_kv_write},
     {.name = "paged_attention", .verify = verify_paged_attention, .bind = bind_paged_attention},
+    {.name = "ring_attention", .verify = verify_ring_attention, .bind = bind_ring_attention, .meets = true},
 };
 
 }  // namespace

@@ -6,25 +6,38 @@
 namespace ew {
 namespace {
 
-// [.., 2I] -> [.., I]
+// gate and up in one [.., 2I], or gate [.., I] and up [.., I] -> [.., I]
 void verify_gated_activation(StepVerifier& v) {
-  v.counts(1, 1, 1);
+  v.counts(1, 2, 1);
   v.data(v.in(0), Dtype::f32, 1, 3);
   v.data(v.out(), Dtype::f32, v.in(0).rank(), v.in(0).rank());
-  std::vector<Affine> doubled = v.out().shape;
-  doubled.back() = {2 * doubled.back().constant};
-  v.require(v.out().shape.back() == Affine{v.out().shape.back().constant} && v.in(0).shape == doubled,
+  const Affine& size = v.out().shape.back();
+  std::vector<Affine> read = v.out().shape;
+  if (v.inputs() == 1) read.back() = {2 * size.constant};
+  v.require(size == Affine{size.constant} && v.in(0).shape == read,
             "operand " + shape_text(v.in(0)) + " doesn't give " + shape_text(v.out()));
+  if (v.inputs() == 2) {
+    v.data(v.in(1), Dtype::f32, v.in(0).rank(), v.in(0).rank());
+    v.same_shape(v.in(0), v.in(1));
+  }
   const std::string kind = v.string("kind");
   v.require(parse_activation(kind.c_str(), &v.attributes().activation),
             "attribute kind: no activation " + kind);
 }
 
 Call bind_gated_activation(const StepResolver& s) {
+  const Rows<const float> gate = rows<const float>(s.in(0));
+  Rows<const float> up = gate;
+  if (s.inputs() == 2) {
+    up = rows<const float>(s.in(1));
+  } else {
+    up.data += s.out().shape.back();
+  }
   return call(&KernelTable::gated_activation, {.outer = outer(s.out()),
                                                .inner = inner(s.out()),
                                                .size = s.out().shape.back(),
-                                               .x = rows<const float>(s.in(0)),
+                                               .gate = gate,
+                                               .up = up,
                                                .kind = s.attributes().activation,
                                                .out = rows<float>(s.out())});
 }

@@ -13,7 +13,7 @@ void verify_panels(const StepVerifier& v, const Operand& operand, Dtype dtype, W
   v.require(operand.kind == OperandKind::weight && operand.dtype == dtype && v.layout(operand) == layout &&
                 operand.rank() == (grouped ? 3 : 2),
             "operand " + operand.name + " must be " +
-                (dtype == Dtype::bf16 || dtype == Dtype::u4 ? "a " : "an ") + name_of(dtype) +
+                (dtype == Dtype::bf16 || without_sign(dtype) ? "a " : "an ") + name_of(dtype) +
                 " weight of layout " + name_of(layout) + (grouped ? " and rank 3" : ""));
 }
 
@@ -25,12 +25,19 @@ void verify_product_panels(StepVerifier& v, const Operand& operand, Dtype dtype,
   verify_panels(v, operand, dtype, sparse ? WeightLayout::sparse32 : layout, grouped);
 }
 
-// The scales f16 [N, G] or [E, N, G] of a weight, or its offsets.
+// The scales f16 [N, G] or [E, N, G] of a weight, or its offsets; with `block`, which integers may have,
+// bytes in blocks of so many groups behind an f16.
 void verify_scales(const StepVerifier& v, const Operand& scales, const Operand& weight, int64_t group_size,
-                   bool grouped) {
-  verify_panels(v, scales, Dtype::f16, WeightLayout::panel32, grouped);
+                   bool grouped, int64_t block = 0) {
+  const WeightLayout blocks = block == 16 ? WeightLayout::blocks16 : WeightLayout::blocks8;
+  verify_panels(v, scales, block == 0 ? Dtype::f16 : Dtype::i8, block == 0 ? WeightLayout::panel32 : blocks,
+                grouped);
   std::vector<Affine> of_groups = weight.shape;
-  of_groups.back() = {groups_of(weight.shape.back().constant, group_size)};
+  const int64_t groups = groups_of(weight.shape.back().constant, group_size);
+  v.require(block == 0 || groups % block == 0, "operand " + scales.name + " has blocks of " +
+                                                   std::to_string(block) + " groups, of " +
+                                                   std::to_string(groups));
+  of_groups.back() = {block == 0 ? groups : groups / block * (block + 2)};
   v.require(scales.shape == of_groups,
             "operand " + shape_text(scales) + " has not the scales of " + shape_text(weight));
 }
@@ -41,28 +48,42 @@ void verify_fp8(const StepVerifier& v, size_t first, int64_t group_size, bool gr
   verify_scales(v, v.in(first + 1), v.in(first), group_size, grouped);
 }
 
-// Input `first`: weight i8, i4 or u4 [N, K] or [E, N, K], with K = `columns`; behind it its scales, and its
-// offsets if it is u4. Gives the index of the input behind them.
+// Input `first`: weight of integers [N, K] or [E, N, K], with K = `columns`; behind it its scales, and its
+// offsets if it is u4 or u5. Gives the index of the input behind them; sets attribute `scale_block`.
 size_t verify_integers(StepVerifier& v, size_t first, int64_t columns, int64_t group_size,
                        bool grouped = false) {
   const Operand& weight = v.in(first);
   const bool offsets = v.attributes().has_offsets;
-  v.require(offsets == (weight.dtype == Dtype::u4),
-            "operand " + weight.name + " is " + name_of(weight.dtype) + ", and attribute has_offsets is " +
-                (offsets ? "true: weights with offsets are u4" : "false: u4 weights have offsets"));
-  if (four_bits(weight.dtype)) {
-    verify_product_panels(v, weight, weight.dtype, WeightLayout::panel32x8, grouped);
-    v.require(
-        group_size > 0 && group_size % 8 == 0 && columns % group_size == 0,
-        "groups of " + std::to_string(group_size) +
-            ", where weights of 4 bits take a multiple of 8 that divides K = " + std::to_string(columns));
+  v.require(
+      offsets == without_sign(weight.dtype),
+      "operand " + weight.name + " is " + name_of(weight.dtype) + ", and attribute has_offsets is " +
+          (offsets ? "true: weights with offsets are u4 or u5" : "false: u4 and u5 weights have offsets"));
+  const int64_t bits = few_bits(weight.dtype);
+  if (bits > 0) {
+    const int64_t multiple = bits == 4 ? 8 : 16;
+    if (bits == 4) {
+      verify_product_panels(v, weight, weight.dtype, WeightLayout::panel32x8, grouped);
+    } else {
+      verify_panels(v, weight, weight.dtype, WeightLayout::planes32, grouped);
+    }
+    v.require(group_size > 0 && group_size % multiple == 0 && columns % group_size == 0,
+              "groups of " + std::to_string(group_size) + ", where weights of " + std::to_string(bits) +
+                  " bits take a multiple of " + std::to_string(multiple) +
+                  " that divides K = " + std::to_string(columns));
   } else {
     verify_product_panels(v, weight, Dtype::i8, WeightLayout::panel32x4, grouped);
   }
   v.require(weight.shape.back().is(columns),
             "operands " + shape_text(v.in(0)) + ", " + shape_text(weight) + " differ in K");
   const size_t past = first + (offsets ? 3 : 2);
-  for (size_t i = first + 1; i < past; ++i) verify_scales(v, v.in(i), weight, group_size, grouped);
+  int64_t& block = v.attributes().scale_block;
+  block = 0;
+  const Operand& scales = v.in(first + 1);
+  if (scales.kind == OperandKind::weight && scales.dtype == Dtype::i8)
+    block = v.layout(scales) == WeightLayout::blocks16 ? 16 : 8;
+  v.require(block == 0 || (group_size > 0 && !v.attributes().sparse),
+            "operand " + scales.name + " has blocks of scales, where the weight is sparse or has no groups");
+  for (size_t i = first + 1; i < past; ++i) verify_scales(v, v.in(i), weight, group_size, grouped, block);
   return past;
 }
 
@@ -125,7 +146,7 @@ void verify_quantized_linear(StepVerifier& v) {
   v.require(a.weight_group == 0 || a.activation_group == 0 || a.weight_group == a.activation_group,
             "attributes weight_group and activation_group differ");
   const Operand &values = v.in(0), &weight = v.in(w);
-  v.require(!four_bits(weight.dtype) || a.weight_group == a.activation_group,
+  v.require(few_bits(weight.dtype) == 0 || a.weight_group == a.activation_group,
             "attributes weight_group and activation_group differ, which only 8 bits may");
   v.data(values, Dtype::i8, 2, 2);
   v.padded(values, 4);
@@ -185,6 +206,7 @@ void verify_quantized_embedding(StepVerifier& v) {
 template <class Linear>
 Linear linear(const StepResolver& s, size_t weight) {
   const Attributes& a = s.attributes();
+  [[maybe_unused]] const size_t first = weight;
   Linear args;
   args.m = s.out().shape[0];
   args.n = s.out().shape[1];
@@ -215,6 +237,9 @@ Linear linear(const StepResolver& s, size_t weight) {
     args.sums_stride = s.in(2).strides[0];
     args.workspace = s.memory().workspace;
   }
+  if constexpr (requires { args.bits; }) args.bits = few_bits(s.dtype(first));
+  if constexpr (requires { args.codes; }) args.codes = codes_of(s.dtype(first));
+  if constexpr (requires { args.scale_block; }) args.scale_block = a.scale_block;
   if constexpr (requires { args.group; }) args.group = a.weight_group;
   if constexpr (requires { args.weight_group; }) args.weight_group = a.weight_group;
   if constexpr (requires { args.activation_group; }) args.activation_group = a.activation_group;
@@ -225,7 +250,7 @@ Linear linear(const StepResolver& s, size_t weight) {
 // Of experts: `starts` is in front of the weight.
 template <class Linear>
 Grouped<Linear> grouped(const StepResolver& s, size_t starts) {
-  // From one expert of a weight [E, N, K] to the next, in elements; of 4 bits: bytes.
+  // From one expert of a weight [E, N, K] to the next, in elements; of fewer than 8 bits: bytes.
   const auto stride = [&](size_t input) {
     const Weight& weight = s.weight(input);
     return weight.bytes() / element_bytes(weight.dtype) / weight.shape[0];
@@ -236,9 +261,11 @@ Grouped<Linear> grouped(const StepResolver& s, size_t starts) {
           .experts = s.in(starts).shape[0] - 1,
           .starts = s.in(starts).as<int32_t>(),
           .weight_stride = stride(starts + 1),
-          .scales_stride = scaled ? stride(starts + 2) : 0,
+          .scales_stride = scaled ? s.weight(starts + 2).bytes() / 2 / s.weight(starts + 2).shape[0] : 0,
           .bias_stride = s.attributes().has_bias ? s.in(bias).strides[0] : 0};
 }
+
+bool multiplied_as_few_bits(Dtype dtype) { return few_bits(dtype) > 0 && codes_of(dtype) == nullptr; }
 
 Call bind_linear(const StepResolver& s) {
   if (s.dtype(1) == Dtype::fp8) return call(&KernelTable::linear_fp8, linear<LinearFp8Args>(s, 1));
@@ -254,12 +281,14 @@ Call bind_grouped_linear(const StepResolver& s) {
 }
 
 Call bind_quantized_linear(const StepResolver& s) {
-  if (four_bits(s.dtype(3))) return call(&KernelTable::linear_int4, linear<LinearInt4Args>(s, 3));
+  if (multiplied_as_few_bits(s.dtype(3)))
+    return call(&KernelTable::linear_int4, linear<LinearInt4Args>(s, 3));
   return call(&KernelTable::linear_int8, linear<LinearInt8Args>(s, 3));
 }
 
 Call bind_quantized_grouped_linear(const StepResolver& s) {
-  if (four_bits(s.dtype(4))) return call(&KernelTable::grouped_linear_int4, grouped<LinearInt4Args>(s, 3));
+  if (multiplied_as_few_bits(s.dtype(4)))
+    return call(&KernelTable::grouped_linear_int4, grouped<LinearInt4Args>(s, 3));
   return call(&KernelTable::grouped_linear_int8, grouped<LinearInt8Args>(s, 3));
 }
 
@@ -276,6 +305,9 @@ Embedding embedding(const StepResolver& s) {
   if constexpr (requires { args.layout; }) args.layout = s.weight(1).layout;
   if constexpr (requires { args.scales; }) {
     args.group_size = s.attributes().group_size;
+    if constexpr (requires { args.bits; }) args.bits = few_bits(s.dtype(1));
+    if constexpr (requires { args.codes; }) args.codes = codes_of(s.dtype(1));
+    if constexpr (requires { args.scale_block; }) args.scale_block = s.attributes().scale_block;
     args.scales = s.in(2).as<uint16_t>();
   }
   if constexpr (requires { args.offsets; }) {
@@ -291,7 +323,8 @@ Call bind_embedding(const StepResolver& s) {
 }
 
 Call bind_quantized_embedding(const StepResolver& s) {
-  if (four_bits(s.dtype(1))) return call(&KernelTable::embedding_int4, embedding<EmbeddingInt4Args>(s));
+  if (multiplied_as_few_bits(s.dtype(1)))
+    return call(&KernelTable::embedding_int4, embedding<EmbeddingInt4Args>(s));
   return call(&KernelTable::embedding_int8, embedding<EmbeddingInt8Args>(s));
 }
 

@@ -3,23 +3,36 @@
 // multiply-adds) is counted from its operands by runtime/shared/step_costs.py, whose OPS lists the same ops.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "index_check.h"
+#include "program.h"
 
 namespace ew {
 
+class Exchange;
 class StepResolver;
 class StepVerifier;
+
+// What ring_attention counts.
+struct RingCounts {
+  int64_t rounds = 0;  // of this step
+  // By rank, what it has attended to since the program was opened, in (token, split of keys) of a layer.
+  // Every rank counts all, and any thread may read them.
+  std::atomic<int64_t> pairs[kMostOwners] = {};
+};
 
 // What a step runs with.
 struct RunContext {
   const KernelTable& kernels;
   ThreadPool& pool;
   const int32_t* inverse;  // of the permutation that the step's IndexCheck looked at
+  Exchange* exchange;      // with the other ranks; null where there are none
+  RingCounts* ring;
 };
 using Call = std::function<void(const RunContext&)>;
 
@@ -46,10 +59,12 @@ struct Op {
   Indices indices = {};
   bool in_place = false;          // an output may be the very view of an input
   bool separate_outputs = false;  // outputs may not be slices of one buffer
+  bool meets = false;             // ranks wait for each other
   bool padded_rows = true;        // rows of bf16 and i8 are read and written to a multiple of 2 and 4 values
 };
 
 std::span<const Op> attention_ops();
+std::span<const Op> collective_ops();
 std::span<const Op> elementwise_ops();
 std::span<const Op> gated_activation_ops();
 std::span<const Op> linear_ops();

@@ -129,14 +129,21 @@ void verify_route_experts(StepVerifier& v) {
 
 Call bind_route_experts(const StepResolver& s) {
   if (s.out(0).shape[0] > INT32_MAX) s.fail_output(0, "has more than 2^31 places");
-  return call(&KernelTable::route_experts, {.tokens = s.in(0).shape[0],
-                                            .choices = s.in(0).shape[1],
-                                            .experts = s.attributes().experts,
-                                            .ids = s.in(0).as<int32_t>(),
-                                            .ids_stride = s.in(0).strides[0],
-                                            .order = s.out(0).as<int32_t>(),
-                                            .rows = s.out(1).as<int32_t>(),
-                                            .starts = s.out(2).as<int32_t>()});
+  const RouteExpertsArgs args{.tokens = s.in(0).shape[0],
+                              .choices = s.in(0).shape[1],
+                              .experts = s.attributes().experts,
+                              .ids = s.in(0).as<int32_t>(),
+                              .ids_stride = s.in(0).strides[0],
+                              .order = s.out(0).as<int32_t>(),
+                              .rows = s.out(1).as<int32_t>(),
+                              .starts = s.out(2).as<int32_t>()};
+  std::vector<std::atomic<int64_t>>* const counts =
+      s.memory().expert_rows ? &s.memory().expert_rows->at(s.index()) : nullptr;
+  return [args, counts](const RunContext& run) {
+    run.kernels.route_experts(args, run.pool);
+    for (size_t e = 0; counts && e < counts->size(); ++e)
+      (*counts)[e].fetch_add(args.starts[e + 1] - args.starts[e], std::memory_order_relaxed);
+  };
 }
 
 // y [T * k, H], order i32 [T * k], weights [T, k] -> [T, H]

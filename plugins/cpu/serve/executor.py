@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import metadata
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
-from enginewright.runtime.executors.base import Deferred
+from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.memory import check_free
@@ -21,7 +21,20 @@ from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from .hidden import hidden_places, run_with_hidden
 
 if TYPE_CHECKING:
+    from enginewright.runtime.shared.lowered_program import LoweredProgram
+
+    from .._cpu import Exchange
     from ..step_profile import StepProfile
+    from .tuning import TuningFile
+
+
+def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
+    """What ``optimize tune`` found here for a bundle, and a note of it for people; None and "" if it found nothing."""
+    if not tuning_path(bundle).exists():
+        return None, ""
+    from .tuning import load_tuning
+
+    return load_tuning(bundle, isa or isas()[0])
 
 
 class CpuExecutor(HostBlocks):
@@ -38,6 +51,7 @@ class CpuExecutor(HostBlocks):
             bundle, if it did, and its number of threads if ``threads`` is 0.
         load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
         target: one whose program is the cpu target's.
+        part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -57,28 +71,33 @@ class CpuExecutor(HostBlocks):
         tuning: Mapping[str, int] | None = None,
         load: Load = "map",
         target: str = "cpu",
+        part: tuple[LoweredProgram, Exchange] | None = None,
     ) -> None:
-        program = bundle.program(target)
+        program, exchange = part or (bundle.program(target), None)
         self._bundle, self._target = bundle, target
-        weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
+        weights = {use.name: bundle.part(use, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
-        if tuning is None and tuning_path(bundle).exists():
-            from .tuning import load_tuning
-
-            found, self._tuned = load_tuning(bundle, isa or isas()[0])
+        if tuning is None:
+            found, self._tuned = tuning_of(bundle, isa)
             if found is not None:
                 tuning, threads, row_seconds = found.choices, threads or found.threads, found.row_seconds
-        self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning)
-        self._hidden = hidden_places(program)
+        self._program = CpuProgram(
+            program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning, exchange=exchange
+        )
+        self._hidden = hidden_places(program) if "logits" in program.outputs else {}
         self.caps = ExecutorCaps(
-            shared_blocks=True, verifies=True, row_seconds=row_seconds, hidden=tuple(sorted(self._hidden))
+            shared_blocks=True,
+            verifies=True,
+            row_seconds=row_seconds,
+            masks=True,
+            hidden=tuple(sorted(self._hidden)),
         )
         self.profile: StepProfile | None = None
 
-    def submit(self, step: StepInput) -> Deferred:
+    def submit(self, step: StepInput) -> Pending:
         self._bundle.check_unchanged()
         run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
         if step.hidden:
@@ -102,6 +121,17 @@ class CpuExecutor(HostBlocks):
     @property
     def program(self) -> CpuProgram:
         return self._program
+
+    def expert_loads(self) -> dict[str, Any]:
+        """How many rows experts have been given: of each by the layer's module, and the busiest of a layer in
+        multiples of the mean. Empty for a model without experts. On several ranks also how many each has computed; of
+        a pipeline, those of the last stage."""
+        layers = self._program.expert_rows
+        if not layers:
+            return {}
+        even = {where: sum(rows) / len(rows) for where, rows in layers.items()}
+        busiest = {where: round(max(rows) / even[where], 2) if even[where] else 0.0 for where, rows in layers.items()}
+        return {"rows": layers, "busiest": busiest}
 
     def describe(self) -> dict[str, str | int]:
         about: dict[str, str | int] = {

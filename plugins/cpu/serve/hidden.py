@@ -29,12 +29,13 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
     1. On every way from the token ids to the logits lie some steps that all ways have: between two layers there is one,
        whose output is the sum of all before. What goes into a layer is the last of these before its attention.
     2. A step that adds and normalizes gives the sum last, and what is normalized first.
-    3. A hidden state that isn't a value of the program is left out: that of a norm which rounds at once, for one.
+    3. Of several ranks each makes some of its columns, and what they gather is the whole.
+    4. A hidden state that isn't a value of the program is left out: that of a norm which rounds at once, for one.
 
     Raises BundleError for a program that never writes its logits.
     """
     common = _on_every_way(program)
-    attention = [i for i, step in enumerate(program.steps) if step.op == "paged_attention"]
+    attention = [i for i, step in enumerate(program.steps) if step.op in ("paged_attention", "ring_attention")]
     found: dict[int, Place] = {}
     for layer, at in enumerate(attention):
         before = [i for i in common if i < at]
@@ -43,7 +44,18 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
     last = max((i for i, step in enumerate(program.steps) if "norm" in step.op), default=-1)
     if attention and last in common and last > attention[-1] and _is_hidden(program.steps[last].outputs[0]):
         found[len(attention)] = last, 0
-    return found
+    return {layer: _gathered(program, place) for layer, place in found.items()}
+
+
+def _gathered(program: LoweredProgram, place: Place) -> Place:
+    """Where a value is whole: it itself, or the step behind it in which ranks gather it."""
+    step, slot = place
+    name = program.steps[step].outputs[slot].name
+    for i, later in enumerate(program.steps[step + 1 :], step + 1):
+        names = [operand.name for operand in later.outputs]
+        if later.op == "all_gather" and name in names:
+            return i, names.index(name)
+    return place
 
 
 def run_with_hidden(program: CpuProgram, places: Mapping[int, Place], step: StepInput) -> StepOutput:

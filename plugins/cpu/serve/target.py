@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.target import ExecutorArguments, Opening, ServedTarget
+from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget, program_groups
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import MissingDependencyError
 
 
 def _make(asked: ExecutorArguments) -> Executor:
     from .executor import CpuExecutor
 
     placement = asked.placement
+    if placement.ray is not None:
+        return _on_machines(asked, placement.ray)
+    if placement.partition.ranks > 1:
+        from .ranked import RankedExecutor
+
+        return RankedExecutor(
+            asked.bundle,
+            asked.blocks,
+            placement.partition,
+            threads=placement.threads,
+            isa=placement.isa,
+            load=placement.load,
+            target=asked.target,
+            patience=placement.rank_timeout,
+        )
     return CpuExecutor(
         asked.bundle,
         asked.blocks,
@@ -19,4 +37,44 @@ def _make(asked: ExecutorArguments) -> Executor:
     )
 
 
-TARGET = ServedTarget(Opening(_make, gives_back=True, takes=("isa", "load"), exact=True), carries=None)
+def _on_machines(asked: ExecutorArguments, address: str) -> Executor:
+    try:
+        from .ray_ranks import RayPlaces
+        from .remote import RemoteExecutor, check_partition
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package not in ("ray", "torch"):
+            raise
+        raise MissingDependencyError(
+            f"ray: ranks on several machines need {package}, which is not installed",
+            hint="Install it on all of them with: pip install 'enginewright[ranks]'",
+        ) from e
+    placement = asked.placement
+    check_partition(placement.partition)
+    places = RayPlaces(address, placement.partition.ranks, placement.threads)
+    return RemoteExecutor(
+        asked.bundle,
+        asked.blocks,
+        placement.partition,
+        places,
+        threads=places.threads,
+        isa=placement.isa,
+        load=placement.load,
+        target=asked.target,
+        patience=placement.rank_timeout,
+    )
+
+
+def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Placement()) -> tuple[CacheGroup, ...]:
+    """Those of all ranks together, some of which may keep the same heads."""
+    if placement.partition.ranks == 1:
+        return program_groups(bundle, target, context)
+    from .ranked import rank_programs, whole_groups
+
+    return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)
+
+
+TARGET = ServedTarget(
+    Opening(_make, gives_back=True, groups_of=_groups, takes=("isa", "load", "partition", "ray"), exact=True),
+    carries=None,
+)

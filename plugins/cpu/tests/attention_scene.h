@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "test_kernels.h"
@@ -15,6 +16,7 @@ struct Options {
   float softcap = 0;
   bool sinks = false, slopes = false;
   KvFormat format = KvFormat::f32;
+  int64_t owners = 1;  // the blocks of a split have the same number modulo this, a random one
 };
 
 // Some requests: `past` tokens are in the cache before the step, `tokens` come in it. The blocks are dealt
@@ -31,10 +33,11 @@ class Scene {
       kv_len_.push_back(static_cast<int32_t>(past[i] + tokens[i]));
       columns_ = std::max<int64_t>(columns_, (kv_len_.back() + kBlock - 1) / kBlock);
     }
-    std::vector<int32_t> order(static_cast<size_t>(columns_ * requests + 2));
+    const int64_t each = columns_ * requests + 2, blocks = each * o.owners;
+    std::vector<int32_t> order(static_cast<size_t>(blocks));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::shuffle(order.begin(), order.end(), std::mt19937(5));
-    const int64_t blocks = static_cast<int64_t>(order.size());
+    if (o.owners > 1) order = in_splits(order);
     k_.assign(static_cast<size_t>(blocks * o.kv_heads * kv_piece_bytes(o.format, o.key_size)), kNotWritten);
     v_.assign(static_cast<size_t>(blocks * o.kv_heads * kv_piece_bytes(o.format, o.value_size)), kNotWritten);
     cache_ = {k_.data(), v_.data(), o.kv_heads, o.key_size, o.value_size, o.format};
@@ -111,6 +114,30 @@ class Scene {
     return out;
   }
 
+  // Query heads low .. high-1 alone, [T, high - low, Dv], over a cache of just the kv heads that they meet.
+  template <class F>
+  std::vector<float> run_heads(int64_t low, int64_t high, const F& fn) {
+    const int64_t group = o_.heads / o_.kv_heads, first = low / group, past = (high - 1) / group + 1;
+    const auto some = [&](const std::vector<char>& all, int64_t size) {
+      const int64_t piece = kv_piece_bytes(o_.format, size), row = o_.kv_heads * piece;
+      std::vector<char> kept;
+      for (int64_t at = 0; at < static_cast<int64_t>(all.size()); at += row)
+        kept.insert(kept.end(), all.begin() + at + first * piece, all.begin() + at + past * piece);
+      return kept;
+    };
+    std::vector<char> k = some(k_, o_.key_size), v = some(v_, o_.value_size);
+    std::vector<float> out = filled(q_start_.back() * (high - low) * o_.value_size, kNaN);
+    PagedAttentionArgs a = args();
+    a.query_heads = high - low, a.group = group, a.first_head = low % group;
+    a.q.data += low * o_.key_size;
+    a.cache.k = k.data(), a.cache.v = v.data(), a.cache.kv_heads = past - first;
+    if (a.sinks != nullptr) a.sinks += low;
+    if (a.slopes != nullptr) a.slopes += low;
+    a.out = {out.data(), (high - low) * o_.value_size, o_.value_size};
+    fn(a);
+    return out;
+  }
+
   const KvCache& cache() const { return cache_; }
   // Element d of the value at a position, as the cache has it.
   double value(int64_t b, int64_t position, int64_t head, int64_t d) const {
@@ -134,7 +161,73 @@ class Scene {
   }
   int32_t block(int64_t b, int64_t i) const { return table_[static_cast<size_t>(b * columns_ + i)]; }
 
+  // The step by `ranks` threads, each with a cache that has its own blocks alone, and a table without what is
+  // before the window. fn(RingAttentionArgs, rank), whose exchange the caller sets. [T, Nq, Dv].
+  template <class F>
+  std::vector<float> run_ring(int64_t ranks, const F& fn) {
+    const int64_t tokens = q_start_.back(), size = o_.value_size;
+    std::vector<std::vector<float>> parts(static_cast<size_t>(ranks));
+    std::vector<int32_t> table = table_;
+    for (size_t b = 0; b < kv_len_.size(); ++b) {
+      const int64_t first = kv_len_[b] - (q_start_[b + 1] - q_start_[b]);
+      const int64_t past = o_.window > 0 ? std::max<int64_t>(0, first - o_.window + 1) / kBlock : 0;
+      std::fill_n(table.begin() + static_cast<int64_t>(b) * columns_, past, -1);
+    }
+    std::vector<std::thread> threads;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        std::vector<char> k = own_blocks(k_, o_.key_size, ranks, rank);
+        std::vector<char> v = own_blocks(v_, o_.value_size, ranks, rank);
+        Workspace workspace;
+        RingAttentionArgs a;
+        a.attention = args();
+        a.attention.cache.k = k.data(), a.attention.cache.v = v.data();
+        a.attention.block_table = table.data();
+        a.attention.workspace = &workspace;
+        a.ranks = ranks, a.rank = rank;
+        a.head = o_.heads * rank / ranks, a.heads = o_.heads * (rank + 1) / ranks - a.head;
+        std::vector<float>& out = parts[static_cast<size_t>(rank)];
+        out = filled(tokens * a.heads * size, kNaN);
+        a.attention.out = {out.data(), a.heads * size, size};
+        fn(a, rank);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::vector<float> whole;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (const std::vector<float>& part : parts) {
+        const int64_t row = static_cast<int64_t>(part.size()) / std::max<int64_t>(tokens, 1);
+        whole.insert(whole.end(), part.begin() + t * row, part.begin() + (t + 1) * row);
+      }
+    }
+    return whole;
+  }
+
  private:
+  // The same blocks, of which each run of 16 that a request takes is of one owner.
+  std::vector<int32_t> in_splits(const std::vector<int32_t>& order) const {
+    std::vector<std::vector<int32_t>> of(static_cast<size_t>(o_.owners));
+    for (const int32_t block : order) of[static_cast<size_t>(block % o_.owners)].push_back(block);
+    std::mt19937 random(11);
+    std::vector<int32_t> dealt;
+    size_t owner = 0;
+    for (int64_t i = 0; i < columns_ * static_cast<int64_t>(kv_len_.size()); ++i) {
+      if (i % columns_ % (kSplit / kBlock) == 0) owner = random() % of.size();
+      dealt.push_back(of[owner].back());
+      of[owner].pop_back();
+    }
+    return dealt;
+  }
+
+  std::vector<char> own_blocks(const std::vector<char>& all, int64_t size, int64_t ranks,
+                               int64_t rank) const {
+    const int64_t bytes = o_.kv_heads * kv_piece_bytes(o_.format, size);
+    std::vector<char> own(all.size(), kNotWritten);
+    for (int64_t at = rank * bytes; at < static_cast<int64_t>(all.size()); at += ranks * bytes)
+      std::copy_n(all.begin() + at, bytes, own.begin() + at);
+    return own;
+  }
+
   void write(int64_t b, int64_t length) {
     KvWriteArgs w;
     const auto k = random_floats(length * o_.kv_heads * o_.key_size, static_cast<unsigned>(100 + b), 2);
@@ -159,6 +252,13 @@ class Scene {
   KvCache cache_;
   Workspace workspace_;
 };
+
+// Under a sanitizer, which takes ten times as long, one in so many of a long table.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr size_t kOneIn = 6;
+#else
+inline constexpr size_t kOneIn = 1;
+#endif
 
 inline const std::vector<Options>& all_options() {
   static const std::vector<Options> options = {

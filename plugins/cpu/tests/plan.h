@@ -63,7 +63,7 @@ struct Plan {
   // are.
   Operand weight(Dtype dtype, const std::vector<int64_t>& shape, WeightLayout layout) {
     Weight weight{numbered("w", weights.size()), dtype, shape, layout, nullptr};
-    const int64_t count = four_bits(dtype) ? weight.bytes() : weight.elements();
+    const int64_t count = few_bits(dtype) > 0 ? weight.bytes() : weight.elements();
     void* data = std::aligned_alloc(64, static_cast<size_t>((weight.bytes() + 63) / 64 * 64));
     memory.emplace_back(data, FreeMemory());
     weight.data = data;

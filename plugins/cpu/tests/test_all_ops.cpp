@@ -216,8 +216,9 @@ void computed_indices_are_checked() {
   says(message(spoil("route_experts", 0, "add", 5)), "ids[0] = ");
   says(message(spoil("take_rows", 1, "add", 1)), "rows[");
   says(message(spoil("take_rows", 1, "sub", 1)), "is not in [0, 5)");
-  says(message(spoil("grouped_linear", 1, "add", 1)), "starts[0] = 1 is not an ascending start in [0, 10]");
-  says(message(spoil("grouped_linear", 1, "minimum", 3)), "starts[5] = 3 is not 10, the number of rows");
+  says(message(spoil("grouped_linear", 1, "add", 1)), "starts[5] = 11 is not an ascending start in [0, 10]");
+  says(message(spoil("grouped_linear", 1, "sub", 1)), "starts[0] = -1 is not an ascending start in [0, 10]");
+  CHECK(message(spoil("grouped_linear", 1, "minimum", 3)) == "nothing");  // rows of experts that others have
   says(message(spoil("quantized_grouped_linear", 3, "mul", -1)), "is not an ascending start in [0, 10]");
   says(message(spoil("combine_experts", 1, "maximum", 4)), "= 4 is there twice");
   says(message(spoil("combine_experts", 1, "add", 1)), "order[");

@@ -69,6 +69,54 @@ void split_decode_has_the_same_bits() {
   }
 }
 
+std::vector<float> heads_of(const std::vector<float>& out, const Options& o, int64_t low, int64_t high) {
+  std::vector<float> some;
+  for (int64_t at = 0; at < static_cast<int64_t>(out.size()); at += o.heads * o.value_size) {
+    some.insert(some.end(), out.begin() + at + low * o.value_size, out.begin() + at + high * o.value_size);
+  }
+  return some;
+}
+
+// Some query heads alone, as a rank has them, that begin and end within a kv head's group: the bits of the
+// whole step, and the reference's numbers.
+void some_heads_have_the_same_bits() {
+  std::vector<Options> options = all_options();
+  for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::i8, KvFormat::fp8}) {
+    options.push_back({.heads = 14, .kv_heads = 2, .format = format});
+    options.push_back(
+        {.heads = 9, .kv_heads = 3, .key_size = 32, .value_size = 48, .window = 70, .format = format});
+    options.back().sinks = options.back().slopes = true;
+  }
+  for (size_t i = 0; i < options.size(); ++i) {
+    const Options& o = options[i];
+    if (o.heads < 2 || i % kOneIn) continue;
+    // Of 9 heads in groups of 3: 0 .. 3, 4 .. 8, 2 .. 6 and 4 alone.
+    const std::pair<int64_t, int64_t> parts[] = {{0, o.heads / 2},
+                                                 {o.heads / 2, o.heads},
+                                                 {o.heads / 4, o.heads - o.heads / 4},
+                                                 {o.heads / 2, o.heads / 2 + 1}};
+    for (const bool long_decode : {false, true}) {
+      if (long_decode && o.heads != 9 && o.heads != 14) continue;  // on several threads: a task a split
+      Scene scene = long_decode ? Scene(o, {2100}, {2}) : Scene(o, {0, 40, 505, 3}, {45, 33, 20, 0});
+      const auto reference = [](const PagedAttentionArgs& a) { reference::paged_attention(a); };
+      const auto expected = long_decode ? std::vector<float>() : scene.run(reference);
+      for (const auto& [low, high] : parts) {
+        if (long_decode) break;
+        CHECK(same_bits(scene.run_heads(low, high, reference), heads_of(expected, o, low, high)))
+            << "reference" << describe(o) << " heads " << low << " to " << high;
+      }
+      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+        const auto attend = [&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); };
+        const auto whole = scene.run(attend);
+        for (const auto& [low, high] : parts) {
+          CHECK(same_bits(scene.run_heads(low, high, attend), heads_of(whole, o, low, high)))
+              << what << describe(o) << " heads " << low << " to " << high << (long_decode ? " long" : "");
+        }
+      });
+    }
+  }
+}
+
 // Queries and results as slices of wider buffers, as a fused q/k/v gives.
 void strides() {
   Scene scene({.heads = 4, .kv_heads = 2, .key_size = 16, .value_size = 16}, {0, 5}, {37, 1});
@@ -120,6 +168,7 @@ int main() {
   RUN(equals_reference);
   RUN(same_bits_in_any_company);
   RUN(split_decode_has_the_same_bits);
+  RUN(some_heads_have_the_same_bits);
   RUN(strides);
   RUN(slopes_say_how_far);
   return check::result();

@@ -168,7 +168,22 @@ void combine_experts() {
 // Rows per expert: none, one, and enough for every block size.
 const std::vector<int32_t> kStarts = {0, 0, 1, 1, 8, 40, 150};
 
-// Each row's bits are those that it has in a plain linear with its expert's weight, alone.
+// Experts first .. past-1 of all.
+template <class Linear>
+Grouped<Linear> some_of(Grouped<Linear> g, int64_t first, int64_t past) {
+  g.experts = past - first;
+  g.starts += first;
+  g.all.weight += first * g.weight_stride;
+  g.all.bias += first * g.bias_stride;
+  if constexpr (requires { g.all.weight_scales; }) g.all.weight_scales += first * g.scales_stride;
+  if constexpr (requires { g.all.weight_offsets; }) {
+    if (g.all.weight_offsets != nullptr) g.all.weight_offsets += first * g.scales_stride;
+  }
+  return g;
+}
+
+// Each row's bits are those that it has in a plain linear with its expert's weight, alone. With some of the
+// experts their rows are written, and no other.
 template <class Linear, class Run, class Alone>
 void check_grouped(const Grouped<Linear>& g, const Run& run, const Alone& alone, const std::string& what) {
   const int64_t n = g.all.n, rows = kStarts.back();
@@ -187,6 +202,16 @@ void check_grouped(const Grouped<Linear>& g, const Run& run, const Alone& alone,
     }
   }
   CHECK(same_bits(y, expected)) << what;
+  const int64_t all = g.experts;
+  for (const auto& [first, past] : {std::pair<int64_t, int64_t>{0, 2}, {1, 4}, {3, all}, {all - 1, all}}) {
+    Grouped<Linear> part = some_of(g, first, past);
+    auto some = filled(rows * (n + 1), -7), wanted = some;
+    part.all.y = some.data(), part.all.y_stride = n + 1;
+    run(part);
+    const auto row = [&](int64_t e) { return kStarts[static_cast<size_t>(e)] * (n + 1); };
+    std::copy(expected.begin() + row(first), expected.begin() + row(past), wanted.begin() + row(first));
+    CHECK(same_bits(some, wanted)) << what << " experts " << first << " to " << past;
+  }
 }
 
 template <class T>

@@ -8,11 +8,13 @@ namespace {
 struct Shape {
   int64_t m, n, k, group;
   bool offsets = false, bias = false;
+  int64_t bits = 4, block = 0;
 };
 
 std::string describe(const Shape& s) {
   return " m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) + " group " +
-         std::to_string(s.group) + (s.offsets ? " offsets" : "");
+         std::to_string(s.group) + (s.offsets ? " offsets" : "") + " bits " + std::to_string(s.bits) +
+         " block " + std::to_string(s.block);
 }
 
 // A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
@@ -34,14 +36,14 @@ struct Linear {
     values = random_bytes(s.m * values_stride, 1);
     scales = random_floats(s.m * scales_stride, 2);
     sums.assign(static_cast<size_t>(s.m * scales_stride), 12345);
-    weight = to_panels_int4(random_ints(s.n * s.k, 16, 3), s.n, s.k);
-    weight_scales = random_half_panels(s.n, groups);
-    weight_offsets = weight_scales;  // in another order, and of both signs
-    std::reverse(weight_offsets.begin(), weight_offsets.end());
-    for (size_t i = 0; i < weight_offsets.size(); i += 3) weight_offsets[i] ^= 0x8000;
+    weight = to_planes(random_ints(s.n * s.k, 1 << s.bits, 3), s.n, s.k, s.bits);
+    weight_scales = random_scales(s.n, groups, s.block);
+    weight_offsets = random_scales(s.n, groups, s.block, 9);
+    for (size_t i = 0; s.block == 0 && i < weight_offsets.size(); i += 3) weight_offsets[i] ^= 0x8000;
     bias = random_floats(s.n, 5);
     add_up();
     args.m = s.m, args.n = s.n, args.k = s.k, args.group = s.group;
+    args.bits = s.bits, args.scale_block = s.block;
     args.values = values.data(), args.values_stride = values_stride;
     args.scales = scales.data(), args.scales_stride = scales_stride;
     args.sums = sums.data(), args.sums_stride = scales_stride;
@@ -96,6 +98,19 @@ void every_number_of_rows() {
   for (int64_t m = 1; m <= 70; ++m) check(Linear({m, 33, 64, 32, m % 2 == 0, false}));
 }
 
+// Of 5 and 6 bits too, and with scales in blocks: of groups of 16 and 32, as files of GGUF have them.
+void bits_and_blocks() {
+  for (const int64_t bits : {4, 5, 6}) {
+    for (const int64_t block : {0, 8, 16}) {
+      for (const int64_t m : {1, 2, 3, 5, 8, 9, 14, 70}) {
+        const int64_t group = (m + bits + block) % 2 == 0 ? 16 : 32, blocks = m % 3 + 1;
+        const int64_t groups = block == 0 ? 3 * blocks : block * blocks;
+        check(Linear({m, m % 2 == 0 ? 33 : 160, group * groups, group, m % 4 < 2, true, bits, block}));
+      }
+    }
+  }
+}
+
 // Of sizes on both sides of what 16-bit sums take at a time.
 void group_sizes() {
   for (const int64_t group : {8, 16, 24, 40, 72, 128, 1024}) {
@@ -107,18 +122,18 @@ void group_sizes() {
 
 // The largest products there are, of one sign: the sums of 16 bits that AVX-512, AVX2 and portable keep come
 // as near to their end as they can.
-void largest_sums() {
+void largest_sums_of(int64_t bits) {
   for (const int64_t group : {32, 64, 4096}) {
     for (const int8_t value : {int8_t{-128}, int8_t{127}}) {
       for (const bool offsets : {false, true}) {
-        Linear linear({12, 40, group, group, offsets, false});
+        Linear linear({12, 40, group, group, offsets, false, bits});
         std::fill(linear.values.begin(), linear.values.end(), value);
         std::fill(linear.weight.begin(), linear.weight.end(), uint8_t{0xff});
         std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
         linear.weight_scales.assign(linear.weight_scales.size(), 0x3c00);  // 1
         linear.weight_offsets.assign(linear.weight_offsets.size(), 0);
         linear.add_up();
-        const float expected = static_cast<float>(value * group * (offsets ? 15 : 7));
+        const float expected = static_cast<float>(value * group * ((1 << (offsets ? bits : bits - 1)) - 1));
         for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
           const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
           CHECK(y[0] == expected && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
@@ -129,6 +144,10 @@ void largest_sums() {
 }
 
 // Enough work for several tasks.
+void largest_sums() {
+  for (const int64_t bits : {4, 5, 6}) largest_sums_of(bits);
+}
+
 void deep_and_wide() {
   check(Linear({30, 330, 2560, 32, false, true}));
   check(Linear({30, 330, 2560, 64, true, true}));
@@ -209,6 +228,7 @@ int main() {
   RUN(equals_reference);
   RUN(every_number_of_rows);
   RUN(group_sizes);
+  RUN(bits_and_blocks);
   RUN(largest_sums);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);

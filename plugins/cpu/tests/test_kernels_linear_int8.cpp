@@ -8,11 +8,14 @@ namespace {
 struct Shape {
   int64_t m, n, k, weight_group, activation_group;
   bool bias = false;
+  int64_t block = 0;
+  const uint8_t* codes = nullptr;
 };
 
 std::string describe(const Shape& s) {
   std::string text = " m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k);
-  return text + " groups " + std::to_string(s.weight_group) + "/" + std::to_string(s.activation_group);
+  return text + " groups " + std::to_string(s.weight_group) + "/" + std::to_string(s.activation_group) +
+         " block " + std::to_string(s.block);
 }
 
 // A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
@@ -45,11 +48,14 @@ struct Linear {
             values[static_cast<size_t>(m * values_stride + k)];
       }
     }
-    weight = to_panels_int8(random_bytes(s.n * s.k, 3), s.n, s.k);
+    weight = s.codes != nullptr ? to_panels_int4(random_ints(s.n * s.k, 16, 3), s.n, s.k)
+                                : to_panels_int8(random_bytes(s.n * s.k, 3), s.n, s.k);
+    args.codes = s.codes;
     weight_scales =
-        random_half_panels(s.n, s.weight_group > 0 ? (s.k + s.weight_group - 1) / s.weight_group : 1);
+        random_scales(s.n, s.weight_group > 0 ? (s.k + s.weight_group - 1) / s.weight_group : 1, s.block);
     bias = random_floats(s.n, 5);
     args.m = s.m, args.n = s.n, args.k = s.k;
+    args.scale_block = s.block;
     args.weight_group = s.weight_group, args.activation_group = s.activation_group;
     args.values = values.data(), args.values_stride = values_stride;
     args.scales = scales.data(), args.scales_stride = scales_stride;
@@ -105,6 +111,32 @@ void groups() {
 }
 
 // Several sweeps of panels, the last one short, for every number of rows that makes other blocks.
+// Of groups of 16 and 32, which share an f16 by 16 or 8; for activations that have groups of the same size,
+// or none.
+void blocks_of_scales() {
+  for (const int64_t m : {1, 2, 5, 11, 30, 70}) {
+    for (const int64_t group : {16, 32}) {
+      for (const int64_t block : {8, 16}) {
+        for (const int64_t activation : {group, int64_t{0}})
+          check({m, m % 2 == 0 ? 33 : 160, 2 * block * group, group, activation, true, block});
+      }
+    }
+  }
+}
+
+// Of 4 bits that are places in a table.
+void codes() {
+  for (const uint8_t* table : {kIq4Codes, kFp4Codes}) {
+    for (const int64_t m : {1, 2, 5, 11, 13, 30, 70, 97}) {
+      for (const int64_t group : {16, 32}) {
+        check({m, m % 2 == 0 ? 33 : 160, 6 * group, group, group, true, 0, table});
+        check({m, 70, 16 * group, group, group, false, 16, table});
+      }
+    }
+    check({12, 300, 4096, 32, 32, true, 8, table});
+  }
+}
+
 void sweeps() {
   for (int64_t m = 1; m <= 70; ++m) {
     check({m, 290, 64, 32, 32, m % 2 == 0});
@@ -205,6 +237,8 @@ void all_half_scales() {
 int main() {
   RUN(equals_reference);
   RUN(groups);
+  RUN(blocks_of_scales);
+  RUN(codes);
   RUN(sweeps);
   RUN(tiles);
   RUN(deep_and_wide);

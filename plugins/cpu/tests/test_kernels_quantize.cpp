@@ -120,7 +120,7 @@ void cast_is_the_nearest() {
 void embeddings_are_exact() {
   const int64_t vocabulary = 70, tokens = 33;
   const auto ids = random_ints(tokens, vocabulary, 3);
-  for (const int64_t hidden : {1, 30, 33, 576}) {
+  for (const int64_t hidden : {1, 30, 33, 512, 576}) {
     const auto numbers = random_floats(vocabulary * hidden, 1);
     std::vector<uint16_t> rows(numbers.size());
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = reference::to_bf16(numbers[i]);
@@ -139,31 +139,41 @@ void embeddings_are_exact() {
         kernels.embedding_bf16(a, pool);
         CHECK(same_bits(out, expected)) << what << " bf16 hidden=" << hidden;
       }
-      for (const int64_t group : {32, 64}) {
-        if (hidden % group != 0) continue;
-        const auto nibbles = to_panels_int4(random_ints(vocabulary * hidden, 16, 2), vocabulary, hidden);
-        auto offsets = random_half_panels(vocabulary, hidden / group);
-        auto scales = offsets;  // of both signs: GGUF has negative ones
-        for (size_t i = 0; i < scales.size(); i += 3) scales[i] ^= 0x8000;
-        std::reverse(offsets.begin(), offsets.end());
+      struct Few {
+        int64_t bits, group, block;
+      };
+      for (const auto& [bits, group, block] :
+           {Few{4, 32, 0}, Few{4, 64, 0}, Few{5, 32, 0}, Few{6, 16, 16}, Few{4, 32, 8}, Few{5, 32, 8}}) {
+        if (hidden % group != 0 || (block > 0 && hidden / group % block != 0)) continue;
+        const auto few = to_planes(random_ints(vocabulary * hidden, 1 << bits, 2), vocabulary, hidden, bits);
+        const auto offsets = random_scales(vocabulary, hidden / group, block);
+        auto scales = random_scales(vocabulary, hidden / group, block, 5);
+        // Of both signs, as bytes are: GGUF has negative ones.
+        for (size_t i = 0; block == 0 && i < scales.size(); i += 3) scales[i] ^= 0x8000;
         for (const bool shifted : {false, true}) {
           std::vector<float> out = filled(tokens * (hidden + 3), -7);
           EmbeddingInt4Args a;
           a.tokens = tokens, a.hidden = hidden, a.group_size = group, a.ids = ids.data();
-          a.weight = nibbles.data(), a.scales = scales.data();
+          a.bits = bits, a.scale_block = block;
+          a.weight = few.data(), a.scales = scales.data();
           a.offsets = shifted ? offsets.data() : nullptr;
           a.out = expected.data(), a.out_stride = hidden + 3;
           reference::embedding_int4(a);
           a.out = out.data();
           kernels.embedding_int4(a, pool);
-          CHECK(same_bits(out, expected)) << what << " int4 hidden=" << hidden << " group " << group;
+          CHECK(same_bits(out, expected))
+              << what << " bits " << bits << " hidden=" << hidden << " group " << group;
         }
       }
-      for (const int64_t group : {0, 4, 32, 64}) {
-        const auto scales = random_half_panels(vocabulary, group > 0 ? (hidden + group - 1) / group : 1);
+      for (const int64_t group : {0, 4, 32, 64, -32}) {  // below 0: in blocks of 8 groups
+        if (group < 0 && hidden % 256 != 0) continue;
+        const auto scales =
+            group < 0 ? random_scales(vocabulary, hidden / 32, 8)
+                      : random_half_panels(vocabulary, group > 0 ? (hidden + group - 1) / group : 1);
         std::vector<float> out = filled(tokens * (hidden + 3), -7);
         EmbeddingInt8Args a;
-        a.tokens = tokens, a.hidden = hidden, a.group_size = group, a.ids = ids.data();
+        a.tokens = tokens, a.hidden = hidden, a.group_size = std::abs(group), a.ids = ids.data();
+        a.scale_block = group < 0 ? 8 : 0;
         a.weight = bytes.data(), a.scales = scales.data();
         a.out = expected.data(), a.out_stride = hidden + 3;
         reference::embedding_int8(a);

@@ -171,7 +171,8 @@ void gated_activation() {
     for (const int64_t size : {1, 31, 48, 1536}) {
       const Tensor x = Tensor::random(7, 2, 2 * size, 3, 1, 3);
       GatedActivationArgs a;
-      a.outer = 7, a.inner = 2, a.size = size, a.kind = kind, a.x = x.view();
+      a.outer = 7, a.inner = 2, a.size = size, a.kind = kind, a.gate = x.view(), a.up = x.view();
+      a.up.data += size;
       const auto run = [&](const auto& fn) {
         Tensor out = Tensor::blank(7, 2, size, 1);
         a.out = out.rows();
@@ -183,6 +184,18 @@ void gated_activation() {
         const auto out = run([&](const GatedActivationArgs& args) { kernels.gated_activation(args, pool); });
         // gelu's 1 + erf cancels below 0: 2e-7 of |x| up to 12, times |up| up to 12. The rest is a few ulp.
         CHECK(worst(out, expected, 2e-7 * 12 * 12, 8 * kEps) <= 1) << what << " size " << size;
+        // Any part of the channels alone: the same bits, and nothing else is written.
+        for (const int64_t low : {size / 3, size - 1}) {
+          GatedActivationArgs part = a;
+          Tensor some = Tensor::blank(7, 2, size, 1), wanted = some;
+          part.size = size - low, part.gate.data += low, part.up.data += low, part.out = some.rows();
+          kernels.gated_activation(part, pool);
+          for (int64_t row = 0; row < 14; ++row) {
+            const int64_t at = row / 2 * part.out.stride0 + row % 2 * part.out.stride1;
+            std::copy_n(out.begin() + at + low, part.size, wanted.data.begin() + at);
+          }
+          CHECK(same_bits(some.data, wanted.data)) << what << " channels from " << low << " of " << size;
+        }
       });
     }
   }

@@ -213,6 +213,49 @@ void a_penalty_is_of_what_was_seen() {
   CHECK(sample_one({-3e38f, 1}, {.temperature = 1, .repetition_penalty = 1e30f, .seen = first}) == 1);
 }
 
+// A mask bans what its bits leave out, also in the last word, which is shorter; its words are read, nothing
+// behind.
+void a_mask_bans_the_others() {
+  for (const size_t vocab : {1u, 31u, 32u, 33u, 1000u}) {
+    const std::vector<float> logits = random_logits(vocab, 5);
+    std::vector<uint32_t> mask((vocab + 31) / 32);
+    std::mt19937 generator(7);
+    for (uint32_t& word : mask) word = generator() & generator();
+    mask[0] |= 1;
+    size_t best = 0;
+    for (size_t i = 0; i < vocab; ++i) {
+      if ((mask[i / 32] >> (i % 32) & 1) && logits[i] > logits[best]) best = i;
+    }
+    CHECK(sample_one(logits, {.mask = mask.data()}) == static_cast<int32_t>(best));
+    for (uint64_t counter = 0; counter < 50; ++counter) {
+      const auto token = static_cast<size_t>(
+          sample_one(logits, {.temperature = 3, .counter = counter, .mask = mask.data()}));
+      CHECK(mask[token / 32] >> (token % 32) & 1);
+    }
+    std::fill(mask.begin(), mask.end(), 0xffffffffu);
+    CHECK(sample_one(logits, {.mask = mask.data()}) == sample_one(logits, {}));
+    std::fill(mask.begin(), mask.end(), 0u);
+    CHECK(no_token(sample_one(logits, {.mask = mask.data()})));
+  }
+}
+
+// The most likely tokens are of all, or of those that may come; their log probabilities are the same ones.
+void top_tokens_may_be_those_that_may_come() {
+  const std::vector<float> logits = {0, 3, 1, 2};
+  const uint32_t mask = 0b0101;
+  ThreadPool pool(1);
+  int32_t token = -1, ids[3] = {};
+  float own = 0, top[3] = {};
+  for (const int32_t allowed : {0, 1}) {
+    const RowSampling row{.mask = &mask, .top_allowed = allowed};
+    const ew::SampleResult result{&token, &own, ids, top, 3};
+    Sampler().sample(logits.data(), 1, 4, 4, &row, result, pool);
+    CHECK(token == 2);
+    CHECK(ids[0] == (allowed ? 2 : 1) && ids[1] == (allowed ? 0 : 3));
+    CHECK(!allowed || (top[0] == own && top[2] == -kInfinity));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -225,6 +268,8 @@ int main() {
   RUN(every_set_has_the_same_bits);
   RUN(flushed_numbers_draw_the_largest);
   RUN(a_penalty_is_of_what_was_seen);
+  RUN(a_mask_bans_the_others);
+  RUN(top_tokens_may_be_those_that_may_come);
   RUN(faults_are_refused);
   return ew::check::result();
 }

@@ -90,6 +90,23 @@ inline std::vector<uint8_t> to_panels_int4(const std::vector<int32_t>& rows, int
   return panels;
 }
 
+// 0 .. 2^bits - 1 [N, K], K a multiple of 16, to planes32, as linear_int4.h draws it; to panel32x8 of 4 bits.
+inline std::vector<uint8_t> to_planes(const std::vector<int32_t>& rows, int64_t n, int64_t k, int64_t bits) {
+  if (bits == 4) return to_panels_int4(rows, n, k);
+  const int64_t deep = bits == 5 ? 16 : 8, piece_bytes = deep * 32 * bits / 8;
+  std::vector<uint8_t> panels(static_cast<size_t>((n + 31) / 32 * (k / deep) * piece_bytes), 0);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      uint8_t* piece = panels.data() + (i / 32 * (k / deep) + j / deep) * piece_bytes;
+      const int value = rows[static_cast<size_t>(i * k + j)], low = value % 16, above = value / 16;
+      piece[(j % deep / 8 * 32 + i % 32) * 4 + j % 4] |= static_cast<uint8_t>(j % 8 < 4 ? low : low << 4);
+      const int64_t vector = j % deep / 4 * 2 + i % 32 / 16;  // 64 values: 16 columns of 4 k
+      piece[deep * 16 + i % 16 * 4 + j % 4] |= static_cast<uint8_t>(above << (vector * (bits - 4)));
+    }
+  }
+  return panels;
+}
+
 // f16 numbers of 2^-10 to 1 for [N, G] in panel32; zeros past N.
 inline std::vector<uint16_t> random_half_panels(int64_t n, int64_t groups, unsigned seed = 4) {
   const auto bits = random_ints((n + 31) / 32 * 32 * groups, 10 << 10, seed);
@@ -97,6 +114,20 @@ inline std::vector<uint16_t> random_half_panels(int64_t n, int64_t groups, unsig
   for (size_t i = 0; i < panels.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / (32 * groups) * 32 + static_cast<int64_t>(i % 32);
     panels[i] = row < n ? static_cast<uint16_t>((5 << 10) + bits[i]) : uint16_t{0};
+  }
+  return panels;
+}
+
+// The same in blocks of `block` groups: an f16, which bytes of both signs multiply.
+inline std::vector<uint16_t> random_scales(int64_t n, int64_t groups, int64_t block, unsigned seed = 4) {
+  if (block == 0) return random_half_panels(n, groups, seed);
+  std::vector<uint16_t> panels;
+  const auto halves = random_half_panels(n, groups / block, seed);
+  for (size_t at = 0; at < halves.size(); at += 32) {
+    panels.insert(panels.end(), halves.begin() + static_cast<std::ptrdiff_t>(at),
+                  halves.begin() + static_cast<std::ptrdiff_t>(at + 32));
+    for (const int32_t bits : random_ints(block * 16, 1 << 16, seed + static_cast<unsigned>(at)))
+      panels.push_back(static_cast<uint16_t>(bits));
   }
   return panels;
 }

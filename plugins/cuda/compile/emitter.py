@@ -12,10 +12,10 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Form
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.lowering.narrow_floats import narrow_floats
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 

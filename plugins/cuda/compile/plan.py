@@ -48,6 +48,10 @@ class GpuModel:
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
         return self._shares.between_steps + sum(k.count * max(self._parts(k.step, c, sizes)) for k, c in pairs)
 
+    def around(self, sizes: StepSizes) -> float:
+        """Seconds of the engine for which the GPU waits."""
+        return self._shares.between_steps
+
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for: "memory", "products", or "kernels" that hardly have work."""
         spent = {"memory": 0.0, "products": 0.0, "kernels": self._shares.between_steps}

@@ -12,9 +12,9 @@ from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Form
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.steps.x86_levels import LEVELS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 

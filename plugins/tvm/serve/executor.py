@@ -54,7 +54,7 @@ class TvmExecutor(HostBlocks):
         self._bundle, self._target = bundle, target
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
-        self.caps = ExecutorCaps(shared_blocks=True)
+        self.caps = ExecutorCaps(shared_blocks=True, masks=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         self._level, self._kernels = level, section.kernels

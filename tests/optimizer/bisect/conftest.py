@@ -35,7 +35,7 @@ class Made:
         return replace(found, program=found.program.copy())
 
     def replay(self, source: Any, captured: CapturedModel, recipe: Recipe, *args: Any, **options: Any) -> list[Stage]:
-        """As ``replay``, once."""
+        """Replays as ``replay`` does, once."""
         key = id(source), recipe.name
         if key not in self.stages:
             self.stages[key] = replay(source, captured, recipe, *args, **options)

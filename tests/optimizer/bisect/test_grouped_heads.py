@@ -27,7 +27,7 @@ sequence_length = 64
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model with four heads of keys and values, which have become two."""
+    """Exports a model with four heads of keys and values, which have become two."""
     folder = tmp_path_factory.mktemp("grouped")
     recipe = folder / "grouped.toml"
     recipe.write_text(RECIPE)

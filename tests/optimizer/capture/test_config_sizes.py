@@ -32,6 +32,15 @@ def test_sizes_of_models(config):
     check_sizes(config, "config.json")
 
 
+def test_a_size_that_differs_between_layers_is_left_to_the_model():
+    config = transformers.Gemma4TextConfig(head_dim=16, global_head_dim=32)
+    with pytest.raises(RuntimeError):
+        _ = config.head_dim
+    check_sizes(config, "config.json")
+    with pytest.raises(SourceError, match="hidden_size is"):
+        check_sizes(transformers.Gemma4TextConfig(head_dim=16, global_head_dim=32, hidden_size=1 << 40), "config.json")
+
+
 def test_names_of_an_older_family():
     with pytest.raises(SourceError, match="num_hidden_layers is 20000"):
         check_sizes(transformers.GPT2Config(n_layer=20000), "config.json")

@@ -271,7 +271,8 @@ def test_the_real_model(smollm2_gguf):
 
 
 def test_an_export_dequantizes_a_tensor_three_times(llama, tmp_path, monkeypatch):
-    """To measure with, to write it, and to run the source beside the bundle: not again for what passes make of it."""
+    """It does so to measure with, to write it, and to run the source beside the bundle: not again for what passes make
+    of it."""
     times = Counter()
 
     def counted(tensor):
@@ -281,6 +282,6 @@ def test_an_export_dequantizes_a_tensor_three_times(llama, tmp_path, monkeypatch
     dequantize = gguf_source.dequantize
     monkeypatch.setattr(gguf_source, "dequantize", counted)
     path = write(llama, tmp_path / "tiny.gguf", Q.Q8_0)
-    export(path, tmp_path / "tiny.bundle")
+    export(path, tmp_path / "tiny.bundle", recipe="f32")
     assert "blk.0.attn_q.weight" in times
     assert max(times.values()) == 3

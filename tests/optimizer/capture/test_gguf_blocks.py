@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.gguf_blocks import BLOCK, dequantize, format_of, read_codes, rows_of
+from enginewright.optimizer.capture.gguf_blocks import BLOCK, FORMATS, dequantize, format_of, read_codes, rows_of
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.base import PassContext, PassRecord
@@ -23,7 +23,8 @@ from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes, 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.report import quantization_report
 from enginewright.runtime.bundle.weights import unpack
-from enginewright.runtime.shared.errors import RecipeError
+from enginewright.runtime.shared.errors import RecipeError, SourceError
+from enginewright.runtime.shared.weight_formats import FORMATS as WEIGHT_FORMATS
 from tests.plugins.cpu.compile.test_emitter import emit
 
 from .test_gguf import Q, permuted, write
@@ -50,7 +51,7 @@ def scrambled(path: Path) -> Path:
 
 
 def file_blocks(path: Path) -> dict[str, tuple[npt.NDArray[Any], ...]]:
-    """By name: values [N, K], scales and mins [N, K/32] of each tensor, read block by block."""
+    """Gives by name: values [N, K], scales and mins [N, K/32] of each tensor, read block by block."""
     found = {}
     for tensor in gguf.GGUFReader(str(path)).tensors:
         if tensor.tensor_type not in KINDS:
@@ -127,6 +128,48 @@ def test_q_and_k_are_rows_in_another_order(kind: Q, llama: PreTrainedModel, tmp_
             assert (got != one).any()
 
 
+LARGEST_HALVES = {Q.Q2_K: (80, 82), Q.Q3_K: (108,), Q.Q6_K: (208,)}
+"""Where a block's float16 is, if not at its start."""
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 256), (45, 1024)])
+def test_codes_stand_for_what_the_package_dequantizes(kind: Q, rows: int, columns: int) -> None:
+    """Bit for bit, whatever the bytes of a block are."""
+    size, of_block = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(kind)
+    data = rng.integers(0, 256, (rows, columns // size, of_block), dtype=np.uint8)
+    if kind == Q.MXFP4:
+        data[..., 0] = rng.integers(104, 143, data.shape[:2])  # float16 has the scale
+    elif kind != Q.NVFP4:
+        starts = (0, 2) if FORMATS[kind].offsets else (0,)
+        for at in LARGEST_HALVES.get(kind, starts):
+            halves = rng.normal(size=data.shape[:2], scale=0.01).astype("<f2")
+            data[..., at : at + 2] = halves[..., None].view(np.uint8)
+    stored = data.reshape(rows, -1)
+    shape = np.array([columns, rows], dtype=np.uint32)
+    tensor = gguf.ReaderTensor("w", kind, shape, rows * columns, stored.nbytes, 0, stored, gguf.ReaderField(0, "w"))
+    codes = read_codes([tensor], np.arange(rows))
+    stored_format = WEIGHT_FORMATS[FORMATS[kind].storage]
+    if stored_format.levels:
+        assert set(codes.values.unique().tolist()) <= set(stored_format.levels)
+    else:
+        assert int(codes.values.min()) >= -(1 << (FORMATS[kind].bits - 1))
+        assert int(codes.values.max()) < 1 << (FORMATS[kind].bits - (0 if FORMATS[kind].offsets else 1))
+    want = gguf.dequantize(stored, kind).view(np.uint32)
+    got = decode(codes, FORMATS[kind]).numpy().view(np.uint32)
+    assert ((got == want) | ((got | want) == 1 << 31)).all()  # a zero may have another sign
+
+
+def test_scales_that_float16_lacks_are_named() -> None:
+    stored = np.zeros((1, 17), np.uint8)  # 2^-128
+    field = gguf.ReaderField(0, "blk.0.w")
+    tensor = gguf.ReaderTensor("blk.0.w", Q.MXFP4, np.array([32, 1], np.uint32), 32, 17, 0, stored, field)
+    with pytest.raises(SourceError, match=r"tensor blk.0.w: a scale of MXFP4 is below") as e:
+        read_codes([tensor], np.arange(1))
+    assert "int8" in str(e.value.hint)
+
+
 EVERY_KIND = [kind for kind, (size, _) in gguf.GGML_QUANT_SIZES.items() if size > 1]
 
 
@@ -197,17 +240,19 @@ def test_a_bundle_has_them_bit_for_bit(kind: Q, llama: PreTrainedModel, tmp_path
     assert compared == 2 * (64 + 32 + 32 + 64 + 2 * 96 + 64) + 2 * 256
 
 
-def test_parts_of_different_blocks_are_rounded_and_reported(llama: PreTrainedModel, tmp_path: Path) -> None:
+def test_parts_of_different_blocks_keep_theirs(llama: PreTrainedModel, tmp_path: Path) -> None:
     def kind(name: str) -> Q:
         return Q.Q8_0 if ".attn_v." in name else Q.F16 if "ffn_down" in name else Q.Q4_0
 
     program, records = passed(write(llama, tmp_path / "tiny.gguf", kind))
-    (choice,) = (r for r in records if r.name == "choose_formats")
-    reason = "its blocks are not kept: its parts are stored as int4-g32-a:int8:g32 and int8-g32-a:int8:g32"
-    assert [r.reason for r in choice.rejected] == [reason] * 2
-    assert all(f"model.layers.{i}.self_attn" in r.where for i, r in enumerate(choice.rejected))
+    (fused,) = (r for r in records if r.name == "fuse_qkv")
+    assert fused.matched == 2  # q and k
+    reason = "the weights are stored in different formats, and each keeps its own"
+    assert [r.reason for r in fused.rejected] == [reason] * 2
+    assert all(f"model.layers.{i}.self_attn" in r.where for i, r in enumerate(fused.rejected))
     names = [name for name in program.weights if name.endswith((".int8", ".int4"))]
-    for part, storage in (("q_proj", "int8"), ("down_proj", "int8"), ("o_proj", "int4"), ("gate_proj", "int4")):
+    parts = {"q_proj+k_proj": "int4", "v_proj": "int8", "down_proj": "int8", "o_proj": "int4", "gate_proj": "int4"}
+    for part, storage in parts.items():
         assert [n.rpartition(".")[2] for n in names if part in n] == [storage] * 2, part
 
 
@@ -279,7 +324,7 @@ def test_tensors_of_one_weight_need_one_type(others: tuple[Q, ...], tmp_path: Pa
     (gate, up, _) = Experts(tmp_path).tensors.values()
     assert format_of([gate, up]) is not None
     assert format_of([gate, up._replace(tensor_type=others[0])]) is None
-    assert format_of([up._replace(tensor_type=Q.Q6_K)]) is None
+    assert format_of([up._replace(tensor_type=Q.IQ2_S)]) is None
 
 
 def test_torch_sees_what_was_read(tmp_path: Path) -> None:

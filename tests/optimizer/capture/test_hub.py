@@ -395,6 +395,8 @@ def test_the_command_takes_a_gguf_file_of_the_hub(hub: Hub, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     bundle = Bundle.open(tmp_path / "tiny-GGUF-q8_0.bundle")
     assert bundle.manifest.source.name == "tiny-Q8_0.gguf"
+    assert bundle.manifest.recipe["name"] == "gguf"  # as the file says that came after the arguments were read
+    assert "recipe gguf, as the file is quantized, for cpu" in done.stdout
     assert bundle.manifest.source.hub is not None
     assert bundle.manifest.source.hub.id == "some-org/tiny-GGUF"
     assert set(hub.served) == {"tiny-Q8_0.gguf"}

@@ -180,3 +180,16 @@ def test_no_file_of_a_tokenizer_is_waited_for(tmp_path):
         (tmp_path / name).unlink()
         if data is not None:
             (tmp_path / name).write_bytes(data)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_response_template_is_kept_and_what_cannot_be_read_is_named():
+    tokenizer = make_tokenizer(["a"])
+    assert tokenizer_files(tokenizer).response_template is None
+    calls = {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True}
+    tokenizer.response_template = {"fields": {"tool_calls": calls}}
+    text = tokenizer_files(tokenizer).response_template
+    assert json.loads(text) == tokenizer.response_template
+    tokenizer.response_template = {"fields": {"tool_calls": calls | {"content": "kv-lines"}}}
+    with pytest.warns(UserWarning, match=r"response_template\.fields\.tool_calls\.content: kv-lines"):
+        assert tokenizer_files(tokenizer).response_template is not None

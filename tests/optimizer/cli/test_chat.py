@@ -20,6 +20,10 @@ from typer.testing import CliRunner, Result
 
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.cli.chat import as_turn
+from enginewright.optimizer.cli.streaming import StreamPrinter
+from enginewright.runtime.requests.outputs import StreamPiece
+from tests.runtime.text.chat_streams import answer, format_of, tokenizer_of
 from tests.waiting import HANG
 
 PARAMS = ew.SamplingParams(max_tokens=6)
@@ -306,3 +310,31 @@ def test_quiet_says_nothing_but_answers(tiny_bundle: Path) -> None:
     with Terminal(tiny_bundle, "--quiet") as terminal:
         assert "/help" not in read_until(terminal.end, PROMPT)
         assert "tokens in" not in terminal.type(b"Hello\n")
+
+
+def test_reasoning_is_written_apart_and_calls_have_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [("now", {}), ("get_weather", {"city": "Oslo"})]
+    one = answer("hermes", "Well.", "Hm. Let me see.", calls)
+    pieces = [StreamPiece((token,), "") for token in one.ids]
+    said = 'Well.\nnow {}\nget_weather {"city": "Oslo"}\n'
+    for terminal, expected in ((False, said), (True, f"\x1b[2mHm. Let me see.\x1b[22m\n\n{said}")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        printer = StreamPrinter(parser=format_of("hermes").parser(tokenizer_of("hermes")))
+        printer.print(pieces)
+        assert capsys.readouterr().out == expected
+        assert printer.text == "Well." and printer.tokens == len(one.ids)
+
+
+def test_a_turn_with_a_call_is_as_templates_read_it() -> None:
+    one = answer("hermes", None, "Hm.", [("get_weather", {"city": "Oslo"})])
+    message = format_of("hermes").parse(tokenizer_of("hermes"), one.ids)
+    function = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    assert as_turn("...", message) == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+    }
+    assert as_turn("Hi", None) == {"role": "assistant", "content": "Hi"}

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli import progress
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.cli.export import default_output
+from enginewright.runtime.bundle.reader import Bundle
+from tests.conftest import make_tiny_model
+from tests.optimizer.capture.test_gguf import write
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,34 @@ def test_six_lines_say_what_matters(tiny_folder: Path, tmp_path: Path, monkeypat
     assert program.endswith("optimize")  # the whole path of it where it isn't on PATH
     answer = CliRunner().invoke(app, shlex.split(arguments))  # the command that it says to type works
     assert answer.exit_code == 0, answer.output
+
+
+BESIDE = ["--kv-cache", "int8", "--context", "64", "--partition", "tensor=2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("Q8_0", BESIDE, "gguf, as the file is quantized, for cpu"),
+        ("Q5_0", ["--target", "cpu", "--target", "onnx"], "gguf, as the file is quantized, for cpu, onnx"),
+        ("Q8_0", ["--recipe", "gguf"], "gguf, for cpu"),
+        ("Q8_0", ["--recipe", "f32"], "f32, for cpu"),
+        ("F16", [], "f32, for cpu"),
+    ],
+)
+def test_a_quantized_file_keeps_its_integers_and_the_summary_says_why(
+    kind: str, options: list[str], said: str, tmp_path: Path
+) -> None:
+    source = write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
+    output = tmp_path / "a.bundle"
+    result = CliRunner().invoke(app, ["export", str(source), "-o", str(output), "--no-cache", *options])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == f"bundle   {output}: tiny, recipe {said}"
+    manifest = Bundle.open(output).manifest
+    assert manifest.recipe["name"] == said.partition(",")[0]
+    if options is BESIDE:
+        assert manifest.recipe["kv_cache"]["dtype"] == "int8" and manifest.model.context_length == 64
+        assert manifest.recipe["cpu"]["partitions"] == ["tensor=2"]
 
 
 def test_verbose_adds_the_table_of_passes(tiny_folder: Path, tmp_path: Path) -> None:
@@ -166,7 +198,7 @@ def test_what_goes_wrong_is_named(
 
 
 def test_a_reader_that_is_gone_takes_nothing_from_an_export(tiny_folder: Path, tmp_path: Path) -> None:
-    """As of `optimize export ... | head`: the bundle is there, so it ends with 0."""
+    """What reads is gone as in `optimize export ... | head`: the bundle is there, so it ends with 0."""
     script = (
         "import os, sys, enginewright\n"
         "from enginewright.optimizer.cli import export\n"

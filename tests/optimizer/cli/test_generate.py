@@ -83,6 +83,19 @@ def test_any_field_of_the_parameters_can_be_given(tiny_bundle: Path) -> None:
     assert len(row["logprobs"]) == 5 and row["logprobs"][0]["token_id"] == row["token_ids"][0]
 
 
+def test_the_form_of_an_answer(tiny_bundle: Path, tmp_path: Path) -> None:
+    result = generate(tiny_bundle, "Hello", "--raw", "--quiet", "--choice", "yes", "--choice", "no")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() in ("yes", "no")
+    (tmp_path / "a.lark").write_text('start: "x" "y"', encoding="utf-8")
+    (tmp_path / "a.json").write_text('{"const": [1, "z"]}', encoding="utf-8")
+    for option, said in (("--grammar", "xy"), ("--schema", '[1,"z"]')):
+        form = tmp_path / ("a.lark" if option == "--grammar" else "a.json")
+        result = generate(tiny_bundle, "Hello", "--raw", "--quiet", option, str(form))
+        assert result.exit_code == 0, result.output
+        assert "".join(result.stdout.split()) == said
+
+
 def test_answers_have_numbers(tiny_bundle: Path) -> None:
     result = generate(tiny_bundle, "Hello", "--raw", "-n", "3", "--param", "num_beams=3", "--param", "n=2")
     assert result.exit_code == 0, result.output
@@ -96,6 +109,9 @@ def test_answers_have_numbers(tiny_bundle: Path) -> None:
         (["Hello", "--param", "num_beam=4"], 2, "mean num_beams?"),
         (["Hello", "--param", "num_beams"], 2, "name=value"),
         (["Hello", "--param", "top_p=1", "--top-p", "0.5"], 2, "said already"),
+        (["Hello", "--choice", "a", "--regex", "a"], 2, "only one of"),
+        (["Hello", "--schema", "nowhere.json"], 2, "--schema nowhere.json: no such file"),
+        (["Hello", "--schema", '{"not": {}}'], 8, '"not"'),
         (["Hello", "--top-p", "1.5"], 2, "--top-p: 1.5 is out of range"),
         (["Hello", "--temperature", "-1"], 2, "--temperature"),
         (["Hello", "--max-tokens", "0"], 2, "--max-tokens"),

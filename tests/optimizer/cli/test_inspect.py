@@ -71,6 +71,16 @@ def test_the_program(tiny_bundle: Path) -> None:
     assert len(data["steps"]) == len(lines) - 1
 
 
+def test_the_program_of_a_rank(tiny_bundle: Path) -> None:
+    text = inspect(str(tiny_bundle), "--program", "--partition", "tensor=2", "--rank", "1")
+    assert "all_gather" in text and "all_gather" not in inspect(str(tiny_bundle), "--program")
+    for wrong in (["--partition", "tensor=2"], ["--program", "--partition", "tensor=2", "--rank", "2"]):
+        result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), *wrong])
+        assert result.exit_code == 2
+    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--partition", "rows=2"])
+    assert result.exit_code != 0 and "isn't understood" in result.output
+
+
 def test_the_weights(tiny_bundle: Path) -> None:
     data = json.loads(inspect(str(tiny_bundle), "--weights", "--json"))
     lines = inspect(str(tiny_bundle), "--weights").splitlines()

@@ -47,6 +47,22 @@ def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
     assert "too big" in run(str(tiny_bundle), "--gpu", "l4", "--memory", "8MB", "--batch", "4096").stdout
 
 
+def test_ranks(tiny_bundle: Path) -> None:
+    given = (str(tiny_bundle), *SMALL, "--quiet", "--ranks", "2")
+    result = run(*given, "--link", "nvlink", "--tpot", "1us")
+    assert result.exit_code == 0, result.output
+    for words in ("links: NVLink 4 within a machine: 450 GB/s", "tensor=2", "pipeline=2", "weights a rank", "!"):
+        assert words in result.stdout
+    assert "2 ranks: none fits and meets the goals" in result.stdout
+    assert "2 ranks: the shortest time per token " in run(*given, "--link", "nvlink").stdout
+    result = run(*given, "--link", "pcie4,ndr", "--per-machine", "1", "--partition", "tensor=2", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["format_version"] == 1 and found["links"]["H100"]["between"]["name"] == "InfiniBand NDR"
+    (plan,) = found["plans"]
+    assert plan["partition"] == "tensor=2" and plan["collectives"][0]["between"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
@@ -63,6 +79,13 @@ def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
         (["--memory", "1KiB"], 9, "doesn't fit on H100"),
         (["--recipe", "int8"], 7, "has the recipe that it was exported with"),
         (["--plot", "absent/a.svg"], 7, "no such folder"),
+        (["--ranks", "2"], 8, "link: what joins H100s isn't given"),
+        (["--ranks", "2", "--link", "nvlonk"], 15, "link: 'nvlonk' isn't a known link"),
+        (["--ranks", "99", "--link", "nvlink"], 2, "--ranks: 99 is out of range"),
+        (["--ranks", "2", "--link", "nvlink", "--link-share", "2"], 2, "--link-share: 2 is out of range"),
+        (["--ranks", "2", "--link", "nvlink", "--plot", "a.svg"], 8, "plot: ranks aren't drawn"),
+        (["--partition", "tensor=8", "--link", "nvlink"], 8, "more than the 4 query heads"),
+        (["--link", "nvlink"], 2, "--link: there are no ranks that it would join"),
     ],
 )
 def test_errors(arguments: list[str], code: int, named: str, tiny_bundle: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Stream(io.StringIO):
 
 
 class Ticks:
-    """In place of the event that ends a log: the writer looks so many times, then never again."""
+    """Stands in place of the event that ends a log: the writer looks so many times, then never again."""
 
     def __init__(self, stop_after: int) -> None:
         self.left, self.over, self.ended = stop_after, threading.Event(), threading.Event()

@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from enginewright.optimizer.cli import bench, buckets, export
+from enginewright.optimizer.cli import bench, buckets, export, verify
 from enginewright.optimizer.cli.app import app
 
 WIDE = {"COLUMNS": "400", "NO_COLOR": "1"}
@@ -53,7 +53,7 @@ def test_an_option_has_one_name_everywhere() -> None:
             assert "--max-tokens" in spelled["-n"], command
 
 
-@pytest.mark.parametrize("module", [bench, buckets, export])
+@pytest.mark.parametrize("module", [bench, buckets, export, verify])
 def test_old_names_are_not_shown(module: object) -> None:
     name, renamed = getattr(module, "NAME"), getattr(module, "RENAMED")  # noqa: B009  modules have no type
     shown = options()[name]

@@ -48,7 +48,7 @@ def test_too_short_a_time_says_what_to_do(bundle: Path) -> None:
 
 @pytest.mark.usefixtures("few_rounds")
 def test_a_row_is_kept_only_if_the_choice_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a first comparison that finds one faster, and a last one that doesn't."""
+    """A first comparison finds one faster, and a last one doesn't."""
     calls = []
 
     def compared(one: object, other: object, cases: Sequence[Case], rounds: int) -> dict[str, float]:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
 from tests.plugins.steps import tiny_onnx
+from tests.sealed import sealed
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -61,3 +63,41 @@ def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: P
     code, _, err = run(tiny_bundle, "--target", "gpu")
     assert code == 2
     assert "there is no target 'gpu'" in err
+
+
+def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Speed is left out: it isn't the same twice."""
+    budget, junit = tmp_path / "budget.toml", tmp_path / "verify.xml"
+    budget.write_text("speed = false\n")
+    options = ["--against", tiny_bundle, "--budget", budget, "--junit", junit]
+    code, out, _ = run(tiny_bundle, *options)
+    assert code == 0
+    assert "all hashes are right" in out and "within the budget" in out and "pass --source" not in out
+    assert f"against the bundle {tiny_bundle}, on target cpu" in out and "KL by what each layer gets" in out
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    assert run(tiny_bundle, *options, "--quiet")[:2] == (0, "")
+
+    other = Path(shutil.copytree(tiny_bundle, tmp_path / "other.bundle"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["model"]["eos_token_ids"] = [2, 3]
+    (other / "manifest.json").write_text(sealed(manifest))
+    code, out, _ = run(other, *options, "--quiet")
+    assert code == 16
+    assert "over the budget: 1 of 13 checks: generation" in out and "eos_token_ids [2] became [2, 3]" in out
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"
+    code, out, _ = run(other, *options, "--json")
+    found = json.loads(out)
+    assert code == 16 and found["against"]["within_budget"] is False and found["files"] > 3
+    assert [c["name"] for c in found["against"]["checks"] if c["outcome"] == "failed"] == ["generation"]
+
+
+def test_what_is_wrong_with_a_comparison_is_said(tiny_bundle: Path, tmp_path: Path) -> None:
+    code, _, err = run(tiny_bundle, "--junit", "out.xml")
+    assert code == 2 and "--junit" in err and "it is for --against" in err
+    code, _, err = run(tiny_bundle, "--against", tiny_bundle, "-t", "cpu", "-t", "onnx")
+    assert code == 2 and "--against compares one target" in err
+    (tmp_path / "budget.toml").write_text("kl_maen = 1")
+    code, _, err = run(tiny_bundle, "--against", tiny_bundle, "--budget", tmp_path / "budget.toml", "-q")
+    assert code == 8 and "budget.toml: kl_maen: unknown key" in err and "Did you mean 'kl_mean'?" in err
+    code, _, err = run(tiny_bundle, "--against", tmp_path / "none", "-q")
+    assert code == 3 and "against" in err

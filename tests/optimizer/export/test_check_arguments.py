@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.export.check_arguments import ExportArguments, check_arguments
+from enginewright.optimizer.export.check_arguments import ExportArguments, check_arguments, with_own_recipe
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
+from enginewright.runtime.shared.progress import ProgressEvent
+from tests.optimizer.capture.test_gguf_header import quantized_file
 
 CHILD = """
 import json, sys
@@ -111,3 +113,23 @@ def test_a_recipe_is_read_once(tiny_folder: Path, tmp_path: Path) -> None:
         arguments = ExportArguments(source=tiny_folder, recipe=given)
         assert check_arguments(arguments, tmp_path / "a.bundle") == found
     assert check_arguments(ExportArguments(source=tiny_folder, recipe=mine), tmp_path / "a.bundle") is mine
+
+
+def test_a_quantized_file_names_its_recipe_where_nobody_else_does(tiny_folder: Path, tmp_path: Path) -> None:
+    path, heard = quantized_file(tmp_path / "a.gguf"), list[ProgressEvent]()
+    for source in (path, str(path)):
+        found = with_own_recipe(ExportArguments(source=source, kv_cache="f32"), heard.append)
+        assert found == ExportArguments(source=source, kv_cache="f32", recipe="gguf")
+    assert [(e.stage, e.detail) for e in heard] == [("recipe", "gguf, as the file is quantized")] * 2
+    assert check_arguments(found, tmp_path / "a.bundle") == load_recipe("gguf")
+    others = (
+        ExportArguments(source=path, recipe="f32"),
+        ExportArguments(source=path, recipe=Recipe(name="mine")),
+        ExportArguments(source=path, recovered=tmp_path),  # it has the recipe that it was trained for
+        ExportArguments(source=quantized_file(tmp_path / "b.gguf", kind="F16")),
+        ExportArguments(source=tiny_folder),
+        ExportArguments(source="org/name:Q4_K_M"),  # not on this disk yet
+    )
+    for given in others:
+        assert with_own_recipe(given, heard.append) is given
+    assert len(heard) == 2

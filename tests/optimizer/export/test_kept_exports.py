@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.export import export, kept_exports
+from enginewright.optimizer.export import export, export_once, kept_exports
 from enginewright.optimizer.export.kept_exports import KeptExports, describe, key_of
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError
+from tests.conftest import make_tiny_model
+from tests.optimizer.capture.test_gguf import write
 
 HASH = "0123456789abcdef" * 4
 
@@ -48,6 +54,18 @@ def files(bundle: Path, *, report: bool = True) -> dict[str, bytes]:
 
 def no_work(*arguments: object) -> ExportReport:
     raise AssertionError("an export was made")
+
+
+def test_a_model_that_is_served_is_exported_once(
+    source: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = export_once(source, recipe="f32")
+    (entry,) = kept.entries()
+    assert first == kept.bundle(entry.key) and (first / "manifest.json").exists()
+    monkeypatch.setattr("enginewright.optimizer.export.compile_model.compile_model", no_work)
+    assert export_once(source, recipe="f32") == first
+    with pytest.raises(AssertionError, match="an export was made"):
+        export_once(source)
 
 
 def test_a_second_export_is_the_first_byte_by_byte(
@@ -209,3 +227,46 @@ def test_the_version_of_what_an_export_may_use_decides(
     before, version = key_of(source, recipe), kept_exports._version
     monkeypatch.setattr(kept_exports, "_version", lambda name: "0.0.1" if name == library else version(name))
     assert (key_of(source, recipe) != before) == decides
+
+
+def test_a_quantized_file_is_kept_under_the_recipe_that_it_gets(
+    kept: KeptExports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_0)
+    first = export(source, tmp_path / "first.bundle", cache=True)
+    (entry,) = kept.entries()
+    assert (first.recipe, entry.recipe) == ("gguf", "gguf")
+    monkeypatch.setattr("enginewright.optimizer.export.compile_model.compile_model", no_work)
+    for recipe in ("gguf", None):
+        again = export(source, tmp_path / "again.bundle", recipe=recipe, cache=True, overwrite=True)
+        assert again.kept_since is not None
+    assert files(tmp_path / "again.bundle") == files(tmp_path / "first.bundle")
+    for given in ({"recipe": "f32"}, {"recipe": "int8"}, {"kv_cache": "f32"}):
+        with pytest.raises(AssertionError, match="an export was made"):
+            export(source, tmp_path / "other.bundle", cache=True, **given)  # type: ignore[arg-type]
+
+
+SERVED = """
+import sys
+from enginewright.optimizer.export import export_once, kept_exports
+kept_exports._our_code = lambda: "the same"  # the working tree may change while tests run
+heard = []
+print(export_once(sys.argv[1], progress=heard.append))
+print(*[event.detail for event in heard if event.stage == "recipe"])
+print(*sorted({"torch", "transformers", "gguf"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [("Q8_0", "gguf"), ("F16", "int8")])
+def test_what_a_file_that_is_served_gets_is_found_out_without_torch(
+    kind: str, recipe: str, kept: KeptExports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_exports, "_our_code", lambda: "the same")
+    source = write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
+    first = export_once(source)
+    (entry,) = kept.entries()
+    assert entry.recipe == recipe == Bundle.open(first).manifest.recipe["name"]
+    assert export_once(source, recipe=recipe) == first
+    done = subprocess.run([sys.executable, "-c", SERVED, str(source)], check=True, capture_output=True, text=True)
+    why = "gguf, as the file is quantized" if recipe == "gguf" else ""
+    assert done.stdout == f"{first}\n{why}\n\n"

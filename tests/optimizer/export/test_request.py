@@ -13,6 +13,7 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.runtime.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import silent
+from tests.optimizer.capture.test_gguf_header import quantized_file
 
 
 def asked(**given: Any) -> ExportRequest:
@@ -49,3 +50,19 @@ def test_what_is_refused(given: dict[str, Any], error: type[EnginewrightError], 
     with pytest.raises(error, match=message) as caught:
         asked(**given)
     assert caught.value.hint
+
+
+def test_a_file_that_is_fetched_decides_where_no_recipe_is_named(tmp_path: Path) -> None:
+    path = quantized_file(tmp_path / "a.gguf")
+    said: dict[str, Any] = {"kv_cache": "int8", "partitions": ["tensor=2"], "context_length": 64, "targets": ["onnx"]}
+    before = asked(**{**said, "targets": ["cpu"]})
+    found = before.of(path)
+    assert (before.recipe.name, found.recipe.name, found.recipe_from) == ("f32", "gguf", "gguf")
+    assert found.source == path and found.recipe.weights.keep_blocks
+    assert found.recipe.kv_cache.dtype == "int8" and found.recipe.target_tables() == before.recipe.target_tables() != ()
+    assert found.context_length == 64 and found.on_progress is silent
+    assert asked(targets=["onnx"]).of(path).targets == ("onnx",)
+    for other in (asked(recipe="f32"), asked(recipe=Recipe(name="mine"))):
+        assert other.of(path).recipe == other.recipe and other.of(path).source == path
+    assert asked().of(quantized_file(tmp_path / "b.gguf", kind="F16")).recipe.name == "f32"
+    assert asked().of(tmp_path).recipe.name == "f32"

@@ -86,7 +86,7 @@ def bias_dropped(program: Program) -> int:
 
 
 def rope_off_by_one(program: Program) -> int:
-    """Of queries only: rotations are relative, and all off by one are all right."""
+    """Shifts those of queries only: rotations are relative, and all off by one are all right."""
     rope = program.nodes_of(ew.rope.default)[0]
     table = rope.args[1]
     assert isinstance(table, Node)

@@ -13,7 +13,7 @@ import pytest
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 STALL, CUT = object(), object()
-"""Of a script: nothing more comes; the connection breaks."""
+"""Parts of a script: nothing more comes; the connection breaks."""
 
 Script = list[object]
 

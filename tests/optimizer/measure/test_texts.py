@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.evaluate.choices import read_questions
-from enginewright.optimizer.measure.texts import BUILT_IN, read_text
+from enginewright.optimizer.measure.texts import BUILT_IN, read_prompts, read_text
 from enginewright.runtime.shared.errors import RequestError
 
 
@@ -64,3 +64,40 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     for path, what in ((tmp_path / "pipe", "it is a pipe"), (Path("/dev/zero"), "it is a device")):
         with pytest.raises(RequestError, match=f"text: {path} can't be read: {what}"):
             read_text(path, "text", "evaluation_text.txt")
+
+
+def test_the_built_in_prompts_are_texts_and_conversations() -> None:
+    prompts = read_prompts(BUILT_IN)
+    assert len(prompts) == 12 and len({(p.text, str(p.messages)) for p in prompts}) == 12
+    assert sum(p.text is None for p in prompts) == 4 and all((p.text is None) != (not p.messages) for p in prompts)
+    assert all(m["role"] in ("user", "assistant") and m["content"] for p in prompts for m in p.messages)
+    assert prompts[0].where == "built-in:1"
+
+
+def test_prompts_of_a_file_are_lines_or_jsonl(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("One, two\n\n  three {\n")
+    assert [(p.where, p.text) for p in read_prompts(file)] == [(f"{file}:1", "One, two"), (f"{file}:3", "  three {")]
+    file.write_text('{"prompt": "a\\nb"}\n{"messages": [{"role": "user", "content": "c"}]}\n')
+    first, second = read_prompts(file)
+    assert first.text == "a\nb" and second.messages == ({"role": "user", "content": "c"},)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("plain", "not JSON"),
+        ("[1]", "one of prompt and messages"),
+        ("{}", "one of prompt and messages"),
+        ('{"prompt": "a", "messages": []}', "one of prompt and messages"),
+        ('{"prompt": ""}', "prompt must be a text"),
+        ('{"prompt": 1}', "prompt must be a text"),
+        ('{"messages": []}', "messages must be a list"),
+        ('{"messages": ["a"]}', "messages must be a list"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(line: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n' + line + "\n")
+    with pytest.raises(RequestError, match=f"prompts: .*jsonl:2: .*{named}"):
+        read_prompts(file)

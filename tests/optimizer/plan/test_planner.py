@@ -131,7 +131,7 @@ def test_the_hint_names_what_is_nearest_to_the_source(
     fewer = tiny_program.model_copy(update={"weights": tiny_program.weights[1:], "steps": ()})
     three = replace(small, recipes=("int8",)), replace(small, recipes=("int4",), program=fewer), large
     monkeypatch.setattr(planner, "planned_model", lambda *args: replace(model, programs=three))
-    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda *rest: Still("memory"))
+    monkeypatch.setattr(planner, "model_maker", lambda *args: lambda *rest: Still("memory"))
     *_, last = plan("m", PlanOptions(devices=("l4",), batches=(1,))).plans
     assert last.advice == "What would fit: recipe int8."
 
@@ -146,9 +146,9 @@ def test_parts_of_long_contexts_are_in_the_memory(tiny_program: LoweredProgram) 
 def test_a_busy_machine_is_said_and_memory_looked_at_once(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frees = iter([1 << 30])
     monkeypatch.setattr(planner, "free_memory", lambda: next(frees))
-    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda *rest: Still("memory"))
+    monkeypatch.setattr(planner, "model_maker", lambda *args: lambda *rest: Still("memory"))
     for load, said in ((0.1, False), (3.2, True)):
-        monkeypatch.setattr(planner, "_load", lambda load=load: load)
+        monkeypatch.setattr(planner, "processes_waiting", lambda load=load: load)
         frees = iter([1 << 30])
         result = on(tiny_bundle, devices=("cpu",), batches=(1,))
         assert result.devices[0].room == one(result).room == 1 << 30
@@ -220,7 +220,7 @@ def test_gpus_and_this_machine_have_programs_of_their_own(
         return PlannedModel(both.info, (small, of_gpus, lost, replace(lost, target="cuda")))
 
     monkeypatch.setattr(planner, "planned_model", planned)
-    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda planned, *rest: Still(planned.target))
+    monkeypatch.setattr(planner, "model_maker", lambda *args: lambda planned, *rest: Still(planned.target))
     result = plan("m", PlanOptions(devices=("l4", "cpu", "h100"), batches=(1,), memory=1 << 30))
     assert asked == [("cuda", "cpu")]
     assert [(p.device, p.target, p.recipes) for p in result.plans] == [

@@ -127,7 +127,7 @@ def test_a_recipe_is_frozen() -> None:
         ('name = "x"\n[weights]\ndefault = { zzz = 1 }\n', 3, "weights.default.zzz", "Known keys: storage"),
         ('name = "x"\n[tvm]\nkernls = 1\n', 3, "tvm.kernls", "Did you mean 'kernels'?"),
         ('name = "x"\n[tvn]\nkernels = 1\n', 2, "tvn", "Did you mean 'tvm'?"),
-        ('name = "x"\n[cpu]\nkernels = 1\n', 2, "cpu", "Known keys: name"),
+        ('name = "x"\n[cuda]\nkernels = 1\n', 2, "cuda", "Known keys: name"),
         (
             'name = "x"\n[[weights.overrides]]\nlayers = "a"\nformat = {}\n'
             '[[weights.overrides]]\nlayer = "b"\nlayers = "b"\nformat = {}\n',
@@ -157,7 +157,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
         ("activation_group_size = 32", "activation_group_size is 32, but storage 'f32' has no scales"),
         (
             'storage = "int8", activation = "int8", group_size = 48',
-            "group_size is 48, which can't be made for int8, only 0, 32, 64",
+            "group_size is 48, which can't be made for int8, only 0, 16, 32, 64",
         ),
         (
             'storage = "int4", activation = "int8", activation_group_size = 32',
@@ -165,11 +165,11 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
         ),
         (
             'storage = "int4", activation = "int8", group_size = 256, activation_group_size = 256',
-            "group_size is 256, which can't be made for int4, only 0, 32, 64, 128",
+            "group_size is 256, which can't be made for int4, only 0, 16, 32, 64, 128",
         ),
         (
             'storage = "int8", activation = "int8", group_size = 128',
-            "group_size is 128, which can't be made for int8, only 0, 32, 64",
+            "group_size is 128, which can't be made for int8, only 0, 16, 32, 64",
         ),
         (
             'storage = "int4", activation = "int8", group_size = 128',
@@ -185,6 +185,20 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
             "zero_point can't be true for storage 'int8', only for 'int4'",
         ),
         ("zero_point = true", "zero_point can't be true for storage 'f32'"),
+        (
+            'storage = "int6", activation = "int8", group_size = 16, activation_group_size = 16, zero_point = true',
+            "zero_point can't be true for storage 'int6', only for 'int4', 'int5'",
+        ),
+        (
+            'storage = "int4", activation = "int8", group_size = 32, activation_group_size = 32, scale_block = 4',
+            "scale_block is 4, and can be 0, 8, 16",
+        ),
+        ('storage = "bf16", activation = "bf16", scale_block = 8', "scale_block is 8, but there are no groups"),
+        (
+            'storage = "int4", activation = "int8", group_size = 32, activation_group_size = 32, scale_block = 8, '
+            'sparsity = "2:4"',
+            "scale_block can't go with sparsity '2:4'",
+        ),
         ('storage = "fp8", activation = "fp8"', "storage 'fp8' goes with activation 'float', not 'fp8'"),
         ('storage = "fp8", group_size = 48', "group_size is 48, which can't be made for fp8, only 0, 32, 64"),
         (

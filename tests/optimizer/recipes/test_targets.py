@@ -68,6 +68,23 @@ def test_every_built_in_recipe_names_targets_that_can_make_it() -> None:
         check_storages(recipe, recipe.targets)
 
 
+@pytest.mark.parametrize(
+    "weight_format",
+    [
+        WeightFormat(storage="int6", activation="int8", group_size=16, activation_group_size=16),
+        WeightFormat(storage="int4", activation="int8", group_size=32, activation_group_size=32, scale_block=8),
+        WeightFormat(storage="int8", activation="int8", group_size=16, activation_group_size=16),
+    ],
+    ids=str,
+)
+def test_formats_that_not_every_target_reads(weight_format: WeightFormat) -> None:
+    recipe = Recipe(name="mine", weights=WeightFormats(default=weight_format))
+    check_storages(recipe, ["cpu"])
+    for target in ("onnx", "tvm", "cuda"):
+        with pytest.raises(TargetError, match=f"target {target}: it has no kernels for {weight_format}, .* in weights"):
+            check_storages(recipe, ["cpu", target])
+
+
 def test_both_halves_know_the_same_targets() -> None:
     assert tuple(TARGETS) == tuple(runtime_half.TARGETS)
     assert all(target.emitter.name == name for name, target in TARGETS.items())

@@ -10,13 +10,25 @@ import pytest
 from enginewright.optimizer.report import lines
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.report.document import ReportDocument
-from enginewright.optimizer.report.lines import candidate_lines, engine_lines, quality_sentence
+from enginewright.optimizer.report.lines import already_quantized_lines, candidate_lines, engine_lines, quality_sentence
 from enginewright.optimizer.search.report import Candidate
+from enginewright.passes.framework.records import StoredWeight
 from enginewright.passes.sparsity import fit_removed, prune_channels, prune_heads
 from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from tests.runtime.tensorrt_bundles import plan, section, write_engines
+
+
+def test_what_is_said_of_weights_that_the_source_had_quantized() -> None:
+    of = [("AWQ of 4 bits", True), ("FP8", True), ("FP8", False), ("NVFP4", False), ("AWQ of 4 bits", True)]
+    document = ReportDocument(already_quantized=tuple(StoredWeight(f"w{i}", *one) for i, one in enumerate(of)))
+    assert already_quantized_lines(document) == [
+        "2 of AWQ of 4 bits: values kept",
+        "2 of FP8: values kept in 1, the others stored anew",
+        "1 of NVFP4: read as floats and stored anew",
+    ]
+    assert already_quantized_lines(ReportDocument()) == []
 
 
 def test_what_is_said_of_an_engine() -> None:

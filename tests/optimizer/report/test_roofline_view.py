@@ -67,7 +67,7 @@ def test_the_chart(seconds: float, size: Size) -> None:
 
 
 def boxes(found: RooflineChart) -> list[tuple[float, float, float, float]]:
-    """Of all names: those of points, and of the roofs."""
+    """Gives the boxes of all names: those of points, and of the roofs."""
     texts = [*found.labels, *((r.label_x, r.label_y, r.anchor, r.label) for r in found.lines[1:])]
     return [
         (left := x - 6.6 * len(text) if anchor == "end" else x, y - 11, left + 6.6 * len(text), y + 3)

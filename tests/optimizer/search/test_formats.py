@@ -53,7 +53,7 @@ def search(
 
 
 def kl_of(family: str, choice: Found[AutoReport], **overrides: Any) -> float:
-    """Of the resolved recipe, measured anew."""
+    """Measures the resolved recipe anew."""
     program = before_formats(family, **overrides)
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]

@@ -43,7 +43,8 @@ TOKENS = random_tokens(48, 48, 48)
 
 
 def recipe(**sections: object) -> Recipe:
-    """Of the two sections above and those given, held to a wide budget: a random model has nothing to spare."""
+    """Makes one of the two sections above and those given, held to a wide budget: a random model has nothing to
+    spare."""
     small = {"budget": BudgetSection(max_kl=20.0), "calibration": CalibrationSection(tokens=256, sequence_length=32)}
     return Recipe.model_validate({"name": "mine", **small, "prune": PRUNE, "attention": HEADS, **sections})
 
@@ -124,7 +125,7 @@ def test_layers_heads_groups_and_buckets_in_one_bundle(tmp_path: Path) -> None:
 
 
 def changed_in(passes: list[object], *names: str) -> list[str]:
-    """As ``changed``, of a report."""
+    """Says what ``changed`` does, of a report."""
     return [p.name for p in passes if p.name in names and p.matched]  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ from enginewright.optimizer.search.search import (
 )
 
 STEPS = 1000
-"""Of a made-up scale: choice n takes STEPS - n bytes and is predicted to cost n / STEPS nats."""
+"""The steps of a made-up scale: choice n takes STEPS - n bytes and is predicted to cost n / STEPS nats."""
 
 
 def choose(most: float) -> Assignment:
@@ -28,7 +28,7 @@ def choose(most: float) -> Assignment:
 
 
 def measured(real: Callable[[float], float]) -> Callable[[Assignment], Tried]:
-    """On two kinds of tokens, of which one costs half."""
+    """Measures on two kinds of tokens, of which one costs half."""
     return lambda a: Tried(a, {"text": real(a.cost) / 2, "random": real(a.cost)})
 
 

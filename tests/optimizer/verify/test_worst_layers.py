@@ -21,7 +21,7 @@ from tests.passes.captured import captured
 aten = torch.ops.aten
 INT8 = WeightFormats(default=WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32))
 ROUNDING = 1e-5
-"""Of sums of some hundred float32 terms in another order, and of what is left of them where they cancel."""
+"""The error of sums of some hundred float32 terms in another order, and of what is left of them where they cancel."""
 
 
 def sequences() -> list[torch.Tensor]:

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from enginewright.passes.cleanup.fold_constants import FoldConstants, transposed
+from enginewright.passes.ir.chosen_rows import Chosen
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
+from enginewright.passes.ir.stacked_weights import SwapAxes
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Source, Transpose
 from tests.passes.rewriting import op_counts, rewrite
 from tests.passes.small_programs import program_from
@@ -70,6 +72,40 @@ def test_a_transpose_of_a_transpose_is_the_weight() -> None:
     source = Source("w", (2, 3), torch.float32, lambda: torch.zeros(2, 3))
     assert transposed(transposed(source)) is source
     assert transposed(source) == Transpose(source)
+
+
+class Experts(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        torch.manual_seed(inputs)
+        self.table = nn.Parameter(torch.randn(256, inputs))
+        self.stack = nn.Parameter(torch.randn(3, inputs, 2 * outputs))
+
+
+@pytest.mark.parametrize("size", [(4, 6), (8, 16)])
+def test_rows_of_a_stack_that_alternate(size: tuple[int, int]) -> None:
+    """A stack that is read as [E, K, N] and multiplied as [E, N, K], gates and ups apart, is rows of what is stored."""
+
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        apart = torch.cat([m.stack[..., 0::2], m.stack[..., 1::2]], 2).transpose(1, 2)
+        turned = aten.permute.default(m.stack, [2, 0, 1])  # three axes: no exchange of two
+        x = ew.embedding(i["ids"], m.table)
+        both = [ew.linear(x, apart[e], None) for e in range(3)]
+        return torch.cat([*both, ew.linear(x, turned[:, 0], None)], -1)
+
+    experts = Experts(*size)
+    program = program_from(call, experts)
+    stored = Source("stored", (3, 2 * size[1], size[0]), torch.float32, lambda: experts.stack.detach().transpose(1, 2))
+    program.weights.change("stack", SwapAxes(stored, 1, 2))
+    rewrite(program, FoldConstants())
+    members = [program.weight_of(n.args[1]) for n in program.nodes_of(ew.linear.default)]
+    assert all(isinstance(e, Apply) for e in members)  # one expert of the stack, which is the first argument
+    found, *_ = {e.args[0] for e in members[:3] if isinstance(e, Apply)}
+    assert isinstance(found, Concat)
+    rows = range(2 * size[1])
+    assert found == Concat((Chosen(stored, 1, tuple(rows[0::2])), Chosen(stored, 1, tuple(rows[1::2]))), 1)
+    wanted = torch.cat([experts.stack[..., 0::2], experts.stack[..., 1::2]], 2).transpose(1, 2)
+    assert torch.equal(found.evaluate(), wanted)
 
 
 def test_what_reads_an_input_stays(weights: Weights) -> None:

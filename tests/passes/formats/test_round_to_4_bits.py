@@ -21,7 +21,7 @@ def error(
 def counted_error(
     groups: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Of each group [N, G], with what an error of each weight counts: sqrt(mean(x x) + x x)."""
+    """Gives the error of each group [N, G], with what an error of each weight counts: sqrt(mean(x x) + x x)."""
     wide = groups.double()
     counts = (wide.square().mean(-1, keepdim=True) + wide.square()).sqrt()
     stands_for = values.double() * scales.double()[:, None] + offsets.double()[:, None]

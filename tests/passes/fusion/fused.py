@@ -14,8 +14,8 @@ from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormat, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.captured import captured
@@ -74,7 +74,7 @@ def _logits(
     isa: str,
     threads: int,
 ) -> np.ndarray:
-    """Of all tokens [T, V], by the kernels."""
+    """Computes those of all tokens [T, V], by the kernels."""
     inputs = {name: value.to(torch.int32).numpy() for name, value in given.items() if "cache:" not in name}
     groups = [g.name for g in lowered.cache_groups]
     blocks = {g: inputs[f"block_table:{g}"].size for g in groups}

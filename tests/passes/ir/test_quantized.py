@@ -186,7 +186,8 @@ def test_provenance_text_and_equality() -> None:
         ((2, 20), torch.float32, CodeFormat(4, 20), r"\(2, 20\) can't be quantized to CodeFormat"),
         ((2, 64), torch.float32, CodeFormat(4, 0), r"\(2, 64\) can't be quantized to CodeFormat"),
         ((2, 40), torch.float32, CodeFormat(4, 32), r"\(2, 40\) can't be quantized to CodeFormat"),
-        ((2, 64), torch.float32, CodeFormat(5, 32), r"\(2, 64\) can't be quantized to CodeFormat"),
+        ((2, 192), torch.float32, CodeFormat(4, 32, scale_block=8), r"\(2, 192\) can't be quantized to CodeFormat"),
+        ((2, 64), torch.float32, CodeFormat(7, 32), r"\(2, 64\) can't be quantized to CodeFormat"),
     ],
 )
 def test_what_can_not_be_quantized(
@@ -237,6 +238,40 @@ def test_4_bits(shape: tuple[int, ...], group: int, offsets: bool, monkeypatch: 
     values, _, _ = quantized(source(weight), code_format)
     values.evaluate()
     assert values.counts == QuantizationCounts(weight.numel())
+
+
+@pytest.mark.parametrize(
+    ("code_format", "least", "most"),
+    [
+        (CodeFormat(5, 32), -16, 15),
+        (CodeFormat(5, 64, offsets=True), 0, 31),
+        (CodeFormat(6, 16), -32, 31),
+        (CodeFormat(4, 32, offsets=True, scale_block=8), 0, 15),
+        (CodeFormat(5, 32, scale_block=8), -16, 15),
+        (CodeFormat(6, 16, scale_block=16), -32, 31),
+        (CodeFormat(8, 32, scale_block=8), -127, 127),
+        (CodeFormat(4, 32, kind="iq4"), -127, 113),
+        (CodeFormat(4, 32, kind="fp4", scale_block=8), -12, 12),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(9, 512), (3, 5, 256)])
+def test_5_and_6_bits_and_blocks_of_scales(
+    code_format: CodeFormat, least: int, most: int, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(2)
+    weight = torch.randn(shape)
+    codes = evaluated(source(weight), code_format)
+    block, groups = code_format.scale_block, shape[-1] // code_format.group_size
+    assert codes.scales.dtype == (torch.int8 if block else torch.float16)
+    assert codes.scales.shape == (*shape[:-1], groups // block * (2 + block) if block else groups)
+    assert (codes.offsets is not None) == code_format.offsets
+    assert (int(codes.values.min()), int(codes.values.max())) == (least, most)
+    # A step is the range of a group, some 4 deviations in those of 32, over the values; its error 0.29 of it. Bytes
+    # of scales are off by 0.4 % of a block's largest at most.
+    error = (decode(codes, code_format) - weight).norm() / weight.norm()
+    steps = 16 if code_format.kind != "int" else most - least + 1  # 4 bits, whatever they stand for
+    assert error < 1.8 / steps + 0.004 * bool(block)
 
 
 def test_groups_of_4_bits_that_vanish_are_counted() -> None:

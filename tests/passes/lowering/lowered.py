@@ -10,7 +10,7 @@ from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering, lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import evaluate, random_sequences, whole_inputs

@@ -59,7 +59,7 @@ DTYPES = {
     "i32": torch.int32,
     "i8": torch.int8,
 }
-"""Of buffers."""
+"""The types of buffers."""
 NARROW = (torch.bfloat16, torch.float16, torch.int8)
 ROW_MULTIPLE = {"bf16": 2, "i8": 4}
 """Rows of these types begin at multiples of 32 bits."""
@@ -239,7 +239,7 @@ class Interpreter:
             case "rope":
                 return (rope(x[0], x[1], a["interleaved"]),)
             case "gated_activation":
-                return (gated_activation(x[0], a["kind"]),)
+                return (gated_activation(torch.cat(x, -1), a["kind"]),)
             case "kv_write":
                 self.caches[cache] = kv_write(*self.caches[cache], x[0], x[1], x[2], self.dtypes[cache])
                 return ()

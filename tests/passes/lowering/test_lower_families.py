@@ -12,7 +12,7 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import Steps, evaluate, random_sequences, whole_inputs

@@ -34,7 +34,7 @@ def test_tokens_and_shifted_positions(width: int) -> None:
 
 @pytest.mark.parametrize("width", [4, 9])
 def test_an_indexed_table(width: int) -> None:
-    """As CTRL and Whisper look up positions; [1, T] as [T]."""
+    """CTRL and Whisper look up positions so; [1, T] as [T]."""
 
     def call(m: nn.Module, i: Inputs) -> torch.Tensor:
         return m.table[i["positions"][None]][0] + m.table[i["ids"]]

@@ -34,8 +34,8 @@ def test_a_fake_takes_the_arguments_that_it_names_with_their_defaults():
     by_position = torch.ops.ew.dequantize(values, scales, 32)
     by_name = torch.ops.ew.dequantize(group_size=32, scales=scales, values=values)
     assert by_position.shape == by_name.shape == (4, 32)
-    with pytest.raises(RuntimeError, match="weights of 5 bits"):  # offsets are left to their default
-        torch.ops.ew.dequantize(values, scales, 32, bits=5)
+    with pytest.raises(RuntimeError, match="weights of 7 bits"):  # offsets are left to their default
+        torch.ops.ew.dequantize(values, scales, 32, bits=7)
 
 
 def test_a_fake_that_names_what_the_schema_lacks_is_turned_down():

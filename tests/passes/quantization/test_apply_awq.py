@@ -45,7 +45,8 @@ def scale(program: Program, method: Method = "awq") -> PassRecord:
 
 
 def logits(program: Program, *, rounded: bool) -> torch.Tensor:
-    """Of other tokens than those of the calibration; weights as they will be, or before their rounding."""
+    """Computes those of other tokens than those of the calibration; weights as they will be, or before their
+    rounding."""
 
     def read(name: str) -> torch.Tensor:
         expr = program.weights[name]

@@ -117,8 +117,8 @@ def inputs_of(program: Program, node: Node, sequences: Sequence[torch.Tensor]) -
 @pytest.mark.parametrize("hidden", [64, 96])
 @pytest.mark.parametrize(("damping", "count"), [(1e-4, 2), (0.1, 32)])
 def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, damping: float, count: int) -> None:
-    """Of the first linear, whose input nothing before it changes. Seven of eight tokens are fitted to: of 96 about as
-    many as it has columns, and without damping they are fitted too well."""
+    """It looks at the first linear, whose input nothing before it changes. Seven of eight tokens are fitted to: of 96
+    about as many as it has columns, and without damping they are fitted too well."""
     tokens = tuple(map(torch.tensor, random_sequences([48] * count, 250, seed=1)))
     formats = GPTQ.model_copy(update={"gptq": GptqOptions(damping=damping)})
     program = formatted(formats, hidden_size=hidden)

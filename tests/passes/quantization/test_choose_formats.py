@@ -38,7 +38,7 @@ def choose(program: Program, default: WeightFormat, *overrides: tuple[str, Weigh
 
 
 def formats(program: Program) -> dict[str, WeightFormat]:
-    """By module path of the product, or name of the table."""
+    """Gives them by module path of the product, or name of the table."""
     nodes = program.nodes_of(ew.linear.default, ew.embedding.default, ew.grouped_linear.default)
     return {n.meta["where"][0] or n.target._schema.name: n.meta[FORMAT] for n in nodes}
 
@@ -290,13 +290,21 @@ def narrow(size: int) -> Program:
     return program_from(call, inner)
 
 
+def test_blocks_of_scales_that_are_not_whole_are_refused() -> None:
+    blocks = INT4.model_copy(update={"scale_block": 8})
+    with pytest.raises(PassError, match="its input dimension of 576 isn't a multiple of 8 groups of 32") as e:
+        choose(narrow(576), blocks)
+    assert "scale_block = 0" in str(e.value.hint)
+    assert choose(narrow(512), blocks).matched == 1
+
+
 @pytest.mark.parametrize(
     ("chosen", "size", "others"),
     [
-        (INT4, 48, "group_size = 0 or "),
+        (INT4, 48, "groups of 16 or group_size = 0 or "),
         (INT4, 44, ""),
-        (INT4_64, 96, "groups of 32 or group_size = 0 or "),
-        (INT4_128, 576, "groups of 32 or groups of 64 or group_size = 0 or "),
+        (INT4_64, 96, "groups of 16 or groups of 32 or group_size = 0 or "),
+        (INT4_128, 576, "groups of 16 or groups of 32 or groups of 64 or group_size = 0 or "),
     ],
 )
 def test_groups_that_do_not_divide_are_refused(chosen: WeightFormat, size: int, others: str) -> None:
@@ -365,6 +373,13 @@ def test_blocks_are_kept_whatever_the_default() -> None:
     assert found["layers.0.down_proj"] == BF16
     assert program.nodes_of(ew.linear.default)[-1].meta[FORMAT] == INT8
     assert program.nodes_of(ew.embedding.default)[0].meta[FORMAT] == INT8
+
+
+def test_floats_with_scales_are_kept_too() -> None:
+    program = decoder(Shape(heads=8, kv_heads=8, intermediate=64))
+    stored(program, "layers.0.o_proj.weight", kind=CodeFormat(8, 64, kind="fp8"))
+    keeping(program, INT8)
+    assert formats(program)["layers.0.o_proj"] == WeightFormat(storage="fp8", group_size=64)
 
 
 def test_blocks_of_routers_and_narrow_products_become_floats() -> None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from enginewright.passes.framework.records import AffectedWeight, QuantizationReport
+from enginewright.passes.framework.records import AffectedWeight, QuantizationReport, StoredWeight
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.quantized import quantized
-from enginewright.passes.ir.weights import Source
-from enginewright.passes.quantization.report import quantization_report
+from enginewright.passes.ir.weights import Cast, Concat, Source
+from enginewright.passes.quantization.report import already_quantized, quantization_report
 
 
 def source(name: str, value: torch.Tensor) -> Source:
@@ -36,6 +36,31 @@ def test_integers_of_the_source_are_counted_as_kept() -> None:
     for expr in (kept, rounded):
         expr.evaluate()
     assert quantization_report([("kept", kept), ("rounded", rounded)]) == QuantizationReport(128, 0, 0, (), kept=64)
+
+
+def test_weights_that_the_source_had_quantized_are_listed() -> None:
+    """By how it packed them; scales and offsets aren't listed by themselves, and parts may be of several kinds."""
+    codes = Codes(torch.ones(2, 32, dtype=torch.int8), torch.ones(2, 1).half())
+
+    def known(stored: str) -> SourceCodes:
+        def read() -> torch.Tensor:
+            return torch.ones(2, 32)
+
+        return SourceCodes(
+            "w", (2, 32), torch.float32, read, "", stored, format=CodeFormat(4, 32), read_codes=lambda: codes
+        )
+
+    values, scales, _ = quantized(known("A of 4 bits"), CodeFormat(4, 32))
+    anew, _, _ = quantized(known("A of 4 bits"), CodeFormat(8, 32))
+    both = Concat((known("A of 4 bits"), Cast(known("B"), torch.float32), known("B")))
+    weights = [("kept", values), ("kept.scales", scales), ("anew", anew), ("floats", both)]
+    for expr in (values, anew):
+        expr.evaluate()
+    assert already_quantized([*weights, ("plain", source("plain", torch.ones(2, 4)))]) == [
+        StoredWeight("kept", "A of 4 bits", kept=True),
+        StoredWeight("anew", "A of 4 bits", kept=False),
+        StoredWeight("floats", "A of 4 bits and B", kept=False),
+    ]
 
 
 def test_a_program_in_floats_has_none() -> None:

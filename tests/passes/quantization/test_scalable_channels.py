@@ -30,7 +30,7 @@ def lowered(family: str, *, off: tuple[str, ...] = (), **overrides: object) -> P
 
 
 def found(program: Program) -> dict[str, Channels]:
-    """By the module that reads; of fused ones the first."""
+    """Gives them by the module that reads; of fused ones the first."""
     channels = channels_read_by(program, program.nodes_of(*LINEARS))
     return {n.meta["where"][0].rpartition(".")[2]: c for c in channels for n in c.readers}
 

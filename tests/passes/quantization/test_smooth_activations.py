@@ -48,7 +48,7 @@ def smooth(program: Program, method: Method = "nearest") -> PassRecord:
 
 
 def logits(program: Program) -> torch.Tensor:
-    """Of other tokens than those of the calibration."""
+    """Computes those of other tokens than those of the calibration."""
     return program.evaluate(packed_inputs(program, sequences(33, 20)), read=lambda n: program.weights[n].evaluate())[0]
 
 

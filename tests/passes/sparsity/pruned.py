@@ -60,7 +60,7 @@ def prune(program: Program, one: Pass, pruning: Pruning) -> PassRecord:
 
 
 def logits(program: Program) -> list[torch.Tensor]:
-    """On other tokens than those of the calibration, at two sizes."""
+    """Computes them on other tokens than those of the calibration, at two sizes."""
     return [program.evaluate({k: v.long() for k, v in packed(lengths, seed=9).items()})[0] for lengths in SIZES]
 
 

@@ -121,6 +121,21 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, options: dict[str, f
 
 
 @isa_of_all
+@pytest.mark.parametrize(("first", "past"), [(1, 7), (2, 3), (0, 4)])
+def test_some_heads_have_the_bits_of_all(isa: str, first: int, past: int) -> None:
+    """A part of 9 heads in groups of 3 begins and ends within a kv head's group."""
+    attention = Attention(75, 9, 3, 16, 16, window=40)
+    b = attention.builder
+    whole = b.steps[attention.step]
+    q = view(whole.inputs[0], (T, past - first, 16), (9 * 16, 16, 1), first * 16)
+    out, attrs = b.buffer(T, past - first, 16), {**whole.attrs, "group": 3, "first_head": first}
+    part = b.step("paged_attention", [q, *whole.inputs[1:]], [out], **attrs)  # type: ignore[arg-type]
+    program, step = attention.program(isa), step_input([list(range(75))], groups=[GROUP])
+    (wanted,), (got,) = program.trace(step, attention.step), program.trace(step, part)
+    np.testing.assert_array_equal(got, wanted[:, first:past])
+
+
+@isa_of_all
 @pytest.mark.parametrize("window", [5, 64])
 def test_blocks_before_the_window_may_be_gone(isa: str, window: int) -> None:
     attention = Attention(140, 2, 1, 8, 8, window=window)

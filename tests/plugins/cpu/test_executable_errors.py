@@ -92,6 +92,17 @@ def unknown_kind(b: LoweredBuilder) -> None:
     b.step("gated_activation", [b.values(ONES)], [b.buffer(T, 4)], kind="swish")
 
 
+def gate_and_up_of_other_sizes(b: LoweredBuilder) -> None:
+    x = b.values(ONES)
+    halves = [view(x, (T, 4), (8, 1)), view(x, (T, 3), (8, 1), 4)]
+    b.step("gated_activation", halves, [b.buffer(T, 4)], kind="silu")
+
+
+def gate_of_both_halves(b: LoweredBuilder) -> None:
+    x = b.values(ONES)
+    b.step("gated_activation", [x, view(x, (T, 4), (8, 1), 4)], [b.buffer(T, 4)], kind="silu")
+
+
 def rope_table_too_wide(b: LoweredBuilder) -> None:
     b.step("rope", [view(b.values(ONES), (T, 2, 4)), b.values(ONES)], [b.buffer(T, 2, 4)], interleaved=False)
 
@@ -119,6 +130,29 @@ def no_such_layer(b: LoweredBuilder) -> None:
 def heads_that_do_not_fit(b: LoweredBuilder) -> None:
     x = view(b.values(ONES), (T, 1, 8))
     b.step("kv_write", [x, x, b.input("slots:full"), b.cache("full/0")], [])
+
+
+def attend(b: LoweredBuilder, heads: int, **attrs: int) -> None:
+    x = view(b.weight(np.ones((6, 4 * heads), np.float32)), (T, heads, 4))
+    tables = [b.input(name) for name in ("block_table:full", "q_start", "kv_len")]
+    out = b.buffer(T, heads, 4)
+    b.step("paged_attention", [x, b.cache("full/0"), *tables], [out], scale=1.0, window=0, softcap=0.0, **attrs)
+
+
+def heads_that_do_not_divide(b: LoweredBuilder) -> None:
+    attend(b, 3)
+
+
+def heads_behind_the_last_kv_head(b: LoweredBuilder) -> None:
+    attend(b, 4, group=2, first_head=1)
+
+
+def first_head_of_the_next_group(b: LoweredBuilder) -> None:
+    attend(b, 2, group=2, first_head=2)
+
+
+def groups_without_heads(b: LoweredBuilder) -> None:
+    attend(b, 2, group=0)
 
 
 def write_to_weight(b: LoweredBuilder) -> None:
@@ -180,12 +214,18 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (unknown_function, "attribute fn: no function cosh"),
     (integers_divided, "function div has no i32 form"),
     (unknown_kind, "attribute kind: no activation swish"),
+    (gate_and_up_of_other_sizes, "differ in shape"),
+    (gate_of_both_halves, r"operand b\d \[T, 8\] doesn't give"),
     (rope_table_too_wide, "doesn't rotate"),
     (rope_table_scaled_by_infinity, "rope_table: attribute scale is not finite"),
     (rope_table_scaled_beyond_floats, "rope_table: attribute scale is not finite"),
     (slots_of_no_group, "there is no input slots:sliding"),
     (no_such_layer, "there is no cache full/1"),
     (heads_that_do_not_fit, "doesn't fit cache group full"),
+    (heads_that_do_not_divide, r"operand w\d \[T, 3, 4\] doesn't fit cache group full"),
+    (heads_behind_the_last_kv_head, "from head 1 in groups of 2 meets more than the 2 kv heads of cache group full"),
+    (first_head_of_the_next_group, r"attribute first_head = 2 is not in \[0, 1\]"),
+    (groups_without_heads, "attribute group = 0 is not in "),
     (write_to_weight, "an output must be a buffer"),
     (rank_five, "its rank is not in 1 .. 4"),
     (part_of_input, "it is not the whole step input, of shape"),
@@ -346,7 +386,7 @@ def test_in_place_is_allowed_where_the_kernel_can() -> None:
 def test_programs_without_logits() -> None:
     b = sound_program()
     program = b.program().model_copy(update={"outputs": {}})
-    with pytest.raises(BundleError, match="no output logits"):
+    with pytest.raises(BundleError, match="no output named logits"):
         CpuProgram(program, b.weights, blocks={"full": 1})
     wrong: Operand = b.buffer(T, 8)
     program = b.program().model_copy(update={"outputs": {"logits": wrong}, "arena_bytes": b.arena})

@@ -103,17 +103,19 @@ class Experts:
         if kind == "bf16":
             self.weight = self.weight.astype(ml_dtypes.bfloat16)
 
-    def steps(self, b: LoweredBuilder) -> tuple[int, int]:
-        """The steps of the product and of the sum."""
+    def steps(self, b: LoweredBuilder, first: int = 0, past: int | None = None) -> tuple[int, int]:
+        """The steps of the product, by experts first .. past - 1 alone, and of the sum."""
         places, x, ids = T * self.choices, b.values(self.x), integers(b, self.ids)
         order, rows = (b.buffer(places, dtype="i32") for _ in range(2))
         starts = b.buffer(self.count + 1, dtype="i32")
         b.step("route_experts", [ids], [order, rows, starts], experts=self.count)
         taken, out = b.buffer(places, self.hidden), b.buffer(places, self.width)
         b.step("take_rows", [x, rows], [taken])
-        bias = [b.weight(self.bias)] if self.bias is not None else []
+        bias = [b.weight(self.bias[first:past])] if self.bias is not None else []
+        some = self.weight[first:past]
+        starts = view(starts, (len(some) + 1,), offset=first)
         if self.kind == "int8":
-            weight, scales = quantized(self.weight.astype(np.float32), 32)
+            weight, scales = quantized(some.astype(np.float32), 32)
             operands = [
                 *b.quantized(taken, 32),
                 starts,
@@ -125,9 +127,9 @@ class Experts:
         elif self.kind == "bf16":
             narrow = b.buffer(places, self.hidden, dtype="bf16", padding=2)
             b.step("cast_bf16", [taken], [narrow])
-            product = b.step("grouped_linear", [narrow, starts, b.weight(self.weight, "panel32x2"), *bias], [out])
+            product = b.step("grouped_linear", [narrow, starts, b.weight(some, "panel32x2"), *bias], [out])
         else:
-            product = b.step("grouped_linear", [taken, starts, b.weight(self.weight, "panel32"), *bias], [out])
+            product = b.step("grouped_linear", [taken, starts, b.weight(some, "panel32"), *bias], [out])
         combined = b.buffer(T, self.width)
         return product, b.step("combine_experts", [out, order, b.values(self.factors)], [combined])
 
@@ -172,6 +174,22 @@ def test_tokens_alone_and_together(isa: str, kind: str, rng: np.random.Generator
     together = program.trace(step_input([list(range(model.tokens))]), step)[0]
     for some in ([0], [20, 3, 4], list(range(7, 19))):
         np.testing.assert_array_equal(program.trace(step_input([some]), step)[0], together[some])
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize(("first", "past"), [(0, 2), (2, 5), (5, 6), (1, 2)])
+def test_some_of_the_experts(isa: str, kind: str, first: int, past: int, rng: np.random.Generator) -> None:
+    """They write their own rows, with the bits that all experts give, and no other row."""
+    model = Experts(rng, kind, 6, 40, 33, True)
+    outs = []
+    for experts_of in ((), (first, past)):
+        b = LoweredBuilder()
+        outs.append(b.run(model.steps(b, *experts_of)[0], model.tokens, isa=isa)[0])
+    counts = np.bincount(model.ids.reshape(-1), minlength=6)
+    own = np.repeat(np.arange(6), counts)
+    own = (own >= first) & (own < past)
+    np.testing.assert_array_equal(outs[1][own], outs[0][own])
+    assert not outs[1][~own].any()  # zeros, as the arena begins
 
 
 @pytest.mark.parametrize("fn", ["lt", "le", "gt", "ge", "eq", "ne"])

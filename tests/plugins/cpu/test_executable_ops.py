@@ -130,6 +130,21 @@ def test_gated_activation(isa: str, tokens: int, width: int, kind: str, rng: np.
     np.testing.assert_allclose(out, activate(kind, gate) * up, rtol=16 * EPS32, atol=16 * EPS32)
 
 
+@sizes
+def test_gated_activation_of_some_channels(isa: str, tokens: int, width: int, rng: np.random.Generator) -> None:
+    """Channels low .. width - 1, read where they lie in a wider buffer: the bits of the whole step."""
+    b = LoweredBuilder()
+    x = b.values(values(rng, tokens, 2 * width))
+    whole = b.step("gated_activation", [x], [b.buffer(T, width)], kind="silu")
+    low = width // 3
+    halves = [view(x, (T, width - low), (2 * width, 1), at) for at in (low, width + low)]
+    part = b.step("gated_activation", halves, [b.buffer(T, width - low)], kind="silu")
+    program = b.build(isa=isa)
+    ids = step_input([list(range(tokens))])
+    (wanted,), (got,) = program.trace(ids, whole), program.trace(ids, part)
+    np.testing.assert_array_equal(got, wanted[:, low:])
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 4)])
 def test_take_rows(isa: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
     x = values(rng, 9, *shape)

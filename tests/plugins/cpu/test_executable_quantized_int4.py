@@ -1,6 +1,8 @@
-"""Steps of 4-bit weights through the interpreter, against the ew ops' references in torch."""
+"""Steps of weights of 4, 5 and 6 bits through the interpreter, against the ew ops' references in torch."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +11,14 @@ import torch
 
 from enginewright.passes.ops import quantization
 from enginewright.plugins.cpu.executable import isas
+from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.panel_layouts import Layout
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sound_program, step_input
 
 Integers = npt.NDArray[np.int8]
-Half = npt.NDArray[np.float16]
+Factors = npt.NDArray[np.float16] | npt.NDArray[np.int8]
 Float = npt.NDArray[np.float32]
 EPS32 = float(np.finfo(np.float32).eps)
 
@@ -38,18 +43,30 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(11)
 
 
-def codes(rng: np.random.Generator, *shape: int, group: int, offsets: bool) -> tuple[Integers, Half, Half | None]:
-    """Random integers of 4 bits, scales and offsets."""
+def codes(
+    rng: np.random.Generator, *shape: int, group: int, offsets: bool, bits: int = 4, block: int = 0
+) -> tuple[Integers, Factors, Factors | None]:
+    """Random integers of 4 bits, or more, scales and offsets, which may be in blocks."""
     groups = (*shape[:-1], shape[-1] // group)
-    least = 0 if offsets else -8
-    values = rng.integers(least, least + 16, shape).astype(np.int8)
-    scales = rng.uniform(0.01, 0.2, groups).astype(np.float16)
-    return values, scales, rng.standard_normal(groups).astype(np.float16) if offsets else None
+    least = 0 if offsets else -(1 << (bits - 1))
+    values = rng.integers(least, least + (1 << bits), shape).astype(np.int8)
+
+    def factors(floats: Float) -> Factors:
+        if block == 0:
+            return floats.astype(np.float16)
+        return quantization.scales_in_blocks(torch.from_numpy(floats), block).numpy()
+
+    scales = factors(rng.uniform(0.01, 0.2, groups).astype(np.float32))
+    return values, scales, factors(rng.standard_normal(groups).astype(np.float32)) if offsets else None
 
 
-def stored(b: LoweredBuilder, values: Integers, scales: Half, offsets: Half | None) -> list[Operand]:
-    weight = b.weight(values, "panel32x8", "i4" if offsets is None else "u4")
-    return [weight, *(b.weight(f, "panel32") for f in (scales, offsets) if f is not None)]
+def stored(
+    b: LoweredBuilder, values: Integers, scales: Factors, offsets: Factors | None, *, bits: int = 4, block: int = 0
+) -> list[Operand]:
+    dtype = cast("Dtype", f"{'i' if offsets is None else 'u'}{bits}")
+    layout: Layout = "panel32x4" if bits == 8 else "panel32x8" if bits == 4 else "planes32"
+    of_factors: Layout = "blocks16" if block == 16 else "blocks8" if block else "panel32"
+    return [b.weight(values, layout, dtype), *(b.weight(f, of_factors) for f in (scales, offsets) if f is not None)]
 
 
 def tensor(array: npt.NDArray[np.generic] | None) -> torch.Tensor | None:
@@ -100,7 +117,7 @@ def test_a_weight_is_value_times_scale_plus_offset(isa: str, offsets: bool, rng:
     integers, scales, _ = quantization.quantize_activation(torch.from_numpy(x), group)
     exact = integers.double() * scales.double().repeat_interleave(group, dim=-1)
 
-    def spread(factors: Half | None) -> Float | float:
+    def spread(factors: Factors | None) -> Float | float:
         return 0.0 if factors is None else np.repeat(factors.astype(np.float64), group, axis=-1)
 
     meant = weight[0] * spread(weight[1]) + spread(weight[2])
@@ -142,6 +159,78 @@ def test_embedding(
     (out,) = b.build(isa=isa).trace(step_input([ids.tolist()]), step)
     expected = quantization.quantized_embedding(torch.from_numpy(ids), *(tensor(t) for t in table), 4, group)
     np.testing.assert_array_equal(out, expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "block", "offsets"),
+    [
+        *((5, 32, 0, False), (5, 32, 0, True), (4, 32, 8, True), (5, 32, 8, True), (6, 16, 16, False)),
+        *((4, 16, 16, False), (4, 16, 16, True), (8, 32, 8, False), (8, 16, 0, False), (6, 64, 8, False)),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 23])
+def test_as_files_of_gguf_have_them(
+    isa: str, bits: int, group: int, block: int, offsets: bool, tokens: int, rng: np.random.Generator
+) -> None:
+    """Products, those of experts and tables, of every format that a type of blocks is kept in."""
+    experts, rows, width = 3, 37, 512
+    x = rng.standard_normal((tokens, width)).astype(np.float32)
+    weight = codes(rng, experts, rows, width, group=group, offsets=offsets, bits=bits, block=block)
+    first = [None if w is None else np.ascontiguousarray(w[0]) for w in weight]
+    starts = np.array([0, tokens // 3, tokens // 3, tokens], np.int32)
+    ids = np.arange(tokens)
+    b = LoweredBuilder()
+    quantized = b.quantized(b.values(x), group)
+    table = stored(b, *first, bits=bits, block=block)
+    kind = {"weight_group": group, "activation_group": group, "has_offsets": offsets}
+    product = b.step("quantized_linear", [*quantized, *table], [b.buffer(T, rows)], **kind)
+    operands = [*quantized, b.weight(starts), *stored(b, *weight, bits=bits, block=block)]
+    of_experts = b.step("quantized_grouped_linear", operands, [b.buffer(T, rows)], **kind)
+    looked_up = b.step(
+        "quantized_embedding", [b.input("ids"), *table], [b.buffer(T, width)], group_size=group, has_offsets=offsets
+    )
+    program = b.build(isa=isa, threads=2)
+    activations = quantization.quantize_activation(torch.from_numpy(x), group)
+    expected = quantization.quantized_linear(*activations, *(tensor(w) for w in first), None, bits, group, group)
+    step = step_input([ids.tolist()])
+    check(program.trace(step, product)[0], expected, isa, 16 * width)
+    grouped = quantization.quantized_grouped_linear(
+        *activations, tensor(starts), *(tensor(w) for w in weight), None, bits, group, group
+    )
+    check(program.trace(step, of_experts)[0], grouped, isa, 16 * width)
+    floats = quantization.quantized_embedding(torch.from_numpy(ids), *(tensor(w) for w in first), bits, group)
+    np.testing.assert_array_equal(program.trace(step, looked_up)[0], floats.numpy())
+
+
+@pytest.mark.parametrize("storage", ["iq4", "fp4"])
+@pytest.mark.parametrize(("group", "block"), [(32, 0), (16, 0), (32, 8)])
+@pytest.mark.parametrize("tokens", [1, 23])
+def test_places_among_some_integers(
+    isa: str, storage: Storage, group: int, block: int, tokens: int, rng: np.random.Generator
+) -> None:
+    """4 bits that a table makes integers of 8 bits of: products and tables."""
+    rows, width, levels = 37, 512, np.array(FORMATS[storage].levels, np.int8)
+    x = rng.standard_normal((tokens, width)).astype(np.float32)
+    values = levels[rng.integers(0, len(levels), (rows, width))]
+    _, scales, _ = codes(rng, rows, width, group=group, offsets=False, block=block)
+    ids = np.arange(tokens)
+    b = LoweredBuilder()
+    quantized = b.quantized(b.values(x), group)
+    weight = [
+        b.weight(values, "panel32x8", FORMATS[storage].dtype),
+        b.weight(scales, "blocks8" if block else "panel32"),
+    ]
+    product = b.step(
+        "quantized_linear", [*quantized, *weight], [b.buffer(T, rows)], weight_group=group, activation_group=group
+    )
+    looked_up = b.step("quantized_embedding", [b.input("ids"), *weight], [b.buffer(T, width)], group_size=group)
+    program, step = b.build(isa=isa, threads=2), step_input([ids.tolist()])
+    activations = quantization.quantize_activation(torch.from_numpy(x), group)
+    of_weight = (torch.from_numpy(values), tensor(scales), None)
+    expected = quantization.quantized_linear(*activations, *of_weight, None, 8, group, group)
+    check(program.trace(step, product)[0], expected, isa, 64 * width)
+    floats = quantization.quantized_embedding(torch.from_numpy(ids), *of_weight, 8, group)
+    np.testing.assert_array_equal(program.trace(step, looked_up)[0], floats.numpy())
 
 
 @forms

@@ -143,8 +143,24 @@ def table_in_one_group(b: LoweredBuilder) -> None:
     embedding(b, HALF[:, :1], group=0, offsets=False)
 
 
+def of_six_bits(b: LoweredBuilder, scales: Operand, group: int) -> None:
+    b.step(
+        "quantized_linear", [*quantize(b), b.weight(FOURS, "planes32", "i6"), scales], [b.buffer(T, 5)],
+        weight_group=group, activation_group=8,
+    )  # fmt: skip
+
+
+def groups_of_eight(b: LoweredBuilder) -> None:
+    of_six_bits(b, b.weight(HALF, "panel32"), 8)
+
+
+def too_few_for_a_block(b: LoweredBuilder) -> None:
+    weight, scales = b.weight(FOURS, "panel32x8", "i4"), b.weight(np.ones((5, 10), np.int8), "blocks8")
+    b.step("quantized_linear", [*quantize(b), weight, scales], [b.buffer(T, 5)], weight_group=8, activation_group=8)
+
+
 BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
-    (offsets_not_announced, r"operand w\d is u4, and attribute has_offsets is false: u4 weights have offsets"),
+    (offsets_not_announced, r"operand w\d is u4, and attribute has_offsets is false: u4 and u5 weights have offsets"),
     (no_offsets, "it has 5 inputs and 1 outputs, and takes 6 to 8 and 1"),
     (offsets_of_i4, r"operand w\d is i4, and attribute has_offsets is true: weights with offsets are u4"),
     (offsets_of_i8, r"operand w\d is i8, and attribute has_offsets is true: weights with offsets are u4"),
@@ -166,6 +182,8 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (table_without_offsets, "it has 3 inputs and 1 outputs, and takes 4 and 1"),
     (table_with_too_many, "it has 4 inputs and 1 outputs, and takes 3 and 1"),
     (table_with_wrong_offsets, r"operand w\d \[4, 2\] has not the scales of w\d \[5, 16\]"),
+    (groups_of_eight, "groups of 8, where weights of 6 bits take a multiple of 16 that divides K = 16"),
+    (too_few_for_a_block, r"operand w\d has blocks of 8 groups, of 2"),
     (table_in_one_group, "groups of 0, where weights of 4 bits take a multiple of 8 that divides K = 16"),
 ]
 
@@ -185,6 +203,9 @@ def test_bad_step(spoil: Callable[[LoweredBuilder], None], message: str) -> None
         ("u4", "panel32x4", "layout panel32x4 takes no u4"),
         ("i8", "panel32x8", "layout panel32x8 takes no i8"),
         ("f16", "panel32x8", "layout panel32x8 takes no f16"),
+        ("i6", "panel32x8", "layout panel32x8 takes no i6"),
+        ("i8", "planes32", "layout planes32 takes no i8"),
+        ("f16", "blocks8", "layout blocks8 takes no f16"),
     ],
 )
 def test_bad_layout(dtype: str, layout: str, message: str) -> None:
@@ -202,5 +223,5 @@ def test_packed_weight_of_wrong_size(shape: tuple[int, ...]) -> None:
     b.build()
     name = b.uses[-1].name
     b.weights[name] = b.weights[name][..., :-1, :].copy()
-    with pytest.raises(BundleError, match=f"weight {name}: it has .* elements of half of one"):
+    with pytest.raises(BundleError, match=f"weight {name}: it has .* elements of 4 bits"):
         b.build()

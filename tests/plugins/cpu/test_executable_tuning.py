@@ -34,7 +34,7 @@ def bundle(request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: 
 
 
 def logits(bundle: Bundle, tuning: dict[str, int] | None, threads: int) -> list[FloatArray]:
-    """Of every token of each step, over caches that were filled alike."""
+    """Computes those of every token of each step, over caches that were filled alike."""
     runner = StepRunner(bundle, SIZES, threads=threads, tuning=tuning)
     found = []
     for sizes in SIZES:

@@ -60,7 +60,7 @@ def same(found: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> Non
 
 
 def test_all_penalties_and_biases_are_vllms() -> None:
-    """In vLLM's order: allowed tokens, bias, repetition, frequency, presence (v1/sample/sampler.py)."""
+    """They come in vLLM's order: allowed tokens, bias, repetition, frequency, presence (v1/sample/sampler.py)."""
     rng, logits = np.random.default_rng(0), logits_of(1)
     batch = sampling_batch(ROWS, temperature=1.0)
     batch.repetition_penalty = rng.uniform(0.5, 2, ROWS).astype(np.float32)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.cpu.threads import available_threads, core_shares
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -49,3 +49,20 @@ def test_version_1_quota(tmp_path: Path, quota: str, cores: int) -> None:
     files = {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
     write(tmp_path, {"proc/self/cgroup": "4:cpu,cpuacct:/docker/x\n3:memory:/m\n", **files})
     assert available_threads(tmp_path) == cores
+
+
+def test_ranks_get_neighbouring_cores_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two cores with two threads each: processors c and c + 4 are one core."""
+    nodes = {"node0": "0-1,4-5\n", "node1": "2,3,6-7\n"}
+    write(tmp_path, {f"sys/devices/system/node/{name}/cpulist": cores for name, cores in nodes.items()})
+    for core in range(8):
+        topology = f"sys/devices/system/cpu/cpu{core}/topology"
+        write(tmp_path, {f"{topology}/core_id": f"{core % 4}\n", f"{topology}/physical_package_id": "0\n"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert core_shares(2, tmp_path) == ((0, 4, 1, 5), (2, 6, 3, 7))
+    assert core_shares(4, tmp_path) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert core_shares(3, tmp_path) == ((0, 4), (1, 5, 2), (6, 3, 7))
+    assert core_shares(9, tmp_path) == ()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 1, 3})
+    assert core_shares(3, tmp_path) == ((1,), (3,), (7,))
+    assert core_shares(2, tmp_path / "nothing") == ((1,), (3, 7))  # a system that says nothing

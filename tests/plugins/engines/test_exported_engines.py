@@ -30,7 +30,7 @@ from tests.plugins.engines.fake_tensorrt import fake_tensorrt, rtx_plan
 from tests.plugins.gpu.fake_driver import FakeCuda
 
 TOLERANCE = 2e-5
-"""Of logits around 1, in 32-bit floats summed in other orders."""
+"""The difference of logits around 1, in 32-bit floats summed in other orders."""
 
 RECIPE = """
 name = "small"
@@ -50,7 +50,7 @@ chunk = 8
 
 
 def build(request: EngineRequest, progress: object = None) -> BuiltEngine:
-    """In the place of TensorRT-RTX."""
+    """Builds in the place of TensorRT-RTX."""
     model = onnx.load(request.graph)  # with what lies beside it
     data = rtx_plan(model.SerializeToString(), 0b1000)
     request.plan.write_bytes(data)

@@ -30,7 +30,7 @@ def profile(phase: str, most_b: int, most_s: int, most_r: int = 4, capacity: int
 
 
 def between(phase: str, b: tuple[int, int], s: tuple[int, int]) -> ProfileSection:
-    """As buckets make them: each begins where the one before it ends."""
+    """Makes them as buckets do: each begins where the one before it ends."""
     sizes = {"B": (b[0], *b), "S": (s[0], *s), "R": (1, 1, b[1] * s[1])}
     return ProfileSection(phase=phase, C=C, **sizes)  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 CODES = {"int8": np.dtype(np.int8), "e4m3": FP8, "fp8": FP8}
-"""By FORMAT of a kernel; of a float cache none."""
+"""The codes by FORMAT of a kernel; a float cache has none."""
 LARGEST = {"int8": 127, "float8_e4m3fn": 448}
 
 

@@ -108,7 +108,7 @@ class FakeDevice:
         self.copying.clear()
 
     def put(self, work: Callable[[], None]) -> None:
-        """On the stream."""
+        """Puts work on the stream."""
         if self.capturing is None:
             work()
         else:

@@ -82,8 +82,8 @@ class RefusingDevice(FakeDevice):
 
 @dataclass
 class Ran:
-    """Of one bundle: tokens of each request, logprobs of some, where tokens were drawn, and the largest download of
-    the requests that asked for none."""
+    """What came of one bundle: tokens of each request, logprobs of some, where tokens were drawn, and the largest
+    download of the requests that asked for none."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]

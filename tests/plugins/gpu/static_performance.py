@@ -102,8 +102,8 @@ except ModuleNotFoundError:  # torch is missing
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a compiled kernel. ``tile`` is (rows, keys, warps, stages) of attention, of products columns in place of keys;
-    ``copies`` are those in its code."""
+    """What is counted of a compiled kernel. ``tile`` is (rows, keys, warps, stages) of attention, of products columns
+    in place of keys; ``copies`` are those in its code."""
 
     kernel: str
     capability: int
@@ -135,7 +135,7 @@ def figures_of(name: str, kernel: CompiledKernel) -> Figures:
 
 
 def instructions(cubin: bytes) -> int:
-    """In the machine code, by Triton's own nvdisasm."""
+    """Counts those in the machine code, by Triton's own nvdisasm."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     folder = Path(get_ptxas(90).path).parent
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def table(figures: list[Figures]) -> str:
-    """In Markdown: tile, registers, stack, shared memory, instructions, copies."""
+    """Writes in Markdown: tile, registers, stack, shared memory, instructions, copies."""
     heads = "kernel | GPU | tile | registers | stack | shared memory, KB | instructions | cp.async"
     lines = [f"| {heads} |", "| --- " * 8 + "|"]
     for f in figures:

@@ -251,7 +251,7 @@ def some_options(rng: np.random.Generator, rows: int) -> SamplingBatch:
 
 
 def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[int], list[int]]:
-    """By the kernels, and by the cpu target's sampler."""
+    """Samples by the kernels, and by the cpu target's sampler."""
     given = logits if isinstance(logits, Tensor) else torch.from_numpy(logits)
     rows, vocab = given.shape
     places, words = places_of(option_words(rows))

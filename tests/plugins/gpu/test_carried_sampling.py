@@ -30,7 +30,7 @@ LISTS: list[dict[str, Any]] = [
     {"temperature": 0, "bad_words": [[7], [4, 2]], "min_tokens": 2},
 ]
 LOGPROBS = 2e-6
-"""Of floats around 5, summed in another order."""
+"""The difference of floats around 5, summed in another order."""
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_strides_are_promised_to_be_aligned_only_where_they_are():
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=12), st.integers(1, 40))
 def test_the_grid_has_a_tile_for_every_token(lengths, queries):
-    """As the kernel counts: request b's tiles begin at q_start[b] // queries + b."""
+    """The kernel counts so: request b's tiles begin at q_start[b] // queries + b."""
     starts = [0, *accumulate(lengths)]
     total = tiles_of_step(starts[-1], len(lengths), queries)
     for b, n in enumerate(lengths):

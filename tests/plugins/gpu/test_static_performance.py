@@ -39,7 +39,7 @@ SAMPLE = {
     ("narrow, cuts", 100),
 }
 RECORDED_BY = "3.9."
-"""Of Triton; other versions make other code, of which only the rules hold."""
+"""The version of Triton; other versions make other code, of which only the rules hold."""
 
 
 def every_kernel() -> Iterator[object]:

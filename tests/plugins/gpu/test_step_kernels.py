@@ -9,7 +9,7 @@ import pytest
 from . import step_cases as cases
 
 ROUNDING = {"f32": 2e-6, "f16": 2.0**-11, "bf16": 2.0**-8}
-"""Of the largest value: of f32 sums in another order, else one rounding of the result."""
+"""The share of the largest value: f32 sums in another order, else one rounding of the result."""
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

@@ -79,7 +79,8 @@ def test_the_same_program_gives_the_same_bytes_and_only_standard_operators(tmp_p
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_the_shapes_in_the_file_are_those_that_come_out(family: str, tmp_path: Path) -> None:
-    """Of every tensor that the graph computes: sizes that are numbers, and names by what the inputs have."""
+    """They are those of every tensor that the graph computes: sizes that are numbers, and names by what the inputs
+    have."""
     emit(lowered_family(family), tmp_path)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     declared = {value.name: value for value in model.graph.value_info}

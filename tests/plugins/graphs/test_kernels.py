@@ -150,7 +150,7 @@ def test_activations_are_rounded_as_the_recipe_says(case: str, tmp_path: Path) -
 
 
 def logits_of(folder: Path, io: LinearIo, variant: Variant) -> Logits:
-    """Of both requests, one behind the other [T, V]."""
+    """Computes those of both requests, one behind the other [T, V]."""
     return np.concatenate(list(run_plan(LinearSession(folder, io.of_variant(variant)), CHUNKS_ALONE).values()))
 
 
@@ -176,7 +176,7 @@ def test_values_go_from_product_to_product_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_tied_table_is_rows_and_panels(tmp_path: Path) -> None:
-    """Of the same weight; what nothing of the kernels reads isn't in their file."""
+    """Both are of the same weight; what nothing of the kernels reads isn't in their file."""
     emit(lowered_family("gemma2"), tmp_path, kernels=CONTEXT)
     graph = kernels_graph(tmp_path)
     (gather,) = (node for node in graph.node if node.op_type == "Gather" and node.input[0].endswith(".onnx"))

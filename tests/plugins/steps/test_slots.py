@@ -17,7 +17,8 @@ GROUPS = (CacheGroup("a", (0,), 1, 4, 4, block_size=C), CacheGroup("b", (1,), 1,
 
 
 def step(*requests: tuple[int, int, int]) -> StepInput:
-    """Of requests (slot, tokens before, tokens now); each wants the logits of its last token. Tokens are 1, 2, 3 .."""
+    """Makes a step of requests (slot, tokens before, tokens now); each wants the logits of its last token. Tokens are
+    1, 2, 3 .."""
     slots, before, counts = (np.array(values, np.int32) for values in zip(*requests, strict=True))
     q_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     positions = np.concatenate([np.arange(b, b + n) for b, n in zip(before, counts, strict=True)]).astype(np.int32)

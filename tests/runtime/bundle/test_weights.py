@@ -25,7 +25,7 @@ from enginewright.runtime.bundle.weights import (
 from enginewright.runtime.shared.dtypes import NUMPY_DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.panel_layouts import Layout
-from enginewright.runtime.shared.weight_formats import FORMATS
+from enginewright.runtime.shared.weight_formats import FORMAT_OF, FORMATS
 
 
 def index(**fields: Any) -> str:
@@ -83,6 +83,59 @@ def test_panels_of_four_bits(shape: tuple[int, ...], dtype: Dtype, least: int) -
                 byte = flat[e, ((n // 32 * octets + k // 8) * 32 + n % 32) * 4 + k % 4]
                 assert (byte >> 4 if k % 8 >= 4 else byte & 15) == value - least
     np.testing.assert_array_equal(unpack(packed, shape, "panel32x8", dtype), weight)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (40, 32), (65, 96), (3, 33, 48)])
+@pytest.mark.parametrize(("dtype", "bits", "least"), [("i5", 5, -16), ("u5", 5, 0), ("i6", 6, -32)])
+def test_planes_of_5_and_6_bits(shape: tuple[int, ...], dtype: Dtype, bits: int, least: int) -> None:
+    """Each value is where docs/inside/bundle-format.md says."""
+    rng = np.random.default_rng(5)
+    weight = rng.integers(least, least + (1 << bits), shape).astype(np.int8)
+    stored = pack(weight, "planes32", dtype)
+    panels = math.prod(shape[:-2]) * -(-shape[-2] // 32)
+    assert stored.nbytes == stored_bytes(shape, "planes32", dtype) == panels * 4 * bits * shape[-1]
+    np.testing.assert_array_equal(unpack(stored, shape, "planes32", dtype), weight)
+    deep = 16 if bits == 5 else 8
+    pieces = stored.reshape(-1, shape[-1] // deep, deep * 4 * bits)
+    panels = -(-shape[-2] // 32)
+    for place in rng.integers(0, shape, (300, len(shape))):
+        n, k = place[-2:]
+        matrix = int(np.ravel_multi_index(tuple(place[:-2]), shape[:-2])) if len(shape) > 2 else 0
+        piece = pieces[matrix * panels + n // 32, k // deep]
+        byte = piece[(k % deep // 8 * 32 + n % 32) * 4 + k % 4]
+        low = byte & 15 if k % 8 < 4 else byte >> 4
+        vector = k % deep // 4 * 2 + n % 32 // 16
+        high = piece[deep * 16 + n % 16 * 4 + k % 4] >> vector * (bits - 4) & (1 << bits - 4) - 1
+        assert int(low) + 16 * int(high) + (0 if dtype == "u5" else -(1 << bits - 1)) == weight[tuple(place)]
+
+
+@pytest.mark.parametrize("dtype", ["iq4", "fp4"])
+def test_places_among_some_integers(dtype: Dtype) -> None:
+    levels = np.array(FORMATS[FORMAT_OF[dtype]].levels, np.int8)
+    weight = levels[np.random.default_rng(7).integers(0, len(levels), (3, 40, 24))]
+    stored = pack(weight, "panel32x8", dtype)
+    np.testing.assert_array_equal(unpack(stored, weight.shape, "panel32x8", dtype), weight)
+    byte = stored[1, 1, 2, 5, 3]  # row 37, columns 16 + 3 and 16 + 7
+    assert (levels[byte & 15], levels[byte >> 4]) == (weight[1, 37, 19], weight[1, 37, 23])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (40, 3), (3, 33, 2)])
+@pytest.mark.parametrize(("layout", "depth"), [("blocks8", 10), ("blocks16", 18)])
+def test_scales_in_blocks(shape: tuple[int, ...], layout: Layout, depth: int) -> None:
+    *lead, rows, blocks = shape
+    scales = np.random.default_rng(6).integers(-128, 128, (*lead, rows, blocks * depth)).astype(np.int8)
+    stored = pack(scales, layout, "i8")
+    assert (
+        stored.nbytes
+        == stored_bytes(scales.shape, layout, "i8")
+        == math.prod(lead) * -(-rows // 32) * blocks * depth * 32
+    )
+    np.testing.assert_array_equal(unpack(stored, scales.shape, layout, "i8"), scales)
+    last = stored.reshape(-1, blocks, depth * 32)[-1, blocks - 1]
+    n = rows - 1
+    own = scales.reshape(-1, rows, blocks * depth)[-1, n, -depth:]
+    np.testing.assert_array_equal(last[n % 32 * 2 : n % 32 * 2 + 2].view(np.int8), own[:2])  # the float16
+    np.testing.assert_array_equal(last[64:].reshape(depth - 2, 32)[:, n % 32].view(np.int8), own[2:])
 
 
 def test_rows_stay_as_they_are() -> None:

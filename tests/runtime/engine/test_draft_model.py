@@ -46,7 +46,7 @@ Models = Callable[..., PreTrainedModel]
 
 @pytest.fixture(scope="session")
 def another(tiny_folder: Path, tiny_model: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another family, with a sliding window."""
+    """Exports one of another family, with a sliding window."""
     folder = tmp_path_factory.mktemp("another")
     tiny_model("Mistral", vocab_size=259).save_pretrained(folder / "source")
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.kv_cache import cache_manager
+from enginewright.runtime.kv_cache.block_pool import DividedPool
 from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
 from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import ExecutorCaps
 
 WINDOWS = {"full": (0,), "window": (9,), "both": (0, 6, 13), "caps": (0, 1)}
 
@@ -79,8 +83,15 @@ def check(engine: Engine) -> None:
         size = cache.groups[name].block_size
         held = Counter(b for r in scheduler.running for b in r.tables.get(name, ()) if b != NO_BLOCK)
         assert [pool.holders(b) for b in range(pool.total_blocks)] == [held[b] for b in range(pool.total_blocks)]
-        kept = [block for of in pool._kept.values() for block in of]
-        assert sorted([*pool._free, *kept, *held]) == list(range(pool.total_blocks)), "a block is lost"
+        parts = pool.parts if isinstance(pool, DividedPool) else [pool]
+        kept = [b * len(parts) + o for o, part in enumerate(parts) for of in part._kept.values() for b in of]
+        free = [b * len(parts) + o for o, part in enumerate(parts) for b in part._free]
+        assert sorted([*free, *kept, *held]) == list(range(pool.total_blocks)), "a block is lost"
+        for r in scheduler.running:
+            table = r.tables.get(name, ())
+            for at in range(0, len(table), split := cache_manager.SPLIT_TOKENS // size):
+                owners = {b % len(parts) for b in table[at : at + split] if b != NO_BLOCK}
+                assert len(owners) <= 1, "a split has two owners"
         assert set(kept) <= set(found[i]) <= {*kept, *held}
         memory = executor.memory[name].reshape(pool.total_blocks, size)  # type: ignore[attr-defined]
         for block, node in found[i].items():
@@ -241,16 +252,17 @@ def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
     assert run(engine, later) == [alone(toy, (0,), later)]
 
 
-def course(toy: Any, seed: int, steps: int, folder: Path) -> Counter[str]:
+def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Counter[str]:
     """Requests that share beginnings come, are cancelled, fail and are preempted at random, for so many steps.
 
     In every second course, what is evicted goes to a folder, where some of it gets damaged.
     """
     rng = np.random.default_rng(seed)
     windows = [*WINDOWS.values()][seed % len(WINDOWS)]
+    whole = owners * cache_manager.SPLIT_TOKENS // 8 if owners > 1 else 1
     engine = engine_of(
-        toy,
-        blocks=int(rng.integers(7, 30)),
+        partial(toy, caps=ExecutorCaps(owners=owners)) if owners > 1 else toy,
+        blocks=-(-int(rng.integers(7, 30)) // whole) * whole,
         windows=windows,
         max_requests=int(rng.integers(1, 12)),
         prefill_tokens=int(rng.integers(1, 24)),
@@ -312,6 +324,36 @@ def test_any_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
     seen = course(toy, seed, 400, tmp_path)
     wanted = ["length", "hits", "evictions"] + ["from_disk"] * (seed >= 4)
     assert all(seen[what] for what in wanted), seen
+
+
+@pytest.mark.filterwarnings("ignore:prefix cache")
+@pytest.mark.parametrize("seed", range(8))
+def test_any_course_of_events_with_keys_divided(
+    toy: Any, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_manager, "SPLIT_TOKENS", 16)
+    seen = course(toy, seed, 250, tmp_path, 2 + seed % 2)
+    assert seen["length"] and seen["hits"] and seen["evictions"], seen
+
+
+def test_splits_are_of_who_has_most_and_stay_with_one_owner(toy: Any) -> None:
+    engine = engine_of(partial(toy, caps=ExecutorCaps(owners=4)), blocks=4 * 64 * 2)
+    first, second = ask(list(range(1500)), 100), ask([7] * 600, 1)
+    engine.add_request(first)
+    engine.add_request(second)
+    while len(first.tokens) < 1590:
+        engine.step()
+        check(engine)
+    owners = [first.tables["g0"][split * 64] % 4 for split in range(4)]
+    assert sorted(owners) == [0, 1, 2, 3], "each of four splits is another rank's"
+    assert engine.scheduler.most_cached(10_000) == 4 * 2 * 512
+    assert engine.scheduler.most_cached(10_000, sequences=3) == 336, "all may have theirs of one owner"
+    engine.executor.close()
+
+
+def test_a_pool_makes_whole_splits(toy: Any) -> None:
+    with pytest.raises(ValueError, match="aren't whole splits of 4 owners"):
+        engine_of(partial(toy, caps=ExecutorCaps(owners=4)), blocks=300)
 
 
 @pytest.mark.soak

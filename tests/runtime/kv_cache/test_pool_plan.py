@@ -23,6 +23,18 @@ def test_pools_fit_the_budget(groups: tuple[CacheGroup, ...], unit_bytes: int, u
         assert PoolPlan.from_blocks(groups, plan.blocks) == plan
 
 
+@pytest.mark.parametrize("owners", [2, 3])
+def test_every_owner_has_whole_splits(owners: int) -> None:
+    both = (FULL, WINDOW)
+    unit = 512 * owners // 64 * 20480
+    with pytest.raises(CapacityError, match=f"{512 * owners} tokens need"):
+        plan_pools(both, unit - 1, 10**9, owners=owners)
+    for enough in ({}, {"window": 700}):
+        plan = plan_pools(both, 5 * unit + 1000, 10**9, 0, enough, owners)
+        assert plan.bytes <= 5 * unit + 1000
+        assert all(plan.blocks[g.name] * g.block_size % (512 * owners) == 0 for g in both)
+
+
 def test_no_more_than_is_needed() -> None:
     assert plan_pools([FULL], 1 << 40, 100).tokens == 128  # whole blocks
 

@@ -23,7 +23,8 @@ from enginewright.runtime.shared.errors import CapacityError
 
 
 def test_windows_take_what_is_enough_for_them() -> None:
-    """As Gemma 3 1B: 22 of 26 layers see 512 tokens. Measured: 161,312 tokens in 4 GiB without, 631,808 with."""
+    """The model is like Gemma 3 1B: 22 of 26 layers see 512 tokens. Measured: 161,312 tokens in 4 GiB without, 631,808
+    with."""
     full, window = (CacheGroup(str(w), tuple(range(n)), 1, 256, 256, w, "bf16") for w, n in ((0, 4), (512, 22)))
     enough = enough_for_windows([full, window], 64, 512)
     assert enough == {"512": 2 * (64 * (512 + 64) + 2 * 512)}

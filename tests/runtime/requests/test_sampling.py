@@ -45,7 +45,7 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
 
 
 def test_none_is_the_default_and_minus_one_is_off() -> None:
-    """As people pass them to vLLM."""
+    """People pass them so to vLLM."""
     names = [field.name for field in fields(SamplingParams) if field.name != "max_tokens"]
     assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)

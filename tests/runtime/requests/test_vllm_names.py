@@ -216,7 +216,7 @@ def test_beam_search(tiny_bundle: Path) -> None:
         ({"beam_width": 33}, "beam_width"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": 0.5}, "temperature: 0.5 .*\n.*draws nothing"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs: .* guided decoding"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs: there is no 'regexp'"),
         ({"ignore_eos": 3}, "ignore_eos"),
     ],
 )

@@ -175,7 +175,7 @@ def test_drafts_of_several_requests_are_planned_together() -> None:
 
 
 def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
-    """Of an equal number the request's own text has the next ones."""
+    """Where the number is equal, the request's own text has the next ones."""
     drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
     said = Generation([*range(100, 108), 50], PARAMS)
     said.tokens += [51, 52]

@@ -24,6 +24,22 @@ TEMPLATE = (
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+TOOLS_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}[tools] {% for t in tools %}{{ t.function | tojson }}{% endfor %}"
+    "{{ '\\n' }}{% endif %}{% for m in messages %}"
+    "[{% if m.role == 'tool' %}{{ m.name }}{% else %}{{ m.role }}{% endif %}] {{ m.content }}"
+    "{% for c in m.tool_calls %}"
+    """{{ '\\n<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' }}{{ c.function.arguments | tojson }}"""
+    """{{ '}\\n</tool_call>' }}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}"""
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+THINKING_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}"
+    "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
 START = "from enginewright.__main__ import main; main()"
 
 
@@ -129,17 +145,43 @@ def server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="session")
 def turns_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
     """The tiny model with a template that writes the token that ends a turn."""
+    return with_template("tiny-turns", TEMPLATE, tiny_folder, shared_folder)
+
+
+@pytest.fixture(scope="session")
+def tools_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
+    """The tiny model with a template that has tools, and calls as Hermes has them."""
+    return with_template("tiny-tools", TOOLS_TEMPLATE, tiny_folder, shared_folder)
+
+
+@pytest.fixture(scope="session")
+def thinking_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
+    """The tiny model with a template that has reasoning, and a switch for it."""
+    return with_template("tiny-thinking", THINKING_TEMPLATE, tiny_folder, shared_folder)
+
+
+def with_template(name: str, template: str, tiny_folder: Path, shared_folder: Path) -> Path:
+    """The tiny model's bundle with another template."""
     from enginewright.optimizer.export import export
 
-    bundle = shared_folder / "tiny-turns.bundle"
-    with (shared_folder / "tiny-turns.lock").open("w") as lock:
+    bundle = shared_folder / f"{name}.bundle"
+    with (shared_folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not bundle.exists():
-            folder = shared_folder / "tiny-turns"
+            folder = shared_folder / name
             shutil.copytree(tiny_folder, folder)
-            (folder / "chat_template.jinja").write_text(TEMPLATE)
+            (folder / "chat_template.jinja").write_text(template)
             export(folder, bundle, recipe="f32", targets=("cpu",))
     return bundle
+
+
+@pytest.fixture(scope="module")
+def agents(tools_bundle: Path, thinking_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of two models: one calls tools, the other reasons."""
+    models = ("--model", f"tools={tools_bundle}", "--model", f"thinking={thinking_bundle}")
+    found = Server(*models, errors=tmp_path_factory.mktemp("agents") / "stderr")
+    yield found
+    assert found.stop() == 0, found.errors.read_text()
 
 
 @pytest.fixture

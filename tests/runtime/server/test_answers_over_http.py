@@ -127,7 +127,7 @@ def test_a_seed_that_nobody_named_is_told_and_fresh(server: Server) -> None:
 
 
 def test_completions_echo_and_score(server: Server, llm: LLM) -> None:
-    """As lm-eval asks for log-likelihoods."""
+    """lm-eval asks so for log-likelihoods."""
     prompt = llm.tokenizer.encode("A ship at sea")
     reply = server.complete([prompt, prompt[:4]], max_tokens=1, echo=True, logprobs=1, temperature=0, seed=1).json
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]

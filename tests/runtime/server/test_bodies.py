@@ -22,6 +22,11 @@ CHAT = "/v1/chat/completions"
 SAID = [{"role": "user", "content": "Hi"}]
 
 
+def tool(name: str) -> dict[str, Any]:
+    """A tool, which is also how one is chosen."""
+    return {"type": "function", "function": {"name": name}}
+
+
 def test_the_three_tables_are_apart() -> None:
     honoured = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
     assert not honoured & set(REFUSED) and not honoured & HARMLESS and not set(REFUSED) & HARMLESS
@@ -93,14 +98,37 @@ def test_what_is_ignored_is_named(server: Server) -> None:
         ({"messages": SAID, "chat_template_kwargs": {"odd": 1}}, "odd"),
         ({"messages": SAID, "request_class": "none"}, "request_class"),
         ({"messages": SAID, "cache_salt": "x" * 2000}, "cache_salt"),
-        ({"messages": [{"role": "user", "content": "long " * 40_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "long " * 40_000}]}, "there is room for"),
+        ({"messages": [{"role": "user", "content": "long " * 400}]}, "has room for"),
+        ({"messages": SAID, "grammar": "root ::= [0-9]+"}, "GBNF"),
+        ({"messages": SAID, "response_format": {"type": "odd"}}, "response_format: 'odd' isn't a type"),
+        ({"messages": SAID, "response_format": {"type": "json_schema"}}, "response_format: its schema is missing"),
+        ({"messages": SAID, "structured_outputs": {"odd": 1}}, "structured_outputs: there is no 'odd'"),
+        (
+            {"messages": SAID, "response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "response_format and guided_regex are both given",
+        ),
+        ({"messages": SAID, "tools": [{"type": "web_search"}]}, "tools[0]: it has the type 'web_search'"),
+        ({"messages": SAID, "tools": [tool("a b")]}, "tools[0]: 'a b' isn't a name of a tool"),
+        ({"messages": SAID, "tools": [tool("f"), tool("f")]}, "tools[1]: there are two of the name 'f'"),
+        ({"messages": SAID, "tools": [tool(f"f{i}") for i in range(1025)]}, "tools: there are 1,025"),
+        ({"messages": SAID, "tools": [tool("f")], "tool_choice": "odd"}, "tool_choice: 'odd' isn't a choice"),
+        ({"messages": SAID, "tools": [tool("f")], "tool_choice": tool("g")}, "tool_choice: there is no tool 'g'"),
+        ({"messages": SAID, "tool_choice": "required"}, "tool_choice: a call is required, and there are no tools"),
+        ({"messages": SAID, "tools": [tool("f")]}, "tools: the model's template doesn't read them"),
+        ({"messages": [*SAID, {"role": "assistant", "tool_calls": [3]}]}, "messages[1].tool_calls[0]: it isn't a call"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[0].tool_calls[0]: its arguments aren't JSON",
+        ),
     ],
 )
 def test_a_chat_that_is_wrong(server: Server, body: Any, said: str) -> None:
     reply = server.ask("POST", CHAT, body)
     assert reply.status == 400, reply.body
     error = reply.json["error"]
-    assert said in error["message"] and error["type"] == "invalid_request_error" and error["code"] == 400
+    code = "context_length_exceeded" if "room for" in error["message"] else 400
+    assert said in error["message"] and error["type"] == "invalid_request_error" and error["code"] == code
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], {"a": 1}, [True], ["a", 3], [-1], [10**9], ["a"] * 200, 7])

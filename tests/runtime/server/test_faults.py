@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -87,6 +88,18 @@ def test_an_engine_that_is_killed_ends_its_requests_and_comes_back(make_server: 
         assert server.complete("b", **LONG, seed=1).text == wanted
     reply = server.complete("a", **LONG, seed=3)  # was there at both
     assert reply.status == 400 and "died 2 times" in reply.json["error"]["message"]
+
+
+def test_an_engine_that_loses_a_rank_comes_back(make_server: MakeServer, tiny_bundle: Path) -> None:
+    server = make_server(tiny_bundle, "--ranks", "2", "--threads", "1")
+    assert server.props()["executor"]["ranks"] == 2
+    (engine,) = server.engines()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if f"/proc/{engine}/stat" != str(stat) and stat.read_text().rpartition(") ")[2].split()[1] == str(engine):
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+    server.wait(lambda: server.props()["deaths"] == 1 and server.ask("GET", "/health").status == 200)
+    assert server.complete("a", max_tokens=2).status == 200
 
 
 def test_an_engine_that_hangs_is_killed(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from enginewright.runtime.server.bodies import HARMLESS, REFUSED, ChatBody, Comp
 from tests.runtime.server.conftest import Server
 
 Answer = dict[str, Any]
-"""Of one choice: its text, finish_reason, and tokens of its log-probabilities."""
+"""What one choice has: its text, finish_reason, and tokens of its log-probabilities."""
 Check = Callable[[list[Answer], list[Answer]], bool]
 """Whether the answers with an option are right, given those without it."""
 
@@ -41,6 +41,12 @@ def scored(count: int) -> Check:
     return lambda found, base: found[0]["text"] == base[0]["text"] and len(found[0]["tokens"]) == count
 
 
+def one_of(*texts: str) -> Check:
+    return lambda found, base: found[0]["text"] in texts and found[0]["finish"] == "stop"
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {"const": [1]}}}
+
 BOTH: dict[str, tuple[dict[str, Any], Check]] = {
     # option -> what is sent besides BASE, and what must come of it
     "frequency_penalty": ({"frequency_penalty": 1.9}, other),
@@ -61,6 +67,14 @@ CHAT: dict[str, tuple[dict[str, Any], Check]] = {
     "max_completion_tokens": ({"max_completion_tokens": 3}, BOTH["max_tokens"][1]),
     "logprobs": ({"logprobs": True}, scored(24)),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 4}, scored(24)),
+    "response_format": (
+        {"response_format": JSON_SCHEMA, "extra_body": {"ignore_eos": False}},
+        lambda found, base: found[0]["text"].split() in (["[1]"], ["[", "1]"], ["[1", "]"], ["[", "1", "]"]),
+    ),
+    "tools": ({"tools": []}, same),
+    "tool_choice": ({"tool_choice": "none"}, same),
+    "parallel_tool_calls": ({"parallel_tool_calls": True}, same),
+    "reasoning_effort": ({"reasoning_effort": "low"}, same),
 }
 COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
     "prompt": ({"prompt": [5, 6, 7]}, other),
@@ -91,6 +105,16 @@ EXTRA: dict[str, tuple[dict[str, Any], Check]] = {
     "return_tokens_as_token_ids": ({"return_tokens_as_token_ids": True}, same),
     "cache_salt": ({"cache_salt": "a"}, same),
     "speculate": ({"speculate": False}, same),
+    "structured_outputs": ({"structured_outputs": {"choice": ["ab", "ac"]}, "ignore_eos": False}, one_of("ab", "ac")),
+    "json_schema": ({"json_schema": {"const": "ab"}, "ignore_eos": False}, one_of('"ab"')),
+    "guided_json": ({"guided_json": {"const": 7}, "ignore_eos": False}, one_of("7")),
+    "guided_regex": (
+        {"guided_regex": "[xyz]{3}", "ignore_eos": False},
+        lambda found, base: {*found[0]["text"]} <= {*"xyz"},
+    ),
+    "guided_choice": ({"guided_choice": ["ab"], "ignore_eos": False}, one_of("ab")),
+    "guided_grammar": ({"guided_grammar": 'start: "ab"', "ignore_eos": False}, one_of("ab")),
+    "guided_json_object": ({"guided_json_object": True}, lambda found, base: found[0]["text"].lstrip()[0] == "{"),
 }
 EXTRA_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
     "add_generation_prompt": ({"add_generation_prompt": False}, other),
@@ -101,6 +125,7 @@ EXTRA_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
     "chat_template_kwargs": ({"chat_template_kwargs": {}}, same),
     "echo": ({"echo": True}, lambda found, base: found[0]["text"].endswith(base[0]["text"]) and other(found, base)),
     "splice": ({"splice": False}, same),
+    "include_reasoning": ({"include_reasoning": False}, same),  # it has none
 }
 EXTRA_COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
     "add_special_tokens": ({"add_special_tokens": False}, same),  # the tiny model's tokenizer adds none
@@ -119,21 +144,16 @@ REFUSED_VALUES: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
-    "response_format": {"type": "json_object"},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "web_search_options": {},
     "suffix": "end",
 }
 HARMLESS_VALUES: dict[str, Any] = {
     "metadata": {"a": "b"},
     "moderation": {"model": "m"},
-    "parallel_tool_calls": True,
     "prediction": {"type": "content", "content": "a"},
     "prompt_cache_key": "k",
     "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "in_memory",
-    "reasoning_effort": "low",
     "safety_identifier": "s",
     "service_tier": "auto",
     "store": False,
@@ -190,7 +210,7 @@ def streamed(client: openai.OpenAI, kind: str, **options: Any) -> list[Answer]:
 
 
 def both_async(server: Server, kind: str, **options: Any) -> tuple[list[Answer], list[Answer]]:
-    """At the same time: whole, and streamed."""
+    """Asks at the same time: whole, and streamed."""
 
     async def ask() -> tuple[list[Answer], list[Answer]]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -293,6 +313,7 @@ def test_no_option_is_left_out(client: openai.OpenAI, kind: str) -> None:
     own = {*inspect.signature(endpoint(client, kind).create).parameters} - NOT_OPTIONS
     assert own == (own & (told | {*REFUSED_VALUES} | {*HARMLESS_VALUES}))
     fields = {*(ChatBody if chat else CompletionBody).__struct_fields__}
+    told |= set() if chat else {"response_format"}  # which OpenAI's completions don't have
     assert fields == told | {*EXTRA} | {*(EXTRA_CHAT if chat else EXTRA_COMPLETIONS)} | {*WHOLE, *SCHEDULED}
     assert {*REFUSED_VALUES} <= {*REFUSED} and {*HARMLESS_VALUES} <= HARMLESS
 

@@ -1,14 +1,16 @@
-"""What Ollama's clients ask before they ask for text: what there is, and an honest 404 for what isn't served."""
+"""Ollama's protocol: what there is, chat and generate in lines, and an honest 404 for what isn't served."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from enginewright.runtime.server.ollama import NOT_SERVED
+from enginewright.runtime.server.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
 from tests.runtime.server.conftest import Server
 
 
@@ -69,3 +71,121 @@ def test_a_method_that_is_not_taken_says_which_are(server: Server) -> None:
     for path, taken in (("/v1/models", "GET"), ("/v1/chat/completions", "POST"), ("/ping", "GET, POST")):
         reply = server.ask("DELETE", path)
         assert reply.status == 405 and sorted(reply.headers["allow"].split(", ")) == taken.split(", ")
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
+SAID = [{"role": "user", "content": "Go"}]
+TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+def lines(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
+    reply = server.ask("POST", path, body)
+    assert reply.status == 200 and reply.headers["content-type"] == "application/x-ndjson", reply.body
+    return [json.loads(line) for line in reply.body.splitlines()]
+
+
+def said(rows: list[Any], name: str) -> Any:
+    """What rows say together, by /api/chat or /api/generate."""
+    values = [one["message"].get(name) if "message" in one else one.get(name) for one in rows]
+    values = [value for value in values if value]
+    return [call for calls in values for call in calls] if name == "tool_calls" else "".join(values)
+
+
+def both(server: Server, path: str, **body: Any) -> dict[str, Any]:
+    """What comes whole, which is what is streamed."""
+    body = {"model": "tools", "options": {"num_predict": 200, "seed": 1}, **body}
+    whole = server.ask("POST", path, body | {"stream": False})
+    assert whole.status == 200, whole.body
+    rows = lines(server, path, body)
+    assert [one["done"] for one in rows] == [False] * (len(rows) - 1) + [True]
+    for name in ("content", "response", "thinking", "tool_calls"):
+        assert said(rows, name) == said([whole.json], name)
+    for name in ("done_reason", "eval_count", "prompt_eval_count"):
+        assert rows[-1][name] == whole.json[name]
+    for name in TIMES:
+        assert type(rows[-1][name]) is int and rows[-1][name] >= 0
+    found: dict[str, Any] = whole.json
+    assert found["total_duration"] >= found["eval_duration"] + found["prompt_eval_duration"]
+    return found
+
+
+def test_chat(agents: Server) -> None:
+    found = both(agents, "/api/chat", messages=SAID, options={"num_predict": 9, "seed": 1})
+    assert found["message"]["content"] and found["done_reason"] == "length" and found["eval_count"] == 9
+    assert found["model"] == "tools" and datetime.fromisoformat(found["created_at"])
+    assert both(agents, "/api/chat", messages=SAID, model="tools:latest")["model"] == "tools:latest"
+
+
+def test_chat_with_tools(agents: Server) -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    turn = [*SAID, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_name": "weather", "content": "sun"}
+    found = both(agents, "/api/chat", messages=[*turn, result], tools=[WEATHER], options={"num_predict": 3, "seed": 1})
+    counted = agents.ask("POST", "/tokenize", {"messages": [*turn, result | {"name": "weather"}], "tools": [WEATHER]})
+    assert found["prompt_eval_count"] == counted.json["count"]
+
+
+def test_the_form_and_the_reasoning_of_an_answer(agents: Server) -> None:
+    found = both(agents, "/api/chat", messages=SAID, format={"enum": ["a", "b"]})
+    assert found["message"]["content"].strip() in ('"a"', '"b"') and found["done_reason"] == "stop"
+    counts = [
+        both(agents, "/api/chat", model="thinking", messages=SAID, think=think, options={"num_predict": 1, "seed": 1})
+        for think in (False, True)
+    ]
+    assert counts[0]["prompt_eval_count"] > counts[1]["prompt_eval_count"]
+    shown = [agents.ask("POST", "/api/show", {"model": name}).json["capabilities"] for name in ("tools", "thinking")]
+    assert shown == [["completion", "tools"], ["completion", "thinking"]]
+
+
+def test_generate(agents: Server) -> None:
+    options = {"num_predict": 9, "seed": 1, "temperature": 0}
+    found = both(agents, "/api/generate", prompt="Go", system="Be", options=options)
+    assert found["response"] and "message" not in found
+    said = [{"role": "system", "content": "Be"}, *SAID]
+    assert both(agents, "/api/chat", messages=said, options=options)["message"]["content"] == found["response"]
+    raw = both(agents, "/api/generate", prompt="Go", raw=True, options=options)
+    assert raw["prompt_eval_count"] < found["prompt_eval_count"]
+    plain = agents.complete("Go", model="tools", temperature=0, max_tokens=9)
+    assert plain.text == raw["response"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_model_is_loaded_by_asking_for_nothing(agents: Server, path: str) -> None:
+    found = agents.ask("POST", path, {"model": "tools"}).json
+    assert found["done"] and found["done_reason"] == "load"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status", "said"),
+    [
+        ("/api/chat", {"model": "odd"}, 404, "there is no 'odd'"),
+        ("/api/chat", {"odd": 1}, 400, "'odd': there is no such field"),
+        ("/api/chat", {"options": {"odd": 1}}, 400, "options: there is no 'odd'"),
+        ("/api/chat", {"options": {"mirostat": 2}}, 400, "options: mirostat"),
+        ("/api/chat", {"options": {"repeat_last_n": 3, "repeat_penalty": 1.3}}, 400, "repeat_last_n"),
+        ("/api/chat", {"options": {"temperature": "x"}}, 400, "temperature: expected"),
+        ("/api/chat", {"format": "xml"}, 400, "format: 'xml' isn't a form"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, 400, "images"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a" * 2000}]}, 400, "has room for"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "raw"),
+    ],
+)
+def test_a_body_that_is_wrong(agents: Server, path: str, more: dict[str, Any], status: int, said: str) -> None:
+    body = {"model": "tools"} | ({"messages": SAID} if path == "/api/chat" else {}) | more
+    for stream in (False, True):
+        reply = agents.ask("POST", path, body | {"stream": stream})
+        assert reply.status == status and list(reply.json) == ["error"] and said in reply.json["error"], reply.body
+
+
+def test_options_that_change_nothing_are_named(agents: Server) -> None:
+    body = {"model": "tools", "messages": SAID, "stream": False, "keep_alive": "5m"}
+    reply = agents.ask("POST", "/api/chat", body | {"options": {"num_ctx": 4096, "num_predict": 1}})
+    assert reply.headers["x-enginewright-ignored"] == "keep_alive, options.num_ctx"
+
+
+def test_the_three_tables_are_apart() -> None:
+    for kind in (OllamaChatBody, GenerateBody):
+        own = {*kind.__struct_fields__}
+        assert not own & set(kind.refused) and not own & kind.harmless and not set(kind.refused) & kind.harmless

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.runtime.server.app import ApiError, api_error
+from enginewright.runtime.server.errors import ApiError, api_error
 from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
 from enginewright.runtime.shared.errors import RequestError
 

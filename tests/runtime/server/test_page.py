@@ -99,7 +99,7 @@ class Browser:
 
     @contextmanager
     def answering(self, pattern: str, kind: str, body: str) -> Iterator[None]:
-        """Within it, requests to these addresses get this answer, and not the server's."""
+        """Gives, within it, requests to these addresses get this answer, and not the server's."""
         headers = [{"name": "content-type", "value": kind}]
         self._answer = {"responseCode": 200, "responseHeaders": headers}
         self._answer["body"] = base64.b64encode(body.encode()).decode()

@@ -9,6 +9,7 @@ from enginewright.runtime.bundle import weights as stored
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.lowered_program import (
     Affine,
+    Buffer,
     Layout,
     LoweredProgram,
     Operand,
@@ -28,8 +29,10 @@ def operand(kind: str, name: str, *shape: Affine | int, dtype: str = "f32") -> O
     return Operand(kind=kind, name=name, dtype=dtype, shape=sizes, strides=strides)  # type: ignore[arg-type]
 
 
-def cost(step: Step, sizes: StepSizes, *uses: WeightUse, group: CacheGroup = GROUP) -> StepCost:
-    program = LoweredProgram(cache_groups=(group,), weights=uses, buffers=(), steps=(step,), outputs={})
+def cost(
+    step: Step, sizes: StepSizes, *uses: WeightUse, group: CacheGroup = GROUP, buffers: tuple[Buffer, ...] = ()
+) -> StepCost:
+    program = LoweredProgram(cache_groups=(group,), weights=uses, buffers=buffers, steps=(step,), outputs={})
     (found,) = step_costs(program, sizes)
     return found
 
@@ -89,6 +92,18 @@ def test_experts_that_nobody_chooses_are_not_read(tokens: int, experts_read: flo
     found = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", 8, 64, 24))
     assert found.weights == pytest.approx(experts_read * 64 * 24 * 4, abs=1)
     assert found.products == {"f32": 2 * tokens * 64 * 24}
+
+
+@pytest.mark.parametrize(("tokens", "own"), [(1, 2), (3, 5), (500, 1)])
+def test_some_of_the_experts_have_their_share(tokens: int, own: int) -> None:
+    """A token chooses 2 of 8 experts."""
+    x, starts = operand("buffer", "x", Affine(t=2), 24), operand("buffer", "starts", own + 1, dtype="i32")
+    inputs = (x, starts, operand("weight", "w", own, 64, 24))
+    step = Step(op="grouped_linear", inputs=inputs, outputs=(operand("buffer", "y", Affine(t=2), 64),))
+    of_all = (Buffer(name="starts", size=Affine(9 * 4)),)
+    found = cost(step, StepSizes((tokens,), (tokens,)), use("f32", "panel32", own, 64, 24), buffers=of_all)
+    assert found.weights == pytest.approx(own * (1 - 0.75**tokens) * 64 * 24 * 4, abs=1)
+    assert found.products == {"f32": round(2 * tokens * 64 * 24 * own / 8)}
 
 
 def attention(sizes: StepSizes, group: CacheGroup) -> StepCost:

@@ -117,7 +117,7 @@ PARTS = """\
 
 
 def checked(source: str, messages: Any = USER, **variables: Any) -> str:
-    """As ``LLM.chat`` renders."""
+    """Renders as ``LLM.chat`` does."""
     template = ChatTemplate(source, {"bos_token": "<s>"})
     return template.render(template.checked(messages, variables, ("temperature",)), **variables)
 

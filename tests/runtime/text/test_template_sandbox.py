@@ -50,7 +50,7 @@ def test_what_takes_too_much_is_stopped(source: str) -> None:
 
 
 def processor_seconds() -> float:
-    """Of this process and of those that it has waited for; what others do on the machine doesn't count."""
+    """Counts this process and of those that it has waited for; what others do on the machine doesn't count."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.plan.ranks import alone
 from enginewright.plugins.cpu.compile import step_probe
 from enginewright.plugins.cpu.compile.step_probe import StepProbe, _first_of_each
 from enginewright.plugins.steps.planning import CountedSteps
+from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.errors import CapacityError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes
@@ -27,6 +29,15 @@ def test_every_kind_is_timed(tiny_steps: CountedSteps) -> None:
         assert set(found.kinds) == {kind.key for kind in tiny_steps.kinds}
         assert all(0 <= seconds < 10 for seconds in found.kinds.values()) and found.around >= 0
         assert sum(found.kinds.values()) > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stage_without_logits_is_timed(rank: int, tiny_program: LoweredProgram) -> None:
+    """The last stage has rank 0 and the logits; the first one has the table that ids are looked up in."""
+    steps = CountedSteps(alone(partition(tiny_program, Partition(pipeline=2))[rank]))
+    assert ("logits" in steps.program.outputs) is (rank == 0)
+    probe = StepProbe(steps, [DECODE, PROMPT], threads=1)
+    assert {kind.key for kind in steps.kinds} <= set(probe.seconds(PROMPT).kinds)
 
 
 def test_as_many_layers_as_memory_holds(tiny_steps: CountedSteps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def executor_of(bundle: Bundle, **options: Any) -> tuple[CpuExecutor, dict[str, 
     make = executable._executor
 
     def watched(*arguments: Any) -> Any:
-        made.append(dict(arguments[-1]))
+        made.append(dict(arguments[4]))
         return make(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:

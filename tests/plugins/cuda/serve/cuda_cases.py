@@ -156,7 +156,7 @@ def schedule(vocab: int = 250) -> list[dict[str, list[int]]]:
 def differences(
     case: str, recipe: str = "f32", floats: FloatType = "f32", cache: str | None = None
 ) -> list[tuple[float, float]]:
-    """Of each step of ``schedule``: the largest difference of a logit, and the largest logit."""
+    """Gives for each step of ``schedule`` the largest difference of a logit, and the largest logit."""
     program, context = program_of(case, recipe, cache)
     lowering = lowered(program, context, floats)
     meant = program.copy()

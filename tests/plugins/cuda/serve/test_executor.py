@@ -37,7 +37,7 @@ from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter
 
 EXACT = 1e-5
-"""Of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
+"""The share of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
 
 
 @pytest.mark.parametrize(

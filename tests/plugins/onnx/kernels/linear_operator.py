@@ -28,7 +28,7 @@ Float = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Format:
-    """Of a weight: how it is stored, and in which groups it and x are scaled."""
+    """How a weight is stored, and in which groups it and x are scaled."""
 
     storage: str
     dtype: Dtype

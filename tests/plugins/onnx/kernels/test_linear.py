@@ -73,7 +73,7 @@ def test_a_row_alone_is_a_row_in_a_batch(name: str, rng: np.random.Generator) ->
 
 
 def test_calls_at_the_same_time(rng: np.random.Generator) -> None:
-    """Of one session, whose threads they share, and of another with other sizes."""
+    """Calls are of one session, whose threads they share, and of another with other sizes."""
     products = [random_product("int8 in groups", 96, 64, rng), random_product("int4 with offsets", 33, 160, rng)]
     sessions = [open_product(product, threads=2) for product in products]
     xs = [rng.standard_normal((rows, 64 + 96 * (rows % 2))).astype(np.float32) for rows in range(1, 41)]

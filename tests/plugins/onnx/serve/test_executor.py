@@ -30,7 +30,8 @@ from tests.plugins.gpu.fake_driver import FakeCuda, InstalledGpu
 from tests.plugins.steps import tiny_onnx as tiny
 
 TOLERANCE = 1e-4
-"""Of logits up to 35: two layers of 24 values in 32-bit floats, summed in other orders. Measured: 3e-5."""
+"""The difference of logits up to 35: two layers of 24 values in 32-bit floats, summed in other orders. Measured:
+3e-5."""
 
 SLOT_BYTES = 4 * tiny.NKV * (tiny.D + tiny.DV) * 2 * slot_capacity(tiny.CONTEXT)
 
@@ -282,7 +283,7 @@ def test_an_onnxruntime_that_is_too_old_for_the_bundle(tmp_path: Path) -> None:
 
 
 def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
-    """Of requests (slot, tokens before, tokens now); each wants the logits of its last token."""
+    """Makes a step of requests (slot, tokens before, tokens now); each wants the logits of its last token."""
     slots, before, counts = (np.array(v, np.int32) for v in zip(*((s, b, len(t)) for s, b, t in work), strict=True))
     q_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     positions = np.concatenate([np.arange(b, b + n) for b, n in zip(before, counts, strict=True)]).astype(np.int32)
@@ -299,7 +300,7 @@ def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
 
 
 def test_the_caches_take_the_memory_that_they_lie_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of provider cuda that is the GPU's, less the weights; of the others the machine's."""
+    """With provider cuda that is the GPU's, less the weights; with others the machine's."""
     entries = {"a.onnx": 6000, "b.onnx.columns": 4000, "c": 500_000, "a.onnx.f16": 3000, "b.onnx.f16.columns": 2000}
     index = WeightsIndex(tensors={n: _entry(i, size) for i, (n, size) in enumerate(entries.items())})
     bundle: Any = SimpleNamespace(index=index)

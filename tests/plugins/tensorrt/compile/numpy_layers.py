@@ -196,7 +196,7 @@ MEANINGS: dict[str, Callable[..., Array | tuple[Array, ...]]] = {
     "dequantize": _dequantize,
     "rotary_embedding": _rotary,
 }
-"""By the name behind ``add_``."""
+"""Layers by the name behind ``add_``."""
 
 
 def unpacked(data: Array, shape: Sequence[int]) -> Array:

@@ -29,7 +29,7 @@ from tests.plugins.tensorrt.bindings_process import bindings_process
 from tests.plugins.tensorrt.compile import built_bundle
 
 TOLERANCE = 2e-5
-"""Of logits around 1, in 32-bit floats summed in other orders."""
+"""The difference of logits around 1, in 32-bit floats summed in other orders."""
 TOKENS = 8
 
 RECIPE = """

@@ -80,7 +80,7 @@ def test_weights_of_fewer_bits_are_the_onnx_targets(
         np.testing.assert_allclose(found[slot], expected, rtol=0, atol=allowed)
 
 
-def test_half_floats_are_as_near_as_their_rounding_lets_them_be(tmp_path: Path) -> None:
+def test_half_floats_are_as_near_as_they_can_be(tmp_path: Path) -> None:
     model = tiny_family("gpt_oss")
     program = lowered(model)
     made, bundle = emit_segments(program, tmp_path / "b", "f16")

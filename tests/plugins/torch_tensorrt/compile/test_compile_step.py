@@ -33,7 +33,8 @@ class Compiled(torch.nn.Module):
 
 
 class Library(ModuleType):
-    """In the place of torch_tensorrt. ``off`` is added to the logits that it gives; ``static``: it saves one size."""
+    """Stands in the place of torch_tensorrt. ``off`` is added to the logits that it gives; ``static``: it saves one
+    size."""
 
     __version__ = "2.14.0"
 

@@ -34,7 +34,7 @@ EXPERTS = {"ew.combine_experts.default", "ew.grouped_linear.default", "ew.route_
 
 @pytest.fixture(scope="module", params=["Mistral", pytest.param("Mixtral", marks=pytest.mark.matrix)])
 def program(request: pytest.FixtureRequest) -> Program:
-    """With a window, and with experts."""
+    """Lowers one with a window, and one with experts."""
     program = captured(request.param)
     PassManager(default_pipeline(), PassContext()).run(program)
     return program

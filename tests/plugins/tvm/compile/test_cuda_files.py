@@ -41,7 +41,7 @@ def recipe_of(*cuda: str, name: str = "f32") -> Recipe:
 
 
 def logits_of(program: LoweredProgram, bundle: Bundle, *, gpu: bool) -> list[FloatArray]:
-    """Of steps that read what those before wrote to the cache."""
+    """Computes those of steps that read what those before wrote to the cache."""
     weights = {use.name: bundle.weight(use.name) for use in program.weights}
     blocks = {group.name: 8 for group in program.cache_groups}
     steps = [random_step(program.cache_groups, bundle.model.vocab_size, sizes) for sizes in STEPS]

@@ -1,0 +1,471 @@
+"""Has coding agents do a task against ``optimize serve``: their protocol is tried, not a model.
+
+    python benchmarks/agents.py [--only codex opencode] [--json FILE]
+
+npm fetches the agents (``@openai/codex``, ``opencode-ai``) into build/bench/agents. They ask a server of ours, whose
+tokens, chat template, formats, cache and protocols are the real ones; but what the model says is a script: calls of the
+agent's own tools, then a sentence. A task has three turns, each in a new process of the agent's, which continues the
+conversation. It is done where every turn ends well, the tools did their work, and the last sentence is shown.
+
+Of each request the prompt's tokens and those that were found in the cache are noted. The first request of a turn begins
+with all that was said in the turn before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from peers.machine import commit
+
+HERE = Path(__file__).resolve()
+REPOSITORY = HERE.parent.parent
+BUILD = REPOSITORY / "build" / "bench" / "agents"
+AGENTS = {"codex": "@openai/codex@0.169.0", "opencode": "opencode-ai@1.18.33"}
+CONTEXT = 65536
+SENTENCE = "Hello, how are you? It is 18 degrees and clear."
+Replies = Sequence[tuple[str, Sequence[tuple[str, Mapping[str, Any]]]]]
+"""Questions, patterns, and the calls that answer each: a pattern of the tool's name, and arguments."""
+SECONDS = 300
+"""A turn may take so long: an agent that waits for what never comes is ended."""
+
+TEMPLATE = """
+{%- if tools %}<|im_start|>system
+{%- for m in messages %}{% if m.role in ('system', 'developer') and loop.first %}
+{{ m.content }}{% endif %}{% endfor %}
+
+# Tools
+<file_sep>
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+
+A call: <tool_call>
+{"name": <name>, "arguments": <arguments>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% elif not (tools and loop.first and m.role in ('system', 'developer')) %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+STEPS = (
+    ("Write hello into a.txt, and show it.", "printf hello > a.txt && cat a.txt", "a.txt says hello now."),
+    ("Add a space and the word world.", "printf ' world' >> a.txt; cat a.txt", "I have added world."),
+    ("How many bytes has it?", "wc -c < a.txt", "It has 11 bytes: the task is done."),
+)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """How an agent is started.
+
+    Attributes:
+        tool, argument: its tool that runs a command, and the parameter that takes it; ``more`` are others.
+        settings: files of its configuration, by their place in a home, with {url}.
+        command: a turn, from the second on with ``again`` in it.
+    """
+
+    tool: str
+    argument: str
+    more: Mapping[str, Any]
+    settings: Mapping[str, str]
+    command: Callable[[str, bool], list[str]]
+
+
+CODEX = """model = "scripted"
+model_provider = "local"
+[model_providers.local]
+name = "local"
+base_url = "{url}/v1"
+wire_api = "responses"
+request_max_retries = 0
+stream_max_retries = 0
+"""
+OPENCODE = {
+    "provider": {
+        "local": {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": "{url}/v1", "apiKey": "none"},
+            "models": {"scripted": {"tool_call": True, "limit": {"context": CONTEXT, "output": 4096}}},
+        }
+    },
+    "model": "local/scripted",
+    "autoupdate": False,
+    "share": "disabled",
+}
+
+
+def _codex(prompt: str, again: bool) -> list[str]:
+    options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return ["codex", "exec", *(["resume", "--last"] if again else []), *options, prompt]
+
+
+RUN = {
+    "codex": Agent("exec_command", "cmd", {}, {".codex/config.toml": CODEX}, _codex),
+    "opencode": Agent(
+        "bash",
+        "command",
+        {"timeout": 20000},
+        {".config/opencode/opencode.json": json.dumps(OPENCODE)},
+        lambda prompt, again: ["opencode", "run", *(["--continue"] if again else []), prompt],
+    ),
+}
+
+
+def answers(agent: Agent) -> list[str]:
+    """What the model says, one answer after the other."""
+    said = []
+    for _, command, sentence in STEPS:
+        call = {"name": agent.tool, "arguments": {agent.argument: command, **agent.more}}
+        said += [f"I will do that.\n<tool_call>\n{json.dumps(call)}\n</tool_call>", sentence]
+    return said
+
+
+# The server
+
+
+class Scripted:
+    """An executor that says the next of some answers: of an assistant's turn the one of its number in the conversation.
+
+    A conversation without tools gets a title. Tokens are read from the slots of its cache, as a model's keys are.
+    """
+
+    def __init__(self, tokenizer: Any, said: Sequence[str], blocks: int, end: int) -> None:
+        from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps
+
+        self.caps = ExecutorCaps(shared_blocks=True)
+        group = CacheGroup("all", (0,), kv_heads=1, key_head_size=1, value_head_size=1, block_size=32, window=0)
+        self.cache_groups = (group,)
+        self.blocks = {"all": blocks}
+        self._memory = np.zeros(blocks * 32, np.int32)
+        self._end = end
+        ids = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+        self._begin, self._tools = np.array(ids, np.int32), tokenizer.encode("<file_sep>", add_special_tokens=False)[0]
+        self._said = [[*tokenizer.encode(text, add_special_tokens=False), end] for text in said]
+        self._title = [*tokenizer.encode("A small file", add_special_tokens=False), end]
+
+    def submit(self, step: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(self.run(step))
+        return done
+
+    def run(self, step: Any) -> Any:
+        """A step: see ``executors.base.Executor``."""
+        from enginewright.runtime.shared.contracts import StepOutput
+
+        pairs = step.copies.get("all")
+        blocks = self._memory.reshape(-1, 32)
+        if pairs is not None:
+            blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
+        self._memory[step.slots["all"]] = step.ids
+        owner = np.searchsorted(step.q_start, step.rows, side="right") - 1
+        tokens = []
+        for b, row in zip(owner, step.rows, strict=True):
+            places = np.arange(int(step.positions[row]) + 1)
+            slots = step.block_tables["all"][b][places // 32] * 32 + places % 32
+            tokens.append(self._next(self._memory[slots]))
+        return StepOutput(tokens=np.array(tokens, np.int32))
+
+    def _next(self, seen: npt.NDArray[np.int32]) -> int:
+        width = len(self._begin)
+        windows = np.lib.stride_tricks.sliding_window_view(seen, width) if len(seen) >= width else np.zeros((0, width))
+        begins = np.flatnonzero((windows == self._begin).all(axis=1))
+        if not len(begins):
+            return self._end
+        said = self._answer(seen[: int(begins[-1])], len(begins) - 1)
+        written = len(seen) - int(begins[-1]) - width
+        return said[min(written, len(said) - 1)]
+
+    def _answer(self, prompt: npt.NDArray[np.int32], number: int) -> list[int]:
+        return self._said[min(number, len(self._said) - 1)] if (prompt == self._tools).any() else self._title
+
+    def describe(self) -> dict[str, str | int]:
+        return {"target": "cpu"}
+
+    def close(self) -> None:
+        """Nothing runs between steps."""
+
+
+class Replying(Scripted):
+    """An executor whose answer follows from the prompt, by ``reply``."""
+
+    def __init__(self, tokenizer: Any, replies: Replies, blocks: int, end: int) -> None:
+        super().__init__(tokenizer, (), blocks, end)
+        self._tokenizer, self._replies = tokenizer, replies
+        self._known: dict[bytes, list[int]] = {}
+
+    def _answer(self, prompt: npt.NDArray[np.int32], number: int) -> list[int]:
+        if (said := self._known.get(key := prompt.tobytes())) is None:
+            text = reply(self._tokenizer.decode(prompt.tolist(), skip_special_tokens=False), self._replies)
+            said = [*self._tokenizer.encode(text, add_special_tokens=False), self._end]
+            self._known[key] = said
+        return said
+
+
+def reply(prompt: str, replies: Replies) -> str:
+    """What is said to a prompt of ``TEMPLATE``: by the first question, a pattern, that is found in the last message.
+
+    Calls if tools are offered, the first call's arguments as JSON if none are, and a sentence to any other question.
+    A call's name is a pattern too: the first such name that is offered is called.
+    """
+    last = prompt.rpartition("<|im_start|>user\n")[2]
+    calls = next((calls for asked, calls in replies if re.search(asked, last)), [])
+    offered = re.findall(r'"name": "(\w+)"', prompt.partition("<tools>")[2].partition("</tools>")[0])
+    if not calls or (not offered and not calls[0][1]):
+        return SENTENCE
+    if not offered:
+        return json.dumps(calls[0][1], ensure_ascii=False)
+    said = []
+    for pattern, arguments in calls:
+        name = next((one for one in offered if re.fullmatch(pattern, one)), pattern)
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        said.append(f"<tool_call>\n{call}\n</tool_call>")
+    return "\n".join(said)
+
+
+def engine(socket: int) -> None:
+    """The engine's process, with a script in place of a model. Notes each prompt and what of it was cached."""
+    from enginewright import LLM
+    from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.server import engine_process
+    from enginewright.runtime.text.tokenizer import Tokenizer
+
+    def scripted(path: str, **options: Any) -> LLM:
+        bundle = Bundle.open(path)
+        tokenizer = Tokenizer(bundle.tokenizer_files())
+        blocks, end = 4 * CONTEXT // 32, bundle.model.eos_token_ids[0]
+        executor: Scripted
+        if "REPLIES" in os.environ:
+            replies = json.loads(Path(os.environ["REPLIES"]).read_text(encoding="utf-8"))
+            executor = Replying(tokenizer, replies, blocks, end)
+        else:
+            executor = Scripted(tokenizer, answers(RUN[os.environ["AGENT"]]), blocks, end)
+        llm = LLM.from_executor(executor, bundle.model, tokenizer, max_requests=8)  # type: ignore[arg-type]
+        llm._bundle = bundle
+        return llm
+
+    ended = engine_process._ended
+
+    def noted(number: int, result: Any, whole: bool) -> Any:
+        with open(os.environ["NOTES"], "a", encoding="utf-8") as notes:
+            row = {"prompt": len(result.prompt_token_ids), "cached": result.num_cached_tokens or 0}
+            notes.write(json.dumps(row | {"answer": len(result.token_ids)}) + "\n")
+        return ended(number, result, whole)
+
+    engine_process.LLM = scripted  # type: ignore[assignment,misc]
+    engine_process._ended = noted
+    engine_process.main(socket)
+
+
+def serve(bundle: str) -> None:
+    """``optimize serve`` of a bundle, whose engine is ``engine``."""
+    from enginewright.__main__ import main as optimize
+    from enginewright.runtime.server.records import Engine
+
+    Engine.program = (str(HERE), "--engine")
+    sys.argv = ["optimize", "serve", bundle, "--port", "0", "--json"]
+    optimize()
+
+
+# What it is run with
+
+
+def scripted_bundle() -> Path:
+    """The bundle that a scripted engine is started with, made where there is none."""
+    bundle = BUILD / "scripted.bundle"
+    if not bundle.exists():
+        command = [sys.executable, str(REPOSITORY / "examples" / "fetch_model.py")]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        made_bundle(Path(found), bundle)
+    return bundle
+
+
+def made_bundle(model: Path, path: Path) -> None:
+    """Exports a tiny random model with the tokens of a GGUF file, a template with tools, and a long context."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from enginewright.optimizer.capture.tokenizer import load_tokenizer
+    from enginewright.optimizer.export import export
+
+    tokenizer = load_tokenizer(model.parent, gguf_file=model.name)
+    assert tokenizer is not None
+    tokenizer.chat_template = TEMPLATE
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    )
+    export(LlamaForCausalLM(config).eval(), path, tokenizer=tokenizer, recipe="f32", targets=["cpu"])
+
+
+def installed(name: str) -> Path:
+    """The agent's program, fetched by npm where that wasn't done before."""
+    folder = BUILD / name
+    program = folder / "node_modules" / ".bin" / name
+    if not program.exists():
+        print(f"npm fetches {AGENTS[name]}", file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), AGENTS[name]], check=True)
+    return program
+
+
+@contextmanager
+def server(bundle: Path, environment: Mapping[str, str], log: Path) -> Iterator[str]:
+    """The address of a server with a scripted engine."""
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE), "--serve", str(bundle)],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            said = ""
+            for line in process.stdout:
+                said += line
+                if line.rstrip() == "}":
+                    break
+            if "url" not in (found := json.loads(said or "{}")):
+                raise SystemExit(f"the server doesn't start: {said or log.read_text()}")
+            yield str(found["url"])
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def task(name: str, bundle: Path, folder: Path) -> dict[str, Any]:
+    """Has an agent do the task: what came of each turn, and the requests that it made."""
+    agent, program = RUN[name], installed(name)
+    home, work, notes = folder / "home", folder / "work", folder / "notes.jsonl"
+    work.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(work)], check=True)
+    environment = {
+        "AGENT": name,
+        "NOTES": str(notes),
+        "HOME": str(home),
+        "PWD": str(work),
+        "CODEX_HOME": str(home / ".codex"),
+    }
+    turns = []
+    with server(bundle, environment, folder / "server.log") as url:
+        for place, text in agent.settings.items():
+            file = home / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text.replace("{url}", url), encoding="utf-8")
+        for number, (prompt, _, sentence) in enumerate(STEPS):
+            before = len(_notes(notes))
+            command = [str(program), *agent.command(prompt, number > 0)[1:]]
+            try:
+                done = subprocess.run(
+                    command,
+                    check=False,
+                    capture_output=True,
+                    text=True,
+                    cwd=work,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    timeout=SECONDS,
+                )
+                code, said = done.returncode, done.stdout + done.stderr
+            except subprocess.TimeoutExpired as e:
+                code, said = -1, str(e.stdout or "") + str(e.stderr or "")
+            file = work / "a.txt"
+            requests = _notes(notes)[before:]
+            row = {"exit_code": code, "said": sentence in said, "requests": requests}
+            row["file"] = file.read_text(encoding="utf-8") if file.exists() else None
+            if code or not row["said"]:
+                row["output"] = said[-1500:]
+                row["server"] = (folder / "server.log").read_text(encoding="utf-8")[-1500:]
+            turns.append(row)
+    return {"agent": AGENTS[name], "turns": turns, **judged(turns)}
+
+
+def judged(took: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether the task was done, and the least share of a turn's beginning that was found in the cache."""
+    shares = []
+    for before, turn in pairwise(took):
+        if before["requests"] and turn["requests"]:
+            last, first = longest(before["requests"]), longest(turn["requests"][:2])
+            known = last["prompt"] + last["answer"] - 1  # the last token never gets into a cache
+            shares.append(min(first["cached"] / known, 1.0))
+    done = all(turn["exit_code"] == 0 and turn["said"] for turn in took)
+    done = done and [turn["file"] for turn in took] == ["hello", "hello world", "hello world"]
+    return {"done": done, "cached_of_the_turn_before": shares}
+
+
+def longest(requests: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+    """That of the conversation, beside one for a title."""
+    return max(requests, key=lambda one: one["prompt"])
+
+
+def _notes(file: Path) -> list[dict[str, int]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def main() -> int:
+    """Runs the tasks, prints what came of them, and exits with 1 where one wasn't done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(AGENTS), default=list(AGENTS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine is not None:
+        engine(options.engine)
+        return 0
+    if options.serve is not None:
+        serve(options.serve)
+        return 0
+    bundle = scripted_bundle()
+    result: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "agents": {}}
+    for name in options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            result["agents"][name] = found_of = task(name, bundle, Path(folder))
+        shares = ", ".join(f"{share:.2%}" for share in found_of["cached_of_the_turn_before"])
+        print(f"{name}: {'done' if found_of['done'] else 'NOT done'}; cached of the turn before: {shares}")
+        if not found_of["done"]:
+            print(json.dumps(found_of, indent=1))
+        if options.json is not None:
+            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(one["done"] for one in result["agents"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

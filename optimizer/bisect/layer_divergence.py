@@ -1,0 +1,93 @@
+"""How far two runs of a model are apart behind each layer, as a KL divergence of what they would predict from there.
+
+The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"; Belrose et al. 2023, arXiv:2303.08112): what a
+layer gets, the residual stream, goes through the model's own last norm and output projection. Each run has its own of
+these two. So a change of basis that a run has folded into its weights makes no difference, and where the two
+distributions come apart is the layer that computes something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.runtime.shared.contracts import FloatArray
+
+from .runs import Run
+from .values import LOGITS, ValueName, Values, layer_number
+
+_NORMED = 0.1
+"""Twice a norm's input changes logits by its epsilon alone; of a product of floats it doubles them."""
+
+
+@dataclass(frozen=True)
+class LayerDivergence:
+    """KL(reference || other) in nats over some tokens: mean, and that of the worst token.
+
+    ``layer``: the number of the layer whose input is looked at; None: behind the last, which are the logits.
+    """
+
+    layer: int | None
+    kl_mean: float
+    kl_max: float
+
+
+def layer_divergence(reference: Run, other: Run, sequences: Sequence[torch.Tensor]) -> list[LayerDivergence] | None:
+    """The divergence of what each layer gets, in the order of layers, and last that of the logits.
+
+    A run computes the sequences twice, and once more for each of its layers.
+
+    Args:
+        reference, other: two runs of one model.
+        sequences: token ids, int32 [S] each.
+
+    Returns:
+        None where the two have other layers, or one of them hasn't the input of a layer or of its last norm as a value.
+    """
+    found = []
+    for run in (reference, other):
+        values = run.values(sequences)
+        places = _places(values)
+        if places is None:
+            return None
+        streams, last = places
+        doubled = run.values(sequences, {last: 2 * values[last]})[LOGITS]
+        if np.abs(doubled - values[LOGITS]).max() > _NORMED * np.abs(values[LOGITS]).max():
+            return None  # it isn't a norm, which takes any size: without one the lens would show sizes alone
+        found.append((run, values[LOGITS], {layer: values[name] for layer, name in streams.items()}, last))
+    if found[0][2].keys() != found[1][2].keys():
+        return None
+    rows = []
+    for layer in found[0][2]:
+        lenses = [run.values(sequences, {last: streams[layer]})[LOGITS] for run, _, streams, last in found]
+        rows.append(_divergence(layer, lenses[0], lenses[1]))
+    return [*rows, _divergence(None, found[0][1], found[1][1])]
+
+
+def _places(values: Values) -> tuple[dict[int, ValueName], ValueName] | None:
+    """The value that each layer gets, by its number, and the one that the norm behind all layers gets."""
+    streams: dict[int, ValueName] = {}
+    last: ValueName | None = None
+    for name in values:  # in the order of execution
+        if name.what != "input":
+            continue
+        number = layer_number(name.path)
+        if number is not None:
+            streams.setdefault(number, name)
+        elif streams and last is None:
+            last = name
+    if last is None or LOGITS not in values or sorted(streams) != list(range(len(streams))):
+        return None
+    if any(values[name].shape != values[last].shape for name in streams.values()):
+        return None
+    return dict(sorted(streams.items())), last
+
+
+def _divergence(layer: int | None, reference: FloatArray, other: FloatArray) -> LayerDivergence:
+    total = Divergence(Likelihood(), Likelihood())
+    total.add(other, reference)
+    return LayerDivergence(layer, total.kl_mean, total.kl_max)

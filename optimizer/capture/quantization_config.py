@@ -1,0 +1,373 @@
+"""What a folder says of its quantized weights: which method packed them, and how, module by module.
+
+It is ``quantization_config`` of config.json, or ModelOpt's hf_quant_config.json beside it. Each method's section is
+read by a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read is refused at once.
+``quantized_checkpoint.py`` reads the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+
+MODELOPT_CONFIG = "hf_quant_config.json"
+
+Layout = Literal["gptq", "awq", "packed", "int", "fp8", "nvfp4", "nvfp4-modelopt", "mxfp4", "mxfp4-blocks", "bnb"]
+"""How the tensors of a module lie: a key of ``LAYOUTS`` in quantized_checkpoint.py."""
+
+_INSTEAD = "Export from the original checkpoint in f32, f16 or bf16, and let a recipe quantize it."
+
+_REGEX = "re:"
+_BITS_OF_GPTQ = (2, 3, 4, 8)
+_LINEAR = ("Linear", "LinearBase", "Embedding", "FusedMoE")
+"""Classes of modules that schemes name as targets in place of modules."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of some modules are packed.
+
+    Attributes:
+        layout: how their tensors lie.
+        bits: of a value.
+        group_size: values along K that share a scale; 0: all of a row, or all of the weight.
+        symmetric: whether the file says that there are no zero points, or only the middle one.
+        block: rows and columns of a block that shares a scale, of FP8.
+        zeros_less_one: whether zero points are stored minus 1, as by version 1 of GPTQ.
+        ordered: whether columns are in groups by a tensor of their own, as GPTQ's ``desc_act`` has it.
+    """
+
+    layout: Layout
+    bits: int = 8
+    group_size: int = 0
+    symmetric: bool = True
+    block: tuple[int, int] | None = None
+    zeros_less_one: bool = False
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The modules that one scheme is for: by name, by a regular expression, or all of a class."""
+
+    targets: tuple[str, ...]
+    scheme: Scheme
+
+
+@dataclass(frozen=True)
+class QuantizedFolder:
+    """What a folder says of its weights. ``method`` is the name for people; ``where`` the file and key, for errors."""
+
+    method: str
+    where: str
+    groups: tuple[_Group, ...]
+    ignored: tuple[str, ...] = ()
+
+    def scheme_of(self, module: str) -> Scheme:
+        """The scheme of a module whose tensors are packed. Raises SourceError if there is none, or if several fit."""
+        if (found := next((i for i in self.ignored if _names(i, module)), None)) is not None:
+            raise SourceError(
+                f"{self.where}: {module} is packed, and {found!r} says that it isn't quantized",
+                hint="Download the checkpoint again: its configuration is of another one.",
+            )
+        ranks: tuple[Callable[[str], bool], ...] = (
+            lambda target: target == module,
+            lambda target: target.startswith(_REGEX) and _names(target, module),
+            _LINEAR.__contains__,
+        )
+        for fits in ranks:  # an exact name goes before a pattern, a pattern before a class
+            schemes = {g.scheme for g in self.groups if any(fits(t) for t in g.targets)}
+            if len(schemes) > 1:
+                raise SourceError(
+                    f"{self.where}: {module} is in {len(schemes)} groups that pack it differently",
+                    hint="Name the module in one of them.",
+                )
+            if schemes:
+                return schemes.pop()
+        raise SourceError(
+            f"{self.where}: no group has {module}, whose tensors are packed",
+            hint="Download the checkpoint again: its configuration is of another one.",
+        )
+
+
+def parse_quantization(section: object, where: str) -> QuantizedFolder:
+    """How weights are quantized, by a section of a configuration.
+
+    Args:
+        section: ``quantization_config`` as its JSON has it.
+        where: its file and key, for errors.
+
+    Raises:
+        UnsupportedModelError: a method, or a variant of one, that can't be read, by its name.
+        SourceError: a field of the section is missing or wrong.
+    """
+    if not isinstance(section, Mapping):
+        raise SourceError(f"{where} isn't an object", hint="Download the file again.")
+    fields = _Fields(section, where)
+    method = fields.text("quant_method", "")
+    read = _METHODS.get(method.replace("_", "-"))
+    if read is None:
+        by = f" by {method}" if method else ", and quant_method doesn't say by which method"
+        raise UnsupportedModelError(
+            f"{where}: the checkpoint is quantized already{by}; such weights can't be read", hint=_INSTEAD
+        )
+    return read(fields)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """A section, whose fields are read with their types."""
+
+    section: Mapping[str, Any]
+    where: str
+
+    def wrong(self, key: str, wanted: str) -> SourceError:
+        return SourceError(
+            f"{self.where}.{key} is {self.section.get(key)!r:.80}, not {wanted}", hint="Download the file again."
+        )
+
+    def refused(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.where}{what}, which can't be read", hint=_INSTEAD)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.section.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value.lower()
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self.section.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(key, "a whole number")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.section.get(key, default)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value = self.section.get(key) or ()
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+            raise self.wrong(key, "a list of names")
+        for name in value:
+            _check_pattern(self, key, name)
+        return tuple(value)
+
+    def inner(self, key: str) -> _Fields:
+        value = self.section.get(key)
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return _Fields(value, f"{self.where}.{key}")
+
+    def pair(self, key: str) -> tuple[int, int] | None:
+        value = self.section.get(key)
+        if value is None:
+            return None
+        whole = isinstance(value, list | tuple) and all(isinstance(n, int) and n > 0 for n in value)
+        if not whole or len(value) != 2:
+            raise self.wrong(key, "a pair of sizes, rows and columns of a block")
+        return value[0], value[1]
+
+    def group_size(self, default: int | None = None) -> int:
+        """-1 and 0 are whole rows."""
+        size = self.number("group_size", default)
+        if size < -1:
+            raise self.wrong("group_size", "a size, or -1 for whole rows")
+        return max(size, 0)
+
+
+def _check_pattern(fields: _Fields, key: str, name: str) -> None:
+    if name.startswith(_REGEX):
+        try:
+            re.compile(name.removeprefix(_REGEX))
+        except re.error as e:
+            raise SourceError(f"{fields.where}.{key}: {name!r:.80} isn't a regular expression: {e}") from e
+
+
+def _names(target: str, module: str) -> bool:
+    """Whether a target, other than a class, means the module."""
+    if target.startswith(_REGEX):
+        return re.match(target.removeprefix(_REGEX), module) is not None
+    return target == module
+
+
+def _everywhere(fields: _Fields, method: str, scheme: Scheme) -> QuantizedFolder:
+    return QuantizedFolder(method, fields.where, (_Group(("Linear",), scheme),))
+
+
+def _gptq(fields: _Fields) -> QuantizedFolder:
+    """GPTQ of AutoGPTQ, GPTQModel and others; ``dynamic`` has other bits for some modules (GPTQModel)."""
+    kind = fields.text("checkpoint_format", "gptq")
+    if kind not in ("gptq", "gptq_v2", "gemm") or fields.flag("is_marlin_format", False):
+        raise fields.refused(f".checkpoint_format is {kind!r}" if kind != "gptq" else ".is_marlin_format is true")
+    if (packed := fields.text("pack_dtype", "int32")) != "int32":
+        raise fields.refused(f".pack_dtype is {packed!r}")
+    if (kind := fields.text("format", kind)) not in ("gptq", "gptq_v2", "gemm"):
+        raise fields.refused(f".format is {kind!r}")
+    if fields.section.get("meta_lora") or fields.section.get("adapter"):
+        raise fields.refused(" has an adapter")
+    whole = Scheme("gptq", zeros_less_one=kind != "gptq_v2")
+    groups = [_Group(("Linear",), _bits_of_gptq(fields, whole))]
+    dynamic = fields.inner("dynamic") if fields.section.get("dynamic") else None
+    seen: list[str] = []
+    for pattern in dynamic.section if dynamic is not None else ():
+        assert dynamic is not None
+        name = _REGEX + pattern.removeprefix("+:").removeprefix("-:")
+        _check_pattern(dynamic, pattern, name)
+        if not pattern.startswith("-:"):  # the first that fits counts: later ones leave out what earlier ones have
+            before = "".join(f"(?!{s})" for s in seen)
+            default = groups[0].scheme
+            scheme = _bits_of_gptq(dynamic.inner(pattern), default, default)
+            groups.append(_Group((f"{_REGEX}{before}(?:{name.removeprefix(_REGEX)})",), scheme))
+        seen.append(name.removeprefix(_REGEX))
+    return QuantizedFolder("GPTQ", fields.where, tuple(groups))
+
+
+def _bits_of_gptq(fields: _Fields, scheme: Scheme, default: Scheme | None = None) -> Scheme:
+    bits = fields.number("bits", default.bits if default else None)
+    if bits not in _BITS_OF_GPTQ:
+        raise fields.refused(f".bits is {bits}")
+    size = fields.group_size(default.group_size if default else -1)
+    symmetric = fields.flag("sym", default.symmetric if default else False)
+    ordered = fields.flag("desc_act", default.ordered if default else False)
+    return replace(scheme, bits=bits, group_size=size, symmetric=symmetric, ordered=ordered)
+
+
+def _awq(fields: _Fields) -> QuantizedFolder:
+    """AWQ as AutoAWQ packs it for GEMM: https://github.com/casper-hansen/AutoAWQ."""
+    kind = fields.text("version", fields.text("format", fields.text("checkpoint_format", "gemm")))
+    if (backend := fields.text("backend", "auto")) in ("llm-awq", "llm_awq"):
+        kind = backend
+    if kind != "gemm":
+        raise fields.refused(f".version is {kind!r}: only weights that AWQ packed for gemm are known")
+    if (bits := fields.number("bits", 4)) != 4:
+        raise fields.refused(f".bits is {bits}")
+    scheme = Scheme("awq", 4, fields.group_size(128), not fields.flag("zero_point", True))
+    return _everywhere(fields, "AWQ", scheme)
+
+
+def _fp8(fields: _Fields) -> QuantizedFolder:
+    """FP8 of DeepSeek, transformers and vLLM: a scale for each block, channel or weight."""
+    if (kind := fields.text("fmt", "e4m3")).removeprefix("float8_").removesuffix("fn") != "e4m3":
+        raise fields.refused(f".fmt is {kind!r}")
+    if (experts := fields.text("expert_dtype", "fp8")) != "fp8":
+        raise fields.refused(f".expert_dtype is {experts!r}")
+    return _everywhere(fields, "FP8", Scheme("fp8", block=fields.pair("weight_block_size")))
+
+
+def _mxfp4(fields: _Fields) -> QuantizedFolder:
+    """MXFP4 of gpt-oss: experts alone, as ``_blocks`` and ``_scales``."""
+    return _everywhere(fields, "MXFP4", Scheme("mxfp4-blocks", 4, 32))
+
+
+def _bitsandbytes(fields: _Fields) -> QuantizedFolder:
+    """What is 4 bits and what is 8 is seen by each weight's own tensors."""
+    return _everywhere(fields, "bitsandbytes", Scheme("bnb"))
+
+
+_OF_MODELOPT: Mapping[str, Scheme] = {
+    "nvfp4": Scheme("nvfp4-modelopt", 4, 16),
+    "w4a16_nvfp4": Scheme("nvfp4-modelopt", 4, 16),
+    "fp8": Scheme("fp8"),
+    "fp8_per_channel_per_token": Scheme("fp8"),
+}
+
+
+def _modelopt(fields: _Fields) -> QuantizedFolder:
+    """ModelOpt's (https://github.com/NVIDIA/Model-Optimizer); mixed precision names the algorithm of each layer."""
+    if "quantization" in fields.section:
+        fields = fields.inner("quantization")
+    algorithm = fields.text("quant_algo", "")
+    if algorithm == "mixed_precision":
+        layers = fields.inner("quantized_layers")
+        groups = [_Group((name,), _of_modelopt(layers.inner(name))) for name in layers.section]
+        return QuantizedFolder("ModelOpt", fields.where, tuple(groups))
+    return _everywhere(fields, "ModelOpt", _of_modelopt(fields))
+
+
+def _of_modelopt(fields: _Fields) -> Scheme:
+    algorithm = fields.text("quant_algo", "")
+    if algorithm not in _OF_MODELOPT:
+        raise fields.refused(f".quant_algo is {algorithm!r}")
+    scheme = _OF_MODELOPT[algorithm]
+    if scheme.group_size and fields.number("group_size", scheme.group_size) != scheme.group_size:
+        raise fields.wrong("group_size", f"{scheme.group_size}, which {algorithm} has")
+    return scheme
+
+
+def _compressed_tensors(fields: _Fields) -> QuantizedFolder:
+    """compressed-tensors, of llm-compressor: https://github.com/vllm-project/compressed-tensors."""
+    if fields.section.get("transform_config"):
+        raise fields.refused(".transform_config rotates activations while the model runs")
+    if fields.section.get("moe_sparsity_config"):
+        raise fields.refused(".moe_sparsity_config leaves experts out")
+    sparsity = fields.section.get("sparsity_config")
+    if sparsity and (kind := fields.inner("sparsity_config").text("format", "dense")) != "dense":
+        raise fields.refused(f".sparsity_config.format is {kind!r}")
+    whole = fields.text("format", "")
+    listed = fields.inner("config_groups")
+    groups = []
+    for name in listed.section:
+        group = listed.inner(name)
+        kind = group.text("format", whole)
+        if group.section.get("weights"):
+            groups.append(_Group(group.names("targets"), _of_group(fields, group, kind)))
+    if not groups:
+        raise SourceError(f"{fields.where}.config_groups has no group of weights", hint="Download the file again.")
+    return QuantizedFolder("compressed-tensors", fields.where, tuple(groups), fields.names("ignore"))
+
+
+def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
+    weights = group.inner("weights")
+    bits, number = weights.number("num_bits", 8), weights.text("type", "int")
+    strategy = weights.text("strategy", "group" if weights.section.get("group_size") else "channel")
+    size = 0
+    if strategy in ("group", "tensor_group"):
+        size = weights.group_size()
+    elif strategy not in ("tensor", "channel", "block"):
+        raise fields.refused(f": weights with strategy {strategy!r}")
+    block = weights.pair("block_structure") if strategy == "block" else None
+    scheme = Scheme("packed", bits, size, weights.flag("symmetric", True), block)
+    known: dict[str, tuple[Layout, str, Iterable[int]]] = {
+        "pack-quantized": ("packed", "int", range(2, 9)),
+        "int-quantized": ("int", "int", range(2, 9)),
+        "float-quantized": ("fp8", "float", (8,)),
+        "naive-quantized": ("fp8" if number == "float" else "int", number, range(2, 9) if number == "int" else (8,)),
+        "nvfp4-pack-quantized": ("nvfp4", "float", (4,)),
+        "mxfp4-pack-quantized": ("mxfp4", "float", (4,)),
+    }
+    if kind not in known:
+        raise fields.refused(f": weights in the format {kind!r}")
+    layout, wanted, widths = known[kind]
+    if number != wanted or bits not in widths:
+        raise SourceError(
+            f"{weights.where}: {number} of {bits} bits can't be {kind}", hint="Download the checkpoint again."
+        )
+    own = {"nvfp4": 16, "mxfp4": 32}.get(layout)
+    if own is not None and size != own:
+        raise SourceError(f"{weights.where}.group_size is {size}, and {kind} has groups of {own}")
+    return replace(scheme, layout=layout)
+
+
+_METHODS: Mapping[str, Callable[[_Fields], QuantizedFolder]] = {
+    "fp8": _fp8,
+    "fbgemm-fp8": _fp8,
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
+    "mxfp4": _mxfp4,
+    "awq": _awq,
+    "gptq": _gptq,
+    "bitsandbytes": _bitsandbytes,
+}
+"""What config.json calls a method -> who reads its section."""

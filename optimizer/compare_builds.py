@@ -1,0 +1,745 @@
+"""``optimize verify --against``: is a bundle as good as the build before it, or as its source, within a budget?
+
+Each thing that may have become worse is a check, with what was measured and what the budget allows. What the two
+predict is compared on a suite of prompts, as `optimize eval` does; speed is measured in pairs, as `optimize bench`
+does; which files and weights differ, `optimize diff` says.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+from xml.etree import ElementTree
+
+import numpy as np
+from pydantic import Field, StrictBool, ValidationError
+
+from enginewright.optimizer.bench.options import BenchOptions, new_tokens, plan
+from enginewright.optimizer.bench.server import Server
+from enginewright.optimizer.capture.check_source import check_source
+from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.diff_bundles import BundleDiff, diff_bundles
+from enginewright.optimizer.evaluate.models import BundleModel, ScoredModel, finite_logits
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.texts import BUILT_IN, SuitePrompt, read_prompts
+from enginewright.optimizer.plan.planner import Memory
+from enginewright.optimizer.recipes.stored import recipe_of
+from enginewright.optimizer.shared.files import write_output
+from enginewright.passes.formats.section import Section
+from enginewright.runtime.bundle import MANIFEST_PATH
+from enginewright.runtime.bundle.reader import CODE, Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.executors.open import choose_target, context_of, target_groups
+from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
+from enginewright.runtime.shared.memory import format_bytes
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
+from enginewright.runtime.shared.targets import MEASURED, part
+from enginewright.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.bisect.layer_divergence import LayerDivergence
+
+ANSWER_TOKENS = 32
+"""Tokens behind each prompt that are compared as well."""
+
+LAYER_TOKENS = 64
+"""Tokens, of the first prompts, on which layers are compared: each run computes them once for every layer."""
+
+MEMORY_CONTEXT, PROMPT_TOKENS, DECODE_STEPS, ROUNDS = 4096, 128, 16, 7
+"""Memory: the longest request that is counted. Speed: tokens of the prompt, and behind it; steps; pairs of both."""
+
+_MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS = 20, 12, 24
+_HINT = "See docs/use/commands/verify.md for the keys of a budget."
+
+
+class Budget(Section):
+    """How much worse than what it is compared with a bundle may be. ``inf`` sets no limit.
+
+    ``tokens_changed``: share of the suite's tokens before which another token is the likeliest. ``kl_mean``,
+    ``kl_max``: KL divergence in nats, on average over these tokens, and of the worst. ``kl_layer``: the largest mean of
+    one layer; ``layers = false`` doesn't look at layers.
+
+    ``size_ratio``, ``memory_ratio``, ``prefill_ratio``, ``decode_ratio``: the bundle's bytes or seconds, divided by the
+    other's. ``speed_margin``: the share by which a ratio of times may be above its limit, as times vary; ``speed =
+    false`` measures none. ``tokenizer``, ``templates``, ``generation``, ``kv_cache``: whether each has to be equal;
+    ``bytes``: whether all files have.
+    """
+
+    tokens_changed: float = Field(default=0.01, ge=0)
+    kl_mean: float = Field(default=1e-4, ge=0)
+    kl_max: float = Field(default=1e-2, ge=0)
+    layers: StrictBool = True
+    kl_layer: float = Field(default=1e-3, ge=0)
+    size_ratio: float = Field(default=1.02, gt=0)
+    memory_ratio: float = Field(default=1.02, gt=0)
+    speed: StrictBool = True
+    prefill_ratio: float = Field(default=1.05, gt=0)
+    decode_ratio: float = Field(default=1.05, gt=0)
+    speed_margin: float = Field(default=0.05, ge=0)
+    tokenizer: StrictBool = True
+    templates: StrictBool = True
+    generation: StrictBool = True
+    kv_cache: StrictBool = True
+    bytes: StrictBool = False
+
+    def to_toml(self) -> str:
+        """The file that says the same."""
+        return "".join(f"{key} = {str(value).lower()}\n" for key, value in self)
+
+
+def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
+    """The budget of a TOML file; what it doesn't say is as in ``default``.
+
+    Raises RequestError naming the file, and the key or the line that is wrong.
+    """
+    try:
+        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
+        return Budget.model_validate(default.model_dump() | given)
+    except OSError as e:
+        raise RequestError(f"budget: {file} can't be read: {e.strerror}", hint="Pass a TOML file.") from e
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = str(first["loc"][0])
+        if first["type"] != "extra_forbidden":
+            raise RequestError(f"budget: {file}: {key}: {_REASONS.get(first['type'], first['msg'])}", hint=_HINT) from e
+        near = difflib.get_close_matches(key, Budget.model_fields, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(Budget.model_fields)}."
+        raise RequestError(f"budget: {file}: {key}: unknown key", hint=hint) from e
+    except ValueError as e:  # not TOML, or not UTF-8
+        raise RequestError(f"budget: {file}: not TOML: {e}", hint=_HINT) from e
+
+
+_REASONS = {"bool_type": "it must be true or false", "float_type": "it must be a number"}
+
+
+def default_budget(bundle: Bundle, *, source: bool) -> Budget:
+    """The budget where no file is given: a build has to repeat the one before, but for rounding.
+
+    A source's may be as far as the recipe of the bundle allows, if that loses precision, and a quarter of the tokens
+    may change.
+    """
+    recipe = recipe_of(bundle)
+    if not source or recipe.exact:
+        return Budget()
+    from enginewright.optimizer.verify.verify import max_kl_of  # torch, which a source needs
+
+    lossy = max_kl_of(recipe)
+    return Budget(tokens_changed=0.25, kl_mean=lossy or Budget().kl_mean, kl_max=math.inf, kl_layer=math.inf)
+
+
+Outcome = Literal["passed", "failed", "not compared"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may have become worse.
+
+    Attributes:
+        name: the budget's key, or what is compared.
+        outcome: "not compared" where it doesn't apply, or the budget says so.
+        measured, limit: in words; a number is its plain value, an infinite one None.
+        detail: what is wrong, or why nothing was compared; "" if there is nothing to say.
+    """
+
+    name: str
+    outcome: Outcome
+    measured: float | str | None = None
+    limit: float | str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ChangedPrompt:
+    """A prompt behind which something else is said.
+
+    Attributes:
+        where: file and line of the suite.
+        changed: of its ``tokens``, those before which another token is the likeliest.
+        first: the first of them, by its place in prompt and answer; the two likeliest tokens there, as text or ids.
+        kl_max: of its worst token, in nats.
+    """
+
+    where: str
+    tokens: int
+    changed: int
+    first: int
+    expected: str
+    found: str
+    kl_max: float
+
+
+@dataclass(frozen=True)
+class SpeedPairs:
+    """Seconds of the bundle and of the other one, in pairs that were measured one after the other.
+
+    Attributes:
+        prefill: until the first token of a prompt.
+        decode: of a step of one request: the median of some.
+    """
+
+    prefill: tuple[tuple[float, float], ...]
+    decode: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class BuildComparison:
+    """What ``compare_builds`` found.
+
+    Attributes:
+        bundle, against: as they were named.
+        kind: of what it is compared with.
+        target: that both were run on.
+        prompts, tokens: of the suite; with the answers' tokens.
+        checks: all, in the order in which they are shown.
+        layers: KL by what each layer gets, and last of the logits; empty where that can't be compared.
+        changed: prompts behind which something else is said.
+        files: what differs, as `optimize diff` says it with the other one as A.
+        speed: what was measured; None if nothing was.
+        budget: what was allowed.
+    """
+
+    bundle: str
+    against: str
+    kind: Literal["bundle", "source"]
+    target: str
+    prompts: int
+    tokens: int
+    checks: tuple[Check, ...]
+    layers: tuple[LayerDivergence, ...]
+    changed: tuple[ChangedPrompt, ...]
+    files: tuple[str, ...]
+    speed: SpeedPairs | None
+    budget: Budget
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that are over the budget."""
+        return tuple(check for check in self.checks if check.outcome == "failed")
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether no check failed."""
+        return not self.failed
+
+    def to_json(self) -> dict[str, Any]:
+        """Makes plain values for ``--json``; an infinite number is null."""
+        plain = {"within_budget": self.within_budget} | asdict(self) | {"budget": self.budget.model_dump()}
+        found: dict[str, Any] = _finite(plain)
+        return found
+
+    def to_junit(self) -> str:
+        """JUnit's XML: a suite whose cases are the checks. The machine's times are in it as properties alone."""
+        cases = self.checks
+        skipped = sum(check.outcome == "not compared" for check in cases)
+        counts = {"tests": str(len(cases)), "failures": str(len(self.failed)), "errors": "0", "skipped": str(skipped)}
+        root = ElementTree.Element("testsuites", {"name": "optimize verify"} | counts)
+        suite = ElementTree.SubElement(
+            root, "testsuite", {"name": "optimize verify", "time": f"{self.seconds}"} | counts
+        )
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in (
+            ("bundle", self.bundle),
+            ("against", self.against),
+            ("target", self.target),
+            *((f"budget.{key}", str(value).lower()) for key, value in self.budget),
+        ):
+            ElementTree.SubElement(properties, "property", {"name": name, "value": _xml(value)})
+        for check in cases:
+            case = ElementTree.SubElement(suite, "testcase", {"classname": "optimize.verify", "name": check.name})
+            said = _xml(" ".join(filter(None, (shown(check), check.detail))))
+            if check.outcome == "failed":
+                ElementTree.SubElement(case, "failure", {"message": said, "type": "OverBudget"}).text = self._why(check)
+            elif check.outcome == "not compared":
+                ElementTree.SubElement(case, "skipped", {"message": said})
+            else:
+                ElementTree.SubElement(case, "system-out").text = said
+        ElementTree.indent(root)
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+    def _why(self, check: Check) -> str:
+        """What helps to find the reason of a failed check."""
+        lines = [f"{check.name}: {shown(check)}", check.detail]
+        if check.name.startswith(("kl", "tokens_changed")):
+            lines += [f"{one.where}: token {one.first}: {one.expected} became {one.found}" for one in self.changed]
+        lines += self.files
+        return _xml("\n".join(filter(None, lines)))
+
+
+def write_junit(found: BuildComparison, path: Path) -> None:
+    """Writes ``to_junit`` whole or not at all. Raises RequestError."""
+    write_output(path, found.to_junit(), RequestError)
+
+
+def shown(check: Check) -> str:
+    """What was measured, and what is allowed: "1.3, at most 1.02"; "" of what wasn't compared."""
+    if check.outcome == "not compared" or check.measured is None:
+        return ""
+    return number(check.measured) + ("" if check.limit is None else f", {limit_of(check)}")
+
+
+def limit_of(check: Check) -> str:
+    """What is allowed, in words."""
+    if isinstance(check.limit, str) or check.limit is None:
+        return check.limit or ""
+    return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"
+
+
+def number(value: float | str) -> str:
+    """A measured value in words: four digits of a number."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that JSON doesn't have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _xml(text: str) -> str:
+    """The text without what XML 1.0 has no character for."""
+    return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", text)
+
+
+Measure = Callable[[Bundle, Bundle, str, int, Progress], "SpeedPairs | None"]
+
+
+def compare_builds(
+    bundle: str | Path,
+    against: str | Path,
+    *,
+    budget: str | Path | Budget | None = None,
+    prompts: str | Path = BUILT_IN,
+    target: str | None = None,
+    provider: str | None = None,
+    trust: str | None = None,
+    threads: int = 0,
+    measure: Measure | None = None,
+    progress: Progress = silent,
+) -> BuildComparison:
+    """Compares a bundle with an older build of it, or with its source, and says what is over the budget.
+
+    Prompts are tokenized as ``against`` does. Greedy answers of its own are read behind them by both (of a source:
+    the bundle's answers), so one token that changes doesn't change all behind it.
+
+    Args:
+        bundle: the new build.
+        against: a bundle, or a Hugging Face directory, GGUF file or Hub id; the last three need the export extra.
+        budget: a TOML file or a Budget; None takes ``default_budget``.
+        prompts: a file, see ``read_prompts``; BUILT_IN takes those that come with the package.
+        target: of both bundles; None takes the first that runs here.
+        provider, trust, threads: as for ``LLM``, for both.
+        measure: what measures the speed of two bundles; None takes ``measure_speed``. It returns None where it can't.
+        progress: called with the stages "load", "prompts", "layers", "speed", "compare".
+
+    Raises:
+        RequestError: the budget or the prompts are wrong.
+        BundleError, TrustError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: as their
+            names say.
+        EnginewrightError: the logits of ``against`` are not finite.
+    """
+    start = time.perf_counter()
+    new = Bundle.open(bundle, trust)
+    name = choose_target(new, target)
+    place = find_source(against, option="against", progress=progress)
+    older: Bundle | None = None
+    if (place / MANIFEST_PATH).is_file():
+        older = Bundle.open(place, trust if trust == CODE else None)
+        choose_target(older, name)
+    else:
+        check_source(place, option="against")
+    default = default_budget(new, source=older is None)
+    if isinstance(budget, Budget):
+        allowed = budget
+    else:
+        allowed = default if budget is None else read_budget(budget, default)
+    asked = read_prompts(prompts)
+
+    checks: list[Check] = []
+    with ExitStack() as stack:
+        running = {"target": name, "provider": provider, "threads": threads}
+        progress(ProgressEvent("load", 0, 2, str(bundle)))
+        model = stack.enter_context(closing(_opened(bundle, trust, running)))
+        progress(ProgressEvent("load", 1, 2, str(against)))
+        reference: ScoredModel
+        if older is not None:
+            other = stack.enter_context(closing(_opened(place, older.trust, running)))
+            reference, files, info, answering = other, older.tokenizer_files(), older.model, other
+        else:
+            loading(progress)
+            with MissingDependencyError.of_export("against: a source model"):
+                from enginewright.optimizer.evaluate.source_model import (
+                    SourceModel,  # torch and transformers, which bundles do without
+                )
+            made = stack.enter_context(closing(SourceModel(place, threads=threads)))
+            reference, files, info, answering = made, made.files or TokenizerFiles(), made.info, model
+        progress(ProgressEvent("load", 2, 2, str(against)))
+        suite = _tokenized(asked, str(prompts), reference, files, min(model.context_length, reference.context_length))
+        read = _read_suite(model, reference, answering, suite, progress)
+    checks += _of_suite(read, allowed)
+    sequences = _some_tokens([one.ids for one in suite])
+    layers: list[LayerDivergence] = []
+    if allowed.layers:
+        found = None if read.problem else _layers(new, older, place, name, sequences, progress)
+        layers, why = found if isinstance(found, list) else [], found if isinstance(found, str) else read.problem
+        checks.append(_of_layers(layers, why or "", allowed))
+    else:
+        checks.append(Check("kl_layer", "not compared", detail="the budget has layers = false"))
+    checks += _of_files(new.tokenizer_files(), files, allowed)
+    checks.append(_of_generation(new.model, info, allowed))
+    differing: tuple[str, ...] = ()
+    speed: SpeedPairs | None = None
+    if older is None:
+        why = "a source is not a build"
+        checks += [Check(key, "not compared", detail=why) for key in _OF_BUILDS]
+    else:
+        checks.append(_of_caches(new, older, name, allowed))
+        checks += _of_sizes(new, older, name, allowed)
+        if allowed.speed:
+            speed = (measure or measure_speed)(new, older, name, threads, progress) if provider is None else None
+        checks += _of_speed(speed, allowed, provider)
+        diff = diff_bundles(place, bundle, progress=progress)
+        differing = _lines_of(diff)
+        checks.append(_equal("bytes", diff.equal, f"{len(diff.differences)} of {diff.files} files differ", allowed))
+    return BuildComparison(
+        bundle=str(bundle),
+        against=str(against),
+        kind="source" if older is None else "bundle",
+        target=name,
+        prompts=len(suite),
+        tokens=read.total.tokens,
+        checks=tuple(checks),
+        layers=tuple(layers),
+        changed=tuple(read.changed),
+        files=differing[:_MOST_FILES],
+        speed=speed,
+        budget=allowed,
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
+    """What differs: weights first, and without what follows from them, the sizes and hashes in manifests."""
+    lines = []
+    for file in diff.differences:
+        only = ("only in the older one",) if file.bytes_b is None else ("only in the new one",)
+        details = file.details if None not in (file.bytes_a, file.bytes_b) else only
+        rank = next((i for i, start in enumerate(_FIRST_FILES) if file.path.startswith(start)), len(_FIRST_FILES))
+        kept = [detail for detail in details if not detail.startswith(("files.", "tensors.", "blobs."))]
+        lines += [(rank, f"{file.path}: {detail}") for detail in kept]
+    return tuple(line for _, line in sorted(lines, key=lambda line: line[0]))
+
+
+_FIRST_FILES = ("weights/weights", "tokenizer/", "manifest.json")
+_OF_BUILDS = ("kv_cache", "size_ratio", "memory_ratio", "prefill_ratio", "decode_ratio", "bytes")
+
+
+def _opened(path: str | Path, trust: str | None, running: Mapping[str, Any]) -> BundleModel:
+    return BundleModel(path, trust=trust, memory=None, **running)
+
+
+# ---- the suite of prompts
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    where: str
+    ids: list[int]
+    answer: int
+    tokenizer: Tokenizer | None = None
+
+
+def _tokenized(
+    asked: Sequence[SuitePrompt], source: str, reference: ScoredModel, files: TokenizerFiles, context: int
+) -> list[_Prompt]:
+    """The suite as token ids, cut to the context, with how many tokens answer each.
+
+    What comes with the package suits every model: without a chat template a conversation's last message is the text,
+    without a tokenizer random tokens are.
+    """
+    answer = max(1, min(ANSWER_TOKENS, context // 2))
+    most = context - answer
+    tokenizer = reference.tokenizer if files.tokenizer_json is not None else None
+    if tokenizer is None:
+        if source != BUILT_IN:
+            raise RequestError(
+                f"prompts: {reference.path} has no tokenizer, so it can't read {source}", hint="Leave --prompts out."
+            )
+        generator = np.random.default_rng(0)
+        drawn = generator.integers(0, reference.vocab_size, (_RANDOM_PROMPTS, min(_RANDOM_TOKENS, most)))
+        return [_Prompt(f"random tokens {i}", ids, answer) for i, ids in enumerate(drawn.tolist(), 1)]
+    found = []
+    for one in asked:
+        text = one.text
+        if text is None and files.chat_template is None:
+            if source != BUILT_IN:
+                raise RequestError(
+                    f"prompts: {one.where}: messages need a chat template, and {reference.path} has none",
+                    hint="Pass texts.",
+                )
+            text = str(one.messages[-1]["content"])
+        ids = tokenizer.encode_chat(one.messages) if text is None else tokenizer.encode(text)
+        if ids:
+            found.append(_Prompt(one.where, ids[:most], answer, tokenizer))
+    if not found:
+        raise RequestError(f"prompts: {source} has no tokens", hint="Pass texts of one token or more.")
+    return found
+
+
+@dataclass
+class _Read:
+    """What both models made of the suite. ``problem``: why that can't be said."""
+
+    total: Divergence = field(default_factory=lambda: Divergence(Likelihood(), Likelihood()))
+    changed: list[ChangedPrompt] = field(default_factory=list)
+    problem: str = ""
+
+
+def _read_suite(
+    model: BundleModel, reference: ScoredModel, answering: BundleModel, suite: Sequence[_Prompt], progress: Progress
+) -> _Read:
+    """Reads every prompt and its answer with both models, one after the other: one prompt's logits are in memory."""
+    read = _Read()
+    if model.vocab_size != reference.vocab_size:
+        read.problem = f"the bundle has {model.vocab_size:,} tokens, the other one {reference.vocab_size:,}"
+        return read
+    for done, prompt in enumerate(suite, 1):
+        ids = prompt.ids if answering is model else _answered(answering, prompt)
+        try:
+            if answering is model:
+                ids = _answered(model, prompt)
+            found = model.logits(ids)  # [S, V]
+        except EnginewrightError as e:
+            if type(e) is not EnginewrightError:  # such as too little memory, which isn't the bundle's fault
+                raise
+            read.problem = f"{prompt.where}: {e.message}"
+            return read
+        expected = finite_logits(reference, ids)
+        own = Divergence(Likelihood(), Likelihood())
+        own.add(found, expected)
+        _add(read.total, own)
+        tops = expected.argmax(axis=-1), found.argmax(axis=-1)
+        if len(places := np.flatnonzero(tops[0] != tops[1])):
+            first = int(places[0])
+            was, now = (_word(prompt.tokenizer, int(top[first])) for top in tops)
+            read.changed.append(ChangedPrompt(prompt.where, len(ids), len(places), first, was, now, own.kl_max))
+        progress(ProgressEvent("prompts", done, len(suite), f"KL {read.total.kl_mean:.3g}"))
+    return read
+
+
+def _answered(model: BundleModel, prompt: _Prompt) -> list[int]:
+    """A prompt with the model's greedy answer."""
+    return [*prompt.ids, *model.continued(prompt.ids, prompt.answer)]
+
+
+def _add(total: Divergence, own: Divergence) -> None:
+    total.tokens += own.tokens
+    total.kl_sum += own.kl_sum
+    total.kl_max = max(total.kl_max, own.kl_max)
+    total.agreed += own.agreed
+
+
+def _word(tokenizer: Tokenizer | None, token: int) -> str:
+    return str(token) if tokenizer is None else repr(tokenizer.decode([token], skip_special_tokens=False))
+
+
+def _of_suite(read: _Read, budget: Budget) -> list[Check]:
+    limits = {"tokens_changed": budget.tokens_changed, "kl_mean": budget.kl_mean, "kl_max": budget.kl_max}
+    if read.problem:
+        return [Check(key, "failed", None, limit, read.problem) for key, limit in limits.items()]
+    total = read.total
+    changed = total.tokens - total.agreed
+    detail = f"{changed:,} of {total.tokens:,}"
+    return [
+        _within("tokens_changed", changed / total.tokens, budget.tokens_changed, detail),
+        _within("kl_mean", total.kl_mean, budget.kl_mean),
+        _within("kl_max", total.kl_max, budget.kl_max),
+    ]
+
+
+def _within(name: str, measured: float, limit: float, detail: str = "") -> Check:
+    return Check(name, "passed" if measured <= limit else "failed", measured, limit, detail)
+
+
+def _some_tokens(suite: Sequence[list[int]]) -> list[list[int]]:
+    """The beginnings of some prompts, LAYER_TOKENS in all: a quarter each."""
+    found: list[list[int]] = []
+    for ids in suite:
+        if len(found) < 4:
+            found.append(ids[: LAYER_TOKENS // 4])
+    return found
+
+
+# ---- by layer
+
+
+def _layers(
+    new: Bundle, older: Bundle | None, source: Path, target: str, sequences: Sequence[list[int]], progress: Progress
+) -> list[LayerDivergence] | str:
+    """The divergence by layer, or why it can't be said."""
+    if target != MEASURED or any(target not in b.programs for b in (new, older) if b is not None):
+        return f"the values of target {target} can't be looked at"
+    progress(ProgressEvent("layers", 0, 1, ""))
+    try:
+        with MissingDependencyError.of_export("kl_layer"):
+            import torch
+
+            from enginewright.optimizer.bisect.bundle_run import BundleRun
+            from enginewright.optimizer.bisect.layer_divergence import layer_divergence
+            from enginewright.optimizer.bisect.source_run import SourceRun
+    except MissingDependencyError as e:
+        return e.message
+    tokens = [torch.tensor(ids, dtype=torch.int32) for ids in sequences]
+    own = BundleRun(new, str(new.path), target=target)
+    if older is not None:
+        found = layer_divergence(BundleRun(older, str(older.path), target=target), own, tokens)
+    else:
+        run = SourceRun(source, str(source), context_length=new.model.context_length)
+        found = layer_divergence(run, own, tokens)
+    progress(ProgressEvent("layers", 1, 1, ""))
+    return "the two have other layers, or what a layer gets is not a value of its own" if found is None else found
+
+
+def _of_layers(layers: Sequence[LayerDivergence], why: str, budget: Budget) -> Check:
+    if not layers:
+        return Check("kl_layer", "not compared", detail=why)
+    worst = max(layers, key=lambda one: one.kl_mean)
+    first = next((one for one in layers if one.kl_mean > budget.kl_layer), worst)
+    place = "the logits" if first.layer is None else f"what layer {first.layer} gets"
+    if first.kl_mean > budget.kl_layer:
+        return _within("kl_layer", worst.kl_mean, budget.kl_layer, f"from {place} on")
+    return _within("kl_layer", worst.kl_mean, budget.kl_layer, f"largest at {place}" if worst.kl_mean else "")
+
+
+# ---- what a bundle says of the model
+
+
+def _equal(name: str, same: bool, different: str, budget: Budget) -> Check:
+    """A check that two things are equal, if the budget wants that."""
+    measured = "equal" if same else "different"
+    if not getattr(budget, name):
+        return Check(name, "not compared", detail=f"the budget has {name} = false")
+    return Check(name, "passed" if same else "failed", measured, "equal", "" if same else different)
+
+
+def _of_files(new: TokenizerFiles, older: TokenizerFiles, budget: Budget) -> list[Check]:
+    """Tokenizer and chat templates; a model without a tokenizer of its own is compared as having none."""
+    parts = {"tokenizer.json": (new.tokenizer_json, older.tokenizer_json)}
+    names = sorted(new.special_tokens.keys() | older.special_tokens.keys())
+    parts |= {name: (new.special_tokens.get(name), older.special_tokens.get(name)) for name in names}  # type: ignore[misc]
+    templates: dict[str, tuple[object, object]] = {"default": (new.chat_template, older.chat_template)}
+    for name in sorted(new.other_templates.keys() | older.other_templates.keys()):
+        templates[name] = (new.other_templates.get(name), older.other_templates.get(name))
+    templates["of answers"] = (new.response_template, older.response_template)
+    checks = []
+    for key, compared in (("tokenizer", parts), ("templates", templates)):
+        unlike = [name for name, (a, b) in compared.items() if a != b]
+        checks.append(_equal(key, not unlike, f"another {', '.join(unlike)}", budget))
+    return checks
+
+
+def _of_generation(new: ModelInfo, older: ModelInfo, budget: Budget) -> Check:
+    """Defaults of sampling, tokens that begin and end a text, and the longest request."""
+    settings: list[dict[str, object]] = [
+        {"eos_token_ids": sorted(info.eos_token_ids), "bos_token_id": info.bos_token_id, **info.generation_defaults}
+        for info in (older, new)
+    ]
+    unlike = [
+        f"{key} {settings[0].get(key)} became {settings[1].get(key)}"
+        for key in sorted(settings[0].keys() | settings[1].keys())
+        if settings[0].get(key) != settings[1].get(key)
+    ]
+    return _equal("generation", not unlike, "; ".join(unlike), budget)
+
+
+def _of_caches(new: Bundle, older: Bundle, target: str, budget: Budget) -> Check:
+    """The formats of keys and values, layer by layer; the context, which is how many of them there may be."""
+    facts = []
+    for bundle in (older, new):
+        context = context_of(bundle, None, target)
+        groups = target_groups(bundle, target, context)
+        dtypes = {layer: group.dtype for group in groups for layer in group.layers}
+        facts.append((f"{context:,} tokens of {', '.join(sorted(set(dtypes.values()))) or 'nothing'}", context, dtypes))
+    (was, *before), (now, *after) = facts
+    return _equal("kv_cache", before == after, f"{was} became {now}", budget)
+
+
+def _of_sizes(new: Bundle, older: Bundle, target: str, budget: Budget) -> list[Check]:
+    ours, theirs = (sum(file.bytes for file in bundle.files.values()) for bundle in (new, older))
+    checks = [_ratio("size_ratio", ours, theirs, budget.size_ratio)]
+    programs = [bundle.programs.get(target) for bundle in (new, older)]
+    first, second = programs
+    if first is None or second is None or getattr(part(target, "section"), "OWN_FORM", False):
+        return [*checks, Check("memory_ratio", "not compared", detail=f"target {target} doesn't say what it takes")]
+    context = min(MEMORY_CONTEXT, *(context_of(bundle, None, target) for bundle in (new, older)))
+    ours, theirs = (Memory(program, target).needed(1, context, context) for program in (first, second))
+    return [*checks, _ratio("memory_ratio", ours, theirs, budget.memory_ratio)]
+
+
+def _ratio(name: str, new: int, older: int, limit: float) -> Check:
+    return _within(name, new / max(older, 1), limit, f"{format_bytes(older)} became {format_bytes(new)}")
+
+
+# ---- speed
+
+
+def measure_speed(new: Bundle, older: Bundle, target: str, threads: int, progress: Progress) -> SpeedPairs | None:
+    """Times prompts and decode steps of two bundles, one after the other, ROUNDS times; who is first alternates.
+
+    So what else the machine does, and how warm it is, is the same for both. Returns None if their contexts have no room
+    for a prompt. Raises CapacityError as `optimize bench` does.
+    """
+    room = min(context_of(bundle, None, target) for bundle in (new, older)) - new_tokens(DECODE_STEPS)
+    if room < 1:
+        return None
+    tokens = min(PROMPT_TOKENS, room)
+    options = BenchOptions(prompts=(tokens,), batches=(1,), contexts=(tokens,), steps=DECODE_STEPS)
+    times: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
+    with ExitStack() as stack:
+        servers = []
+        for bundle in (new, older):
+            sizes = plan(options, context_of(bundle, None, target))
+            servers.append(stack.enter_context(closing(Server(bundle, target, sizes, threads=threads))))
+        for server in servers:
+            server.prompt(tokens, 1)
+        for done in range(ROUNDS):
+            for which in (0, 1) if done % 2 == 0 else (1, 0):
+                first, _ = servers[which].prompt(tokens, 1)
+                times[which][0].append(first)
+                times[which][1].append(median(servers[which].decode(1, tokens, DECODE_STEPS)))
+            progress(ProgressEvent("speed", done + 1, ROUNDS, ""))
+    (prefill, decode), (prefill_older, decode_older) = times
+    return SpeedPairs(tuple(zip(prefill, prefill_older, strict=True)), tuple(zip(decode, decode_older, strict=True)))
+
+
+def _of_speed(speed: SpeedPairs | None, budget: Budget, provider: str | None) -> list[Check]:
+    limits = {"prefill_ratio": budget.prefill_ratio, "decode_ratio": budget.decode_ratio}
+    if speed is None:
+        why = "the context is too short"
+        if not budget.speed:
+            why = "the budget has speed = false"
+        elif provider is not None:
+            why = f"the speed of provider {provider} isn't measured"
+        return [Check(key, "not compared", detail=why) for key in limits]
+    checks = []
+    for (key, limit), pairs in zip(limits.items(), (speed.prefill, speed.decode), strict=True):
+        ratio = median(new / older for new, older in pairs)
+        ours, theirs = (median(times) * 1e3 for times in zip(*pairs, strict=True))
+        detail = f"{theirs:.3g} ms became {ours:.3g} ms; with a margin of {budget.speed_margin:.0%}"
+        outcome: Outcome = "passed" if ratio <= limit * (1 + budget.speed_margin) else "failed"
+        checks.append(Check(key, outcome, ratio, limit, detail))
+    return checks

@@ -1,0 +1,109 @@
+"""What joins ranks: the links of links.toml, and this machine's shared memory."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+
+from enginewright.plugins.steps.planning import Gpu
+from enginewright.runtime.shared.errors import RequestError, TargetError
+
+MEMORY = "memory"
+"""The name of shared memory of this machine, in which a gather copies nothing."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of one kind.
+
+    Attributes:
+        bandwidth: bytes a second in one direction, for each device; 0: nothing is copied.
+        base, hop: seconds of a collective without bytes: ``base + (ranks - 1) * hop``.
+        between: it joins machines.
+        capability: of the GPUs that have it, where its name has a generation.
+        source: who says so.
+    """
+
+    name: str
+    bandwidth: float
+    base: float
+    hop: float
+    source: str
+    between: bool = False
+    capability: str = ""
+
+    def waited(self, ranks: int) -> float:
+        """Predicts the seconds of a collective of so many ranks, beside its bytes."""
+        return self.base + (ranks - 1) * self.hop
+
+
+@cache
+def _table() -> tuple[float, dict[str, Link]]:
+    data = tomllib.loads(files(__package__).joinpath("links.toml").read_text(encoding="utf-8"))
+    return data["shares"]["bandwidth"], {_key(entry["name"]): Link(**entry) for entry in data["link"]}
+
+
+def _key(name: str) -> str:
+    """ethernet100 of "Ethernet 100"; the short names that people write are known too."""
+    key = "".join(re.split(r"[\s_-]+", name.strip().lower()))
+    key = re.sub(r"(gbit|gbe|gb|g)$", "", key)
+    return re.sub(r"^(eth|roce)(?=\d)", "ethernet", re.sub(r"^(ib)?(hdr|ndr)$", r"infiniband\2", key))
+
+
+def known_links() -> list[Link]:
+    """Reads the links of links.toml, in its order."""
+    return list(_table()[1].values())
+
+
+def default_share() -> float:
+    """What is reached of a link's bandwidth, as links.toml assumes."""
+    return _table()[0]
+
+
+def find_link(name: str, gpu: Gpu | None) -> Link | None:
+    """The link of that name; None is this machine's memory. ``nvlink`` is of the GPU's generation.
+
+    Raises TargetError for one that isn't known, or that the device hasn't; says which are.
+    """
+    key, links = _key(name), _table()[1]
+    if key == MEMORY:
+        if gpu is not None:
+            raise TargetError(
+                f"link: {MEMORY} joins ranks of this machine's processor, not {gpu.name}s",
+                hint="Name the link of the GPUs, such as nvlink or pcie4.",
+            )
+        return None
+    if key in links:
+        return links[key]
+    generations = [link for known, link in links.items() if re.fullmatch(rf"{re.escape(key)}\d", known)]
+    if generations and gpu is not None:
+        own = [link for link in generations if link.capability == gpu.capability]
+        if own:
+            return own[0]
+    if generations:
+        raise TargetError(
+            f"link: which {name.strip()} {gpu.name if gpu is not None else 'this machine'} has isn't known",
+            hint=f"Name one: {', '.join(link.name for link in generations)}.",
+        )
+    near = get_close_matches(key, [*links, MEMORY], 1, 0.6)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    known = ", ".join([*(link.name for link in links.values()), MEMORY])
+    raise TargetError(
+        f"link: {name.strip()!r} isn't a known link",
+        hint=f"{meant}Known are {known} (of this machine).",
+    )
+
+
+def split_links(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of one text or several, with commas between them. Raises RequestError for more than two."""
+    found = tuple(part for text in names for part in text.split(",") if part.strip())
+    if len(found) > 2:
+        raise RequestError(
+            f"link: {len(found)} links are named", hint="Name one, or two: within a machine, then between machines."
+        )
+    return found

@@ -1,0 +1,118 @@
+"""A plan for ranks as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from enginewright.optimizer.report.numbers import duration, format_bytes, rate
+
+from .ranks import Best, PartitionPlan, RankPlans
+from .text import busy, device_line, late_mark, limit_of, plain_table
+
+
+def print_rank_plans(result: RankPlans, console: Console) -> None:
+    """For each device and recipe what partitions hold, move and give, and which are best."""
+    for device in result.devices:
+        console.print(device_line(device), markup=False, soft_wrap=True)
+        console.print(link_line(result.links[device.name]), markup=False, soft_wrap=True)
+        for recipes in dict.fromkeys(p.recipes for p in result.plans if p.device == device.name):
+            plans = [p for p in result.plans if (p.device, p.recipes) == (device.name, recipes)]
+            best = [b for b in result.best if (b.device, b.recipes) == (device.name, recipes)]
+            console.print(f"\n{', '.join(recipes)}", markup=False)
+            shown = _shown(plans, best)
+            console.print(_held(shown))
+            console.print()
+            if any(plan.fits for plan in shown):
+                console.print(_speeds([plan for plan in shown if plan.fits], result))
+                console.print()
+            for line in map(best_line, best):
+                console.print(line, markup=False, soft_wrap=True)
+    for line in notes(result):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def link_line(wires: dict[str, Any]) -> str:
+    """What joins ranks of a device."""
+    found = []
+    for link, where in ((wires["inside"], "within a machine"), (wires["between"], "between machines")):
+        if link is None:
+            continue
+        speed = f"{link['bandwidth'] / 1e9:,.4g} GB/s, {wires['share']:.0%} of which is assumed to be reached"
+        if not link["bandwidth"]:
+            speed = "nothing is copied"
+        waits = f"{link['base'] * 1e6:.3g} us a gather and {link['hop'] * 1e6:.3g} us a further rank"
+        found.append(f"{link['name']} {where}: {speed}, {waits}")
+    if wires["inside"] is not None and wires["between"] is not None:
+        found.append(f"{wires['per_machine']} ranks a machine")
+    return "links: " + "; ".join(found)
+
+
+def best_line(best: Best) -> str:
+    """Names the best partitions of so many ranks."""
+    if best.latency is None and best.throughput is None:
+        return f"{best.ranks:,} ranks: none fits and meets the goals"
+    latency, throughput = best.latency or "none", best.throughput or "none"
+    return f"{best.ranks:,} ranks: the shortest time per token {latency}, the most tokens a second {throughput}"
+
+
+def notes(result: RankPlans) -> Iterator[str]:
+    """What was left out, and what the columns are."""
+    for omitted in result.omitted:
+        yield f"omitted  {', '.join(omitted.recipes)}: {omitted.why}"
+    yield from busy(result.devices)
+    context, prompt = result.options["context"], result.options["prompt"]
+    yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. Of unlike ranks, the largest."
+    yield "sent a token, links: what a rank gets in a step of one token, and how long it waits for that."
+    if any(plan.pipeline > 1 for plan in result.plans):
+        yield "As many steps are in flight as a partition has stages, of different requests."
+
+
+def _shown(plans: list[PartitionPlan], best: list[Best]) -> list[PartitionPlan]:
+    """All partitions of one number of ranks; of several, the best."""
+    if len(best) == 1:
+        return plans
+    named = {(b.ranks, name) for b in best for name in (b.latency, b.throughput)}
+    none = {b.ranks for b in best if b.latency is None and b.throughput is None}
+    return [p for p in plans if (p.ranks, p.partition) in named or (p.ranks in none and p.pipeline == 1)]
+
+
+def _held(plans: list[PartitionPlan]) -> Table:
+    columns = [
+        "partition",
+        "weights a rank",
+        "KV a token",
+        "most requests",
+        "longest one",
+        "largest batch",
+        "limited by",
+    ]
+    table = plain_table(*columns)
+    for plan in plans:
+        row = [plan.partition, format_bytes(plan.weights), format_bytes(plan.kv_per_token)]
+        if not plan.fits:
+            table.add_row(*row, "too big")
+            continue
+        largest = plan.largest
+        found = "none" if largest is None else f"{largest.batch:,}, {rate(largest.tokens_per_second or 0)} tokens/s"
+        row += [f"{plan.most_requests:,}", f"{plan.most_tokens:,} tokens", found]
+        table.add_row(*row, limit_of(plan.largest_limit))
+    return table
+
+
+def _speeds(plans: list[PartitionPlan], result: RankPlans) -> Table:
+    table = plain_table("partition", "sent a token", "links", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
+    for plan in plans:
+        for i, speed in enumerate(plan.speeds):
+            moved = format_bytes(round(plan.received)), duration(plan.waited)
+            row = ["", "", ""] if i else [plan.partition, *moved]
+            if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
+                table.add_row(*row, f"{speed.batch:,}", "too big")
+                continue
+            pairs = (speed.ttft, result.options["ttft"]), (speed.tpot, result.options["tpot"])
+            times = [f"{duration(seconds)}{late_mark(seconds, goal)}" for seconds, goal in pairs]
+            table.add_row(*row, f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound)
+    return table

@@ -1,0 +1,69 @@
+"""How long ranks of this machine wait for each other where they gather: timed with processes that do nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from statistics import median
+
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError
+
+from ..extension import cpu_extension
+from ..threads import available_threads
+
+_ROUNDS = 2000
+_SPIN = 1e-3
+"""Seconds for which a rank waits awake; all ranks have cores."""
+
+_PEER = "import sys; from enginewright.plugins.cpu.compile.meeting import meet; meet(*map(int, sys.argv[1:]))"
+
+
+def meeting_seconds(ranks: int) -> float:
+    """Times a meeting of so many ranks, of as many as there are cores at most: the median of many.
+
+    Raises CapacityError where there is no shared memory, EnginewrightError where a process can't be started.
+    """
+    ranks = min(ranks, available_threads())
+    if ranks < 2:
+        return 0.0
+    try:
+        link = cpu_extension.RankLink(-1, 0, [1] * ranks, _SPIN)
+    except MemoryError as e:
+        raise CapacityError(f"no shared memory to measure a meeting of ranks: {e}") from e
+    peers: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, ranks):
+            command = [sys.executable, "-c", _PEER, str(link.fd), str(rank), str(ranks)]
+            peers.append(
+                subprocess.Popen(command, pass_fds=(link.fd,), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+        for peer in peers:
+            threading.Thread(target=_watch, args=(peer, link), daemon=True).start()
+        link.meet()  # all are there
+        seconds = []
+        for _ in range(_ROUNDS):
+            start = time.perf_counter()
+            link.meet()
+            seconds.append(time.perf_counter() - start)
+    except (OSError, RuntimeError) as e:
+        raise EnginewrightError(f"the meeting of {ranks} ranks can't be measured: {e}") from e
+    finally:
+        link.abandon("the measurement is over")
+        for peer in peers:
+            peer.wait()
+    return median(seconds)
+
+
+def _watch(peer: subprocess.Popen[bytes], link: cpu_extension.RankLink) -> None:
+    """Nobody waits for a process that is gone."""
+    if peer.wait():
+        link.abandon("a rank's process ended")
+
+
+def meet(fd: int, rank: int, ranks: int) -> None:
+    """The other ranks' part of ``meeting_seconds``: their main program."""
+    link = cpu_extension.RankLink(fd, rank, [1] * ranks, _SPIN)
+    for _ in range(1 + _ROUNDS):
+        link.meet()

@@ -1,0 +1,150 @@
+"""A rank but the first: a process that runs the steps which rank 0 posts, on its own part of the weights.
+
+Rank 0 starts it (``ranked``), writes what it is to open as a line of JSON, and reads a line back: what is wrong, or
+nothing. Then it runs steps until rank 0 ends. It has no tokenizer, no scheduler and no sampler.
+
+It ends with rank 0's process, however that ends: the system kills it then (PR_SET_PDEATHSIG), also while it is stopped;
+and a thread of it waits for the end of its input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from enginewright.runtime.bundle.reader import Bundle, Load
+from enginewright.runtime.ranks.partition import Partition, partition
+from enginewright.runtime.shared.contracts import CacheGroup, head_bytes
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.memory import return_freed_memory
+from enginewright.runtime.shared.records import Record
+
+from ..executable import NUMERICS_VERSION, CpuProgram, isas
+from ..extension import cpu_extension as _cpu
+
+
+class RankSetting(Record, frozen=True, kw_only=True):
+    """What a rank is told.
+
+    Attributes:
+        rank: its number.
+        bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them.
+        cores: it runs on these; on any where there are none.
+        file: the descriptor of the shared memory.
+        cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
+        parent: the process of rank 0.
+        same: what is the same on all ranks, by name: see ``facts``.
+    """
+
+    rank: int
+    bundle: str
+    target: str
+    partition: str
+    blocks: dict[str, int]
+    threads: int
+    isa: str
+    load: str
+    tuning: dict[str, int]
+    cores: tuple[int, ...]
+    file: int
+    cache_bytes: tuple[int, ...]
+    spin: float
+    in_flight: int
+    parent: int
+    same: dict[str, str]
+
+
+class RankReply(Record, frozen=True, kw_only=True):
+    """What a rank says when it has opened its part: no ``problem``, or one, the name of its error, and what to do."""
+
+    problem: str = ""
+    kind: str = ""
+    hint: str | None = None
+
+
+def facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, str]:
+    """What a rank and rank 0 must agree on, under the names that an error says. ``program``: the rank's."""
+    return {
+        "version of Enginewright": metadata.version("enginewright"),
+        "order of sums": str(NUMERICS_VERSION),
+        "instruction set": isa,
+        "bundle": bundle.hash,
+        "program": hashlib.sha256(program.to_json().encode()).hexdigest(),
+    }
+
+
+def check_same(here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Raises BundleError naming what differs from ``there``, which is rank 0's."""
+    for name, value in there.items():
+        if here.get(name) != value:
+            raise BundleError(
+                f"its {name} is {here.get(name)}, and that of rank 0 is {value}",
+                hint="Run all ranks with the same installation and bundle, and leave the bundle as it is.",
+            )
+
+
+def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each."""
+    sizes = group.key_head_size, group.value_head_size
+    keys, values = (head_bytes(group.dtype, size) * group.block_size for size in sizes)
+    return (blocks, group.kv_heads, keys), (blocks, group.kv_heads, values)
+
+
+def main() -> None:
+    """Reads a ``RankSetting``, writes a ``RankReply``, and runs steps until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is rank 0's
+    setting = RankSetting.model_validate(msgspec.json.decode(sys.stdin.buffer.readline()))
+    _cpu.die_with_parent()
+    if os.getppid() != setting.parent:
+        return
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    if setting.cores:
+        os.sched_setaffinity(0, setting.cores)
+    try:
+        link, program = _opened(setting)
+    except EnginewrightError as e:
+        _reply(RankReply(problem=e.message, kind=type(e).__name__, hint=e.hint))
+        return
+    return_freed_memory()
+    _reply(RankReply())
+    try:
+        program.run_posted_steps(link)
+    except RuntimeError:  # rank 0 knows why, and has ended the others
+        os._exit(1)
+    os._exit(0)
+
+
+def _opened(setting: RankSetting) -> tuple[_cpu.RankLink, CpuProgram]:
+    if setting.isa not in isas():
+        raise EnginewrightError(f"its processor has no {setting.isa}, the instruction set of rank 0")
+    bundle = Bundle.open(setting.bundle)
+    lowered = partition(bundle.program(setting.target), Partition.parse(setting.partition))[setting.rank]
+    check_same(facts(bundle, setting.isa, lowered), setting.same)
+    load: Load = "read" if setting.load == "read" else "map"
+    weights = {use.name: bundle.part(use, load) for use in lowered.weights}
+    link = _cpu.RankLink(setting.file, setting.rank, setting.cache_bytes, setting.spin, setting.in_flight)
+    further: dict[str, Any] = {"threads": setting.threads, "isa": setting.isa, "tuning": setting.tuning}
+    return link, CpuProgram(lowered, weights, blocks=setting.blocks, exchange=link, **further)
+
+
+def _reply(reply: RankReply) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(reply) + b"\n")
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,550 @@
+"""The cpu target on several ranks: processes of this machine, each of which runs a part of the model.
+
+Rank 0 is in this process. ``submit`` writes a step's arrays into memory that all ranks see, which wakes the others;
+``result`` runs rank 0's part, which meets theirs wherever values are gathered, and samples. All KV caches lie in that
+memory too, so that blocks are copied, kept on a disk and read again as those of one process are.
+
+A thread looks after the processes. Where one dies, or makes no progress for too long while rank 0 waits for it, the
+thread ends them all, and every step from then on raises an error that says what happened. Nothing is left behind: the
+memory has no name, and the system ends the processes with this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from itertools import chain
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.bundle.reader import Bundle, Load
+from enginewright.runtime.executors.host_blocks import cache_identity
+from enginewright.runtime.ranks.partition import Partition, expert_shares, partition
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.memory import check_free
+
+from ..executable import NUMERICS_VERSION, isas
+from ..extension import cpu_extension as _cpu
+from ..threads import available_threads, core_shares
+from .executor import CpuExecutor, tuning_of
+from .hidden import run_with_hidden
+from .rank_process import RankReply, RankSetting, cache_sizes, facts
+
+RANKS_A_CORE = 8
+"""More ranks than that for each core are refused. So many are for tests: they are as slow as they are many."""
+
+PATIENCE = 30.0
+"""Seconds that rank 0 waits for a rank which makes no progress."""
+
+_SPIN = 50e-6  # seconds that a rank waits awake for the others, where each has cores of its own
+_START_SECONDS = 600.0
+_END_SECONDS = 5.0
+_LOST = "Open the bundle again with LLM(path)."
+_ERRORS = {kind.__name__: kind for kind in (BundleError, CapacityError, RequestError)}
+
+_cut: weakref.WeakKeyDictionary[Bundle, dict[tuple[str, Partition], tuple[LoweredProgram, ...]]]
+_cut = weakref.WeakKeyDictionary()
+
+
+def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredProgram, ...]:
+    """The program of each rank. Raises BundleError, and RequestError for a partition that the model can't have."""
+    made = _cut.setdefault(bundle, {})
+    if (target, how) not in made:
+        made[target, how] = partition(bundle.program(target), how)
+    return made[target, how]
+
+
+def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[CacheGroup, ...]:
+    """The cache groups of all ranks together, as one rank would have them: heads that several ranks keep count as
+    often. In a ring each block is one rank's."""
+    if how.ring > 1:
+        return programs[0].cache_groups
+    found: dict[str, list[CacheGroup]] = {}
+    for program in programs:
+        for group in program.cache_groups:
+            found.setdefault(group.name, []).append(group)
+    groups = []
+    for parts in found.values():
+        layers = tuple(sorted({layer for group in parts for layer in group.layers}))
+        heads = sum(group.kv_heads * len(group.layers) for group in parts)
+        groups.append(parts[0].model_copy(update={"layers": layers, "kv_heads": heads // len(layers)}))
+    return tuple(groups)
+
+
+class RankedExecutor(CpuExecutor):
+    """See the module, and ``executors.base.Executor``.
+
+    Args:
+        bundle: with a ready target ``target``.
+        blocks: cache group -> blocks to allocate; the same on all ranks.
+        how: the partition, of two ranks or more.
+        threads: of each rank; 0 shares the cores out, at least one a rank.
+        isa, tuning, load, target: as ``CpuExecutor`` has them.
+        patience: seconds that rank 0 waits for a rank which makes no progress.
+
+    Raises:
+        BundleError, CapacityError: as ``CpuExecutor`` does, of any rank; CapacityError also without shared memory.
+        RequestError: the model can't be cut so, or there are too many ranks for the cores.
+        EnginewrightError: a rank died while it started.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        how: Partition,
+        *,
+        threads: int = 0,
+        isa: str | None = None,
+        tuning: Mapping[str, int] | None = None,
+        load: Load = "map",
+        target: str = "cpu",
+        patience: float = PATIENCE,
+    ) -> None:
+        programs = rank_programs(bundle, target, how)
+        threads, cores = _placed(how.ranks, threads)
+        isa, note = isa or isas()[0], ""
+        if tuning is None:
+            found, note = tuning_of(bundle, isa)
+            tuning = found.choices if found is not None else {}
+        groups = whole_groups(programs, how)
+        check_free(sum(g.bytes_per_block * blocks.get(g.name, 0) for g in groups), "a KV cache")
+        places = [list(_places(program, blocks)) for program in programs]
+        sizes = [max((_end(place) for place in of_rank), default=0) for of_rank in places]
+        spin = _SPIN if threads * how.ranks <= available_threads() else 0.0
+        try:
+            self._link = _cpu.RankLink(-1, 0, sizes, spin, how.pipeline)
+        except MemoryError as e:
+            raise CapacityError(f"ranks: {e}", hint="Use fewer blocks, free some memory, or use one rank.") from e
+        settings = [
+            RankSetting(
+                rank=rank,
+                bundle=os.path.abspath(bundle.path),
+                target=target,
+                partition=str(how),
+                blocks=dict(blocks),
+                threads=threads,
+                isa=isa,
+                load=load,
+                tuning=dict(tuning),
+                cores=cores[rank] if cores else (),
+                file=self._link.fd,
+                cache_bytes=tuple(sizes),
+                spin=spin,
+                in_flight=how.pipeline,
+                parent=os.getpid(),
+                same=facts(bundle, isa, programs[rank]),
+            )
+            for rank in range(1, how.ranks)
+        ]
+        self._cores = cores[0] if cores else ()
+        self._how, self._pinned = how, 0
+        self._pending: deque[_Posted] = deque()
+        self._processes = RankProcesses(settings, self._link, patience)
+        try:
+            with _on_cores(self._cores):
+                part = programs[0], self._link
+                super().__init__(
+                    bundle, blocks, threads=threads, isa=isa, tuning=tuning, load=load, target=target, part=part
+                )
+            self._processes.wait_until_ready()
+        except BaseException:
+            self._processes.close()
+            raise
+        self._tuned, self.cache_groups = note, groups
+        hidden = self.caps.hidden if how.pipeline == 1 else ()
+        self.caps = replace(self.caps, row_seconds={}, hidden=hidden, in_flight=how.pipeline, owners=how.ring)
+        self._memory: list[dict[str, list[npt.NDArray[np.uint8]]]] = [
+            {group.name: [] for group in groups} for _ in range(how.ranks)
+        ]
+        for rank, of_rank in enumerate(places):
+            memory = self._link.caches(rank)
+            for name, at, shape in of_rank:
+                self._memory[rank][name].append(memory[at : at + math.prod(shape)].reshape(shape))
+        weakref.finalize(self, self._processes.close).atexit = False  # at exit the system does it, after the last step
+
+    def submit(self, step: StepInput) -> _Posted:
+        self._bundle.check_unchanged()
+        # Those whose results were never asked for, or are asked for later. Blocks are copied when no rank is in a step.
+        while len(self._pending) > (0 if step.copies else self._how.pipeline - 1):
+            self._pending[0].run()
+        self._pin()
+        run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
+        if step.hidden:
+            run = partial(run_with_hidden, self._program, self._hidden)
+        try:
+            if step.copies:
+                self._link.wait_done()
+                self.copy_blocks(step.copies)
+            self._program.post(step, self._link)
+        except RuntimeError as e:
+            self._raise(e)
+        self._pending.append(_Posted(self._pending, partial(self._run, run), step))
+        return self._pending[-1]
+
+    def _run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
+        """Runs rank 0's part of the step that was posted first."""
+        self._pending.popleft()
+        try:
+            if self._how.pipeline > 1:
+                self._link.begin_step()
+            return run(step)
+        except BaseException as e:
+            self._link.fail_step(str(e))
+            if isinstance(e, RuntimeError):
+                self._raise(e)
+            raise
+
+    def _raise(self, cause: RuntimeError) -> NoReturn:
+        if self._link.problem:
+            raise EnginewrightError(self._link.problem, hint=_LOST) from cause
+        raise EnginewrightError(f"a step failed: {cause}") from cause
+
+    def _pin(self) -> None:
+        """Keeps the engine's thread on the cores of rank 0. The main thread is the caller's, and stays as it is."""
+        thread = threading.get_native_id()
+        if self._cores and thread not in (self._pinned, os.getpid()):
+            os.sched_setaffinity(0, self._cores)
+        self._pinned = thread
+
+    @property
+    def cache_identity(self) -> bytes:
+        version = metadata.version("enginewright")
+        further = NUMERICS_VERSION, version, self._program.isa, str(self._how)
+        return cache_identity(self._bundle, self._target, *further)
+
+    def memory_of(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
+        return chain.from_iterable(of_rank[group] for of_rank in self._memory)
+
+    def memory_with(self, group: str, block: int) -> Iterator[npt.NDArray[np.uint8]]:
+        return iter(self._memory[block % self._how.ring][group]) if self._how.ring > 1 else self.memory_of(group)
+
+    def copy_blocks(self, copies: Mapping[str, npt.NDArray[np.int32]]) -> None:
+        if self._how.ring == 1:
+            super().copy_blocks(copies)
+            return
+        for group, pairs in copies.items():
+            payloads = [self.read_block(group, source) for source in pairs[:, 0].tolist()]
+            for to, payload in zip(pairs[:, 1].tolist(), payloads, strict=True):
+                self.write_block(group, to, payload)
+
+    @property
+    def lost(self) -> str:
+        """How a rank was lost; "" as long as all are there."""
+        return self._link.problem
+
+    @property
+    def processes(self) -> RankProcesses:
+        """The other ranks."""
+        return self._processes
+
+    def expert_loads(self) -> dict[str, Any]:
+        found = super().expert_loads()
+        ranks = self._how.ranks // self._how.pipeline
+        if found and ranks > 1:
+            layers = [expert_shares(rows, ranks) for rows in found["rows"].values()]
+            found["of_ranks"] = [sum(rows) for rows in zip(*layers, strict=True)]
+        return found
+
+    def describe(self) -> dict[str, str | int]:
+        about = super().describe() | {"ranks": self._how.ranks, "partition": str(self._how)}
+        if self._how.ring > 1:
+            about["attended"] = " ".join(map(str, self._program.ring_pairs))
+        return about
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        if self._pending:  # they wait for rank 0, which isn't coming
+            self._link.abandon("the model was closed")
+        self._processes.close()
+
+
+class _Posted:
+    """A step that the other ranks have begun, in the queue of such steps. See ``executors.base.Pending``."""
+
+    def __init__(self, queue: deque[_Posted], run: Callable[[StepInput], StepOutput], step: StepInput) -> None:
+        self._queue, self._run, self._step = queue, run, step
+        self._output: StepOutput | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Runs it if that hasn't been done, and those before it; what goes wrong is raised by ``result``."""
+        while self in self._queue and self._queue[0] is not self:
+            self._queue[0].run()
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._run(self._step)
+            except Exception as e:  # noqa: BLE001  who asks for the result gets it
+                self._error = e
+
+    def result(self) -> StepOutput:
+        self.run()
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
+
+
+class RankProcesses:
+    """The processes of all ranks but the first, and the thread that looks after them.
+
+    The thread starts them, since the system ends them with the thread that did.
+
+    Args:
+        settings: of each.
+        link: rank 0's; it is abandoned where a rank is lost.
+        patience: see ``RankedExecutor``.
+
+    Raises CapacityError if one can't be started.
+    """
+
+    def __init__(self, settings: Sequence[RankSetting], link: _cpu.RankLink, patience: float) -> None:
+        self._settings, self._link, self._patience = settings, link, patience
+        self._owner, self._closed = os.getpid(), False
+        self._processes: list[_Process] = []
+        self._begun, self._errors = threading.Event(), list[OSError]()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wake)
+        self._thread = threading.Thread(target=self._look_after, name="ranks", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+        for error in self._errors:
+            self.close()
+            hint = "End other processes, or raise the limit (ulimit -u)."
+            raise CapacityError(f"the process of a rank can't be started: {error}", hint=hint) from error
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of ranks 1, 2, ..."""
+        return [process.pid for process in self._processes]
+
+    def wait_until_ready(self) -> None:
+        """Returns when all have opened their parts. Raises what went wrong there."""
+        limit = time.monotonic() + _START_SECONDS
+        for process in self._processes:
+            line = process.read_line(limit)
+            if not line:
+                self._thread.join()  # it ends when one has died
+                raise EnginewrightError(self._link.problem or f"rank {process.rank} didn't start")
+            reply = RankReply.model_validate(msgspec.json.decode(line))
+            if reply.problem:
+                kind = _ERRORS.get(reply.kind, EnginewrightError)
+                raise kind(f"rank {process.rank}: {reply.problem}", hint=reply.hint)
+
+    def close(self) -> None:
+        """Ends all; may be called again, and does nothing in a forked child."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        self._link.stop()
+        os.eventfd_write(self._wake, 1)
+        for process in self._processes:
+            process.end(_END_SECONDS)
+        self._link.release()
+
+    def _look_after(self) -> None:
+        try:
+            for setting in self._settings:
+                self._processes.append(_Process(setting))
+        except OSError as e:
+            self._errors.append(e)
+        self._begun.set()
+        if not self._errors:
+            problem = self._wait_for_problem()
+            if problem:
+                self._link.abandon(problem)
+                for process in self._processes:
+                    process.kill()
+        # A process ends with this thread: one that was told to stop has its time until ``close`` is through with it.
+        for process in self._processes:
+            process.wait()
+
+    def _wait_for_problem(self) -> str:
+        """Returns how a rank was lost; "" when they are closed."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        by_descriptor = {process.pidfd: process for process in self._processes}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        interval = min(1.0, self._patience / 4)
+        idle, before, seen = 0.0, time.monotonic(), None
+        while True:
+            events = dict(poll.poll(interval * 1000))
+            if self._closed:
+                return ""
+            for descriptor, process in by_descriptor.items():
+                if descriptor in events:
+                    return process.how_it_ended()
+            now = time.monotonic()  # no tick counts more than it should have taken: this process may have been stopped
+            passed, before = min(now - before, 2 * interval), now
+            state = self._state()
+            idle = idle + passed if state is not None and state == seen else 0.0
+            seen = state
+            if idle >= self._patience:
+                return self._who_is_late()
+
+    def _state(self) -> object:
+        """What changes as long as the others get further; None where rank 0 doesn't wait for them."""
+        if not self._link.sleeps:
+            return None
+        return tuple(self._link.progress), tuple(process.cpu_ticks() for process in self._processes)
+
+    def _who_is_late(self) -> str:
+        progress = self._link.progress
+        late = min(self._processes, key=lambda process: progress[process.rank])
+        stopped = ": it is stopped" if late.is_stopped() else ""
+        return f"rank {late.rank} (process {late.pid}) has made no progress for {self._patience:g} s{stopped}"
+
+
+class _Process:
+    """One rank's process. Its errors go to memory, to be shown if it dies. Raises OSError if it can't be started."""
+
+    def __init__(self, setting: RankSetting) -> None:
+        self.rank = setting.rank
+        self._errors = os.memfd_create(f"enginewright-rank-{setting.rank}", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._errors)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "enginewright.plugins.cpu.serve.rank_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            pass_fds=[setting.file],
+            process_group=0,  # a Ctrl-C or Ctrl-Z is for rank 0 alone
+        )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        weakref.finalize(self, os.close, self.pidfd)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died: its pidfd says so
+            self._process.stdin.write(msgspec.json.encode(setting) + b"\n")
+            self._process.stdin.flush()
+
+    def read_line(self, limit: float) -> bytes:
+        """What it writes until a newline; b"" if it ended, or the limit (of ``time.monotonic()``) came first."""
+        assert self._process.stdout is not None
+        descriptor, line = self._process.stdout.fileno(), b""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, limit - time.monotonic()) * 1000):
+                self._process.kill()
+                return b""
+            piece = os.read(descriptor, 1 << 16)
+            if not piece:
+                return b""
+            line += piece
+        return line
+
+    def how_it_ended(self) -> str:
+        """Says how, with the last lines of its errors."""
+        code = self._process.wait()
+        try:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        except ValueError:  # a signal without a name
+            how = f"was killed by signal {-code}"
+        size = os.fstat(self._errors).st_size
+        lines = os.pread(self._errors, 2000, max(0, size - 2000)).decode(errors="replace").strip().splitlines()
+        said = f"; its last lines: {' | '.join(lines[-4:])}" if lines else ""
+        return f"rank {self.rank} (process {self.pid}) {how}{said}"
+
+    def cpu_ticks(self) -> str:
+        """The processor time that it has had, in a unit of the system's."""
+        return " ".join(self._stat()[11:13])
+
+    def is_stopped(self) -> bool:
+        return self._stat()[:1] in (["T"], ["t"])
+
+    def _stat(self) -> list[str]:
+        """The fields of /proc/PID/stat behind the name."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b") ")[2].decode().split()
+        except OSError:
+            return []
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self, seconds: float) -> None:
+        """Closes the pipes, waits so long for its end, then kills it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self) -> None:
+        self._process.wait()
+
+
+Place = tuple[str, int, tuple[int, int, int]]
+"""A cache group, where a layer's keys or values begin in a rank's memory, and their shape."""
+
+
+def _places(program: LoweredProgram, blocks: Mapping[str, int]) -> Iterator[Place]:
+    """Where the caches of a rank's program lie, in the order in which the interpreter asks for their memory."""
+    at = 0
+    for group in program.cache_groups:
+        for _ in group.layers:
+            for shape in cache_sizes(group, blocks.get(group.name, 0)):
+                yield group.name, at, shape
+                at = _end((group.name, at, shape))
+
+
+def _end(place: Place) -> int:
+    _, at, shape = place
+    return -(-(at + math.prod(shape)) // _cpu.CACHE_ALIGN) * _cpu.CACHE_ALIGN
+
+
+def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """The threads of each rank, and its cores; no cores where there aren't enough to have some of its own."""
+    cores = available_threads()
+    if ranks > RANKS_A_CORE * cores:
+        raise RequestError(
+            f"ranks: {ranks} are too many for {cores} cores", hint=f"Use at most {RANKS_A_CORE} for each core."
+        )
+    each = threads or max(1, cores // ranks)
+    if ranks * each > cores:
+        warnings.warn(
+            f"ranks: {ranks} of {each} threads each share {cores} cores, and wait for each other; use fewer",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    shares = core_shares(ranks)
+    return each, shares if shares and min(map(len, shares)) >= each else ()
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """What is started within runs on these cores; on any where there are none."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        if cores:
+            os.sched_setaffinity(0, before)

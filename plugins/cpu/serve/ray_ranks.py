@@ -1,0 +1,168 @@
+"""Ranks on the machines of a Ray cluster: an actor each, in a placement group that spreads them.
+
+Rank 0 is the process that asks, on a machine of the cluster; its CPUs are taken from the cluster too. The others are on
+machines of their own where there are enough. Messages between ranks aren't Ray's: see ``remote_rank``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+import warnings
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from enginewright.runtime.shared.errors import CapacityError, RequestError
+
+_REACH_SECONDS = 5.0
+_ROOM_SECONDS = 60.0
+"""That a cluster may take to give the ranks their CPUs: some may just be given back."""
+
+
+@ray.remote(max_restarts=0, max_concurrency=1)
+class _Rank:
+    """A rank's process."""
+
+    def machine(self) -> str:
+        return str(ray.util.get_node_ip_address())
+
+    def serve(self, address: str, rank: int) -> None:
+        from .remote_rank import serve_rank  # torch takes a while, and ``machine`` doesn't need it
+
+        serve_rank(address, rank)
+
+
+class RayPlaces:
+    """See the module, and ``remote.Places``.
+
+    Args:
+        address: HOST:PORT of a cluster that this machine belongs to, or "auto".
+        ranks: how many there are, rank 0 included.
+        threads: of each rank, for which it takes as many CPUs; 0: as many as all can have.
+
+    Attributes:
+        threads: of each rank.
+
+    Raises:
+        RequestError: the cluster can't be reached.
+        CapacityError: it hasn't got so many CPUs.
+    """
+
+    def __init__(self, address: str, ranks: int, threads: int = 0) -> None:
+        self._joined = join_cluster(address)
+        self._closing, self._closed = threading.Lock(), False
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []
+        self._group: Any = None
+        try:
+            self._place(ranks, threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def _place(self, ranks: int, threads: int) -> None:
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        own = str(ray.util.get_node_ip_address())
+        spread = len(nodes) >= ranks
+        if not spread:
+            warnings.warn(
+                f"ray: {ranks} ranks share the {len(nodes)} machines of the cluster, and some wait for each other "
+                "on one; use as many machines as ranks",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        of_a_node = math.ceil(ranks / max(1, len(nodes)))
+        cpus = min((int(node["Resources"]["CPU"]) for node in nodes), default=0)
+        self.threads = threads or max(1, cpus // of_a_node)
+        bundles = [{"CPU": float(self.threads)} for _ in range(ranks)]
+        bundles[0][f"node:{own}"] = 0.001
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD" if spread else "SPREAD")
+        if not self._group.wait(_ROOM_SECONDS):
+            free, there = (int(of().get("CPU", 0)) for of in (ray.available_resources, ray.cluster_resources))
+            raise CapacityError(
+                f"ray: {ranks} ranks of {self.threads} CPUs each find no room on {len(nodes)} machines: "
+                f"{free} of {there} CPUs are free",
+                hint="Pass fewer --threads or ranks, end what else runs there, or add machines to the cluster.",
+            )
+        for rank in range(1, ranks):
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+            options = {"num_cpus": self.threads, "scheduling_strategy": place}
+            self._actors.append(_Rank.options(**options).remote())  # type: ignore[attr-defined]
+        try:
+            found = ray.get([actor.machine.remote() for actor in self._actors], timeout=_ROOM_SECONDS)
+        except (RayError, GetTimeoutError) as e:
+            raise CapacityError(
+                f"ray: the process of a rank can't be started: {_last_line(e)}",
+                hint="Install the same version of Enginewright and Python on all machines of the cluster.",
+            ) from e
+        self.machines: tuple[str, ...] = (own, *found)
+
+    def start(self, address: str) -> None:
+        """See ``remote.Places``."""
+        self._runs = [actor.serve.remote(address, rank) for rank, actor in enumerate(self._actors, 1)]
+
+    def ended(self, rank: int) -> str:
+        """See ``remote.Places``."""
+        if self._closed:
+            return "was ended"
+        run = self._runs[rank - 1]
+        if not ray.wait([run], timeout=0)[0]:
+            return ""
+        try:
+            ray.get(run)
+        except RayError as e:
+            return f"is lost: its process or its machine has died ({type(e).__name__})"
+        return "has ended"
+
+    def close(self) -> None:
+        """See ``remote.Places``; also leaves the cluster, if it was joined for this."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        if not ray.is_initialized():
+            return
+        with contextlib.suppress(RayError):
+            for actor in self._actors:
+                ray.kill(actor)
+            if self._group is not None:
+                remove_placement_group(self._group)
+        if self._joined:
+            ray.shutdown()
+
+
+def join_cluster(address: str) -> bool:
+    """Joins a cluster that this machine belongs to; False if this process had joined one before.
+
+    Raises RequestError if it can't be reached.
+    """
+    if ray.is_initialized():
+        return False
+    hint = "Start one with `ray start --head`, join it with `ray start --address=HOST:PORT`, and pass that HOST:PORT."
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or "/" in host:
+            raise RequestError(f"ray: {address} isn't an address of a cluster", hint=hint)
+        try:  # Ray itself would wait for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+        except (OSError, OverflowError) as e:
+            raise RequestError(f"ray: {address} can't be reached: {e}", hint=hint) from e
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as e:
+        raise RequestError(f"ray: {address}: {_last_line(e)}", hint=hint) from e
+    return True
+
+
+def _last_line(e: BaseException) -> str:
+    lines = str(e).strip().splitlines()
+    return lines[-1] if lines else type(e).__name__

@@ -1,0 +1,133 @@
+"""What a conversation's answer is held to, and how it is read: tools, ``tool_choice`` and ``response_format``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..requests.sampling import SamplingParams
+from ..requests.structured import StructuredOutputsParams
+from ..shared.errors import RequestError, shown
+from ..text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..text.chat_format import Message
+
+_CHOICES = ("auto", "required", "none")
+
+
+@dataclass(frozen=True)
+class ChatAnswers:
+    """What a caller says of the answers of a conversation, besides what the template reads.
+
+    Attributes:
+        tools: JSON schemas of the tools that are offered; None where the caller says nothing of tools.
+        choice: "auto", "required", "none" or a tool's name.
+        parallel: an answer may have several calls.
+        schema: JSON schema of the answer; None for any text.
+        template: the chat template that the caller names or passes.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    choice: str = "auto"
+    parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+    template: str | None = None
+
+    @classmethod
+    def taken_from(cls, variables: dict[str, Any]) -> ChatAnswers:
+        """Takes ``tool_choice``, ``parallel_tool_calls`` and ``response_format`` out of a template's variables.
+
+        Raises RequestError naming the one that isn't what it should be.
+        """
+        choice = variables.pop("tool_choice", None)
+        parallel = variables.pop("parallel_tool_calls", None)
+        schema = _schema(variables.pop("response_format", None))
+        tools = variables.get("tools")
+        if isinstance(choice, Mapping):
+            function = choice.get("function", choice)
+            choice = function.get("name") if isinstance(function, Mapping) else None
+            if not isinstance(choice, str) or choice in _CHOICES:
+                raise RequestError("tool_choice: it names no tool", hint='Pass a name, "auto", "required" or "none".')
+        if choice is not None and (not isinstance(choice, str) or not choice):
+            raise RequestError(
+                f"tool_choice: {shown(choice)} isn't taken", hint='Pass a name, "auto", "required" or "none".'
+            )
+        if parallel is not None and not isinstance(parallel, bool):
+            raise RequestError(f"parallel_tool_calls: {shown(parallel)} isn't True or False")
+        found: list[Mapping[str, Any]] | None = None
+        if isinstance(tools, Sequence) and not isinstance(tools, str):
+            from ..text.tool_schema import tool_schema  # inspect and ast, which no other request needs
+
+            found = [tool_schema(tool) for tool in tools]
+        if choice not in (None, "auto", "none") and not found:
+            raise RequestError(f"tool_choice: {shown(choice)}, and no tools are offered", hint="Pass tools.")
+        return cls(found, choice or "auto", parallel is not False, schema, variables.get("chat_template"))
+
+    @property
+    def free(self) -> bool:
+        """Whether answers are held to nothing, so that no form of them is needed."""
+        strict = any(_function(tool).get("strict") is True for tool in self.tools or ())
+        return self.schema is None and self.choice in ("auto", "none") and not (strict and self.choice == "auto")
+
+    def held(self, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]) -> SamplingParams:
+        """The parameters of one conversation, with the form of its answer. Raises RequestError."""
+        if self.free:
+            return params
+        if params.structured_outputs is not None:
+            raise RequestError(
+                "structured_outputs: the answer's form is said twice, by this and by tool_choice, strict tools or "
+                "response_format",
+                hint="Leave one of them out.",
+            )
+        grammar = tokenizer.chat_format_of(self.template).grammar(
+            tokenizer,
+            self.tools,
+            choice=self.choice,
+            parallel=self.parallel,
+            schema=self.schema,
+            prompt_ids=prompt,
+        )
+        if grammar is None:
+            return params
+        return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+    def reader(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequence[int]], Message]:
+        """What takes an answer's token ids apart."""
+        return partial(self._read, tokenizer, prompt)
+
+    def _read(self, tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> Message:
+        return tokenizer.chat_format_of(self.template).parse(tokenizer, ids, tools=self.tools, prompt_ids=prompt)
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = tool.get("function", tool)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _schema(form: Any) -> Mapping[str, Any] | None:
+    """The schema of OpenAI's ``response_format``, or of a pydantic model."""
+    hint = (
+        'Pass {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or a pydantic model.'
+    )
+    if form is None:
+        return None
+    make = getattr(form, "model_json_schema", None)
+    if callable(make):
+        found: Any = make()
+    elif not isinstance(form, Mapping) or form.get("type") not in ("text", "json_object", "json_schema"):
+        raise RequestError(f"response_format: {shown(form)} isn't taken", hint=hint)
+    elif form["type"] == "text":
+        return None
+    elif form["type"] == "json_object":
+        return {"type": "object"}
+    else:
+        inner = form.get("json_schema")
+        found = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise RequestError("response_format: it has no JSON schema", hint=hint)
+    return found

@@ -1,0 +1,472 @@
+"""Structured output: an answer has the form that a schema, a pattern or a grammar allows.
+
+llguidance (https://github.com/guidance-ai/llguidance, the extra ``structured``) says which tokens may come next. It is
+loaded when the first such request is made. Where it fails its mask is the end token alone, so it is asked for errors
+before each mask is used: a grammar never fails open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, RequestError, shown
+from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+T = TypeVar("T")
+
+MOST_BYTES = 1 << 20
+"""The most bytes of a schema, a pattern, a grammar or all choices."""
+MOST_CHOICES = 10_000
+MOST_DEPTH = 100
+"""The most levels of a schema's objects and arrays."""
+COMPILE_SECONDS = 20.0
+KEPT_GRAMMARS = 256
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """The form that an answer has: exactly one of the first six is given. vLLM's class of this name has the same
+    fields.
+
+    Attributes:
+        json: a JSON schema, as a mapping or as text, or a pydantic model.
+        regex: a regular expression that the whole answer matches, in the dialect of Rust's regex crate.
+        choice: texts, one of which is the answer.
+        grammar: a Lark grammar, in llguidance's dialect (its docs/syntax.md).
+        json_object: True: some JSON object.
+        structural_tag: JSON text: where a trigger comes, one of the structures with that beginning follows, by its
+            schema, and then its end; the rest is free. {"structures": [{"begin", "schema", "end"}], "triggers": [...]}
+        disable_any_whitespace: JSON is compact.
+        whitespace_pattern: a regular expression of the whitespace in JSON, which there may be wherever JSON has it;
+            ``JSON_WHITESPACE`` by default.
+
+    Raises:
+        RequestError: none or several are given, or one isn't what it should be; names the field.
+    """
+
+    json: str | Mapping[str, Any] | type | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_object is False:
+            object.__setattr__(self, "json_object", None)
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise RequestError(f"structured_outputs: {said}", hint=f"Give exactly one of {', '.join(KINDS)}.")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            choice = self.choice
+            fit = not isinstance(choice, str) and isinstance(choice, Sequence) and len(choice) > 0
+            if not fit or not all(isinstance(one, str) and one for one in choice):
+                raise _wrong("choice", choice, "Pass a list of texts, none of them empty.")
+            if len(choice) > MOST_CHOICES:
+                raise _wrong("choice", f"{len(choice)} texts", f"Pass {MOST_CHOICES:,} at most.")
+            object.__setattr__(self, "choice", tuple(choice))
+        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _wrong(name, value, "Pass text.")
+        if self.json_object not in (None, True):
+            raise _wrong("json_object", self.json_object, "Pass True.")
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise _wrong("disable_any_whitespace", self.disable_any_whitespace, "Pass True or False.")
+        if self.structural_tag is not None:
+            _tags(self.structural_tag)
+        for name in ("json", "regex", "choice", "grammar", "structural_tag"):
+            value = getattr(self, name)
+            size = 0 if value is None else sum(map(_bytes, (value,) if isinstance(value, str) else value))
+            if size > MOST_BYTES:
+                raise _wrong(name, f"{size:,} bytes", f"{MOST_BYTES:,} at most are taken.")
+
+    @classmethod
+    def checked(cls, value: Any) -> StructuredOutputsParams | None:
+        """One of these from what a caller passes: itself, a mapping of its fields, or None."""
+        if value is None or isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise _wrong("", value, "Pass StructuredOutputsParams(json=...), or a mapping of its fields.")
+        known = {one.name for one in fields(cls)}
+        for name in value:
+            if name not in known:
+                raise RequestError(
+                    f"structured_outputs: there is no {shown(name)}", hint=f"It has {', '.join(sorted(known))}."
+                )
+        return cls(**value)
+
+    @property
+    def kind(self) -> str:
+        """Which of ``KINDS`` it is."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Its fields that say something, as JSON has them."""
+        return {
+            one.name: list(value) if isinstance(value, tuple) else value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) not in (None, False)
+        }
+
+    def source(self) -> str:
+        """Gives it as llguidance takes it. Raises RequestError."""
+        from llguidance import LLMatcher
+
+        if self.json is not None or self.json_object:
+            options: dict[str, Any] = {"lenient": False, "coerce_one_of": False}  # whatever the schema says of these
+            if self.disable_any_whitespace:
+                options["whitespace_flexible"] = False
+            else:
+                options["whitespace_pattern"] = self.whitespace_pattern or JSON_WHITESPACE
+            schema = self.json if isinstance(self.json, str) else '{"type": "object"}'
+            return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
+        if self.regex is not None:
+            return str(LLMatcher.grammar_from_regex(self.regex))
+        if self.choice is not None:
+            texts = " | ".join(json.dumps(one, ensure_ascii=False) for one in self.choice)
+            return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
+        if self.structural_tag is not None:
+            return _tags(self.structural_tag)
+        assert self.grammar is not None
+        return str(LLMatcher.grammar_from_lark(self.grammar))
+
+
+def _wrong(name: str, value: object, hint: str) -> RequestError:
+    place = f".{name}" if name else ""
+    said = value if isinstance(value, str) and name else shown(value)
+    return RequestError(f"structured_outputs{place}: {said} isn't taken", hint=hint)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as e:
+        raise RequestError("structured_outputs: its text has lone surrogates", hint="Send text in UTF-8.") from e
+
+
+def _schema_text(given: Any) -> str:
+    """A JSON schema as text. Raises RequestError for what isn't one."""
+    make = getattr(given, "model_json_schema", None)
+    if callable(make):  # a pydantic model
+        given = make()
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+        depth = _depth(found)
+        text = given if isinstance(given, str) else json.dumps(found)
+    except (ValueError, TypeError, RecursionError) as e:
+        raise RequestError(f"structured_outputs.json: {shown(given)} isn't JSON: {e}", hint="Pass a schema.") from e
+    if not isinstance(found, (dict, bool)):
+        raise _wrong("json", found, "A JSON schema is an object, true or false.")
+    if isinstance(found, bool):
+        if not found:
+            raise RequestError("structured_outputs.json: nothing can meet the schema false", hint="Pass another.")
+        return "{}"
+    if depth > MOST_DEPTH:
+        raise _wrong("json", f"a schema {depth} levels deep", f"{MOST_DEPTH} at most are taken.")
+    return text
+
+
+def _depth(value: Any) -> int:
+    deepest, left = 0, [(value, 1)]
+    while left:
+        one, depth = left.pop()
+        inner = one.values() if isinstance(one, Mapping) else one if isinstance(one, (list, tuple)) else ()
+        left += [(each, depth + 1) for each in inner]
+        deepest = max(deepest, depth)
+        if deepest > MOST_DEPTH:
+            break
+    return deepest
+
+
+def _bounded(schema: str) -> str:
+    """A schema with the whitespace that there may be."""
+    return json.dumps({**json.loads(schema), "x-guidance": JSON_GUIDANCE})
+
+
+def _tags(text: str) -> str:
+    """vLLM's structural tags as a grammar."""
+    hint = 'Pass {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]} as JSON text.'
+    try:
+        given = json.loads(text)
+        structures, triggers = given["structures"], given["triggers"]
+        found = [(one["begin"], one.get("schema", {}), one["end"]) for one in structures]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise RequestError(f"structured_outputs.structural_tag: {shown(e)}", hint=hint) from e
+    if not found or not all(isinstance(one, str) and one for one in triggers):
+        raise RequestError("structured_outputs.structural_tag: there is no structure, or an empty trigger", hint=hint)
+    lines, names = ["%llguidance {}"], []
+    for i, (begin, schema, end) in enumerate(found):
+        trigger = next((one for one in triggers if isinstance(begin, str) and begin.startswith(one)), None)
+        if trigger is None or not isinstance(end, str):
+            raise RequestError(
+                f"structured_outputs.structural_tag: structures[{i}].begin starts with none of the triggers", hint=hint
+            )
+        names.append(f"tag_{i}")
+        rest = "".join(f" {json.dumps(part, ensure_ascii=False)}" for part in (begin[len(trigger) :],) if part)
+        after = f" {json.dumps(end, ensure_ascii=False)}" if end else ""
+        lines.append(f"trigger_{i}[lazy]: /(?s:.*)/ {json.dumps(trigger, ensure_ascii=False)}")
+        lines.append(f"tag_{i}: trigger_{i}{rest} %json {_bounded(_schema_text(schema))}{after}")
+    lines.append(f"start: ({' | '.join(names)})* /(?s:.*)/")
+    return "\n".join(lines)
+
+
+class Grammar:
+    """Says which tokens one answer may have next.
+
+    Attributes:
+        error: why it can't say any more; then no token may come.
+    """
+
+    def __init__(self, grammars: Grammars, matcher: Any, kind: str) -> None:
+        self._grammars, self._matcher, self._kind = grammars, matcher, kind
+        self.error: EnginewrightError | None = None
+
+    def copy(self) -> Grammar:
+        """Another one at the same place."""
+        other = Grammar(self._grammars, self._matcher.deep_copy(), self._kind)
+        other.error = self.error
+        return other
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return self.error is None and bool(self._matcher.is_accepting())
+
+    def push(self, token: int) -> None:
+        """One more token of the answer."""
+        if self.error is None and not self._matcher.consume_token(token):
+            self.check()
+
+    def forced(self, most: int) -> Sequence[int]:
+        """Gives up to ``most`` tokens that come next, as the form leaves no choice of their text."""
+        if self.error is not None:
+            return ()
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if not tokens and self._matcher.is_stopped() and not self._matcher.is_error():
+            return self._grammars.only_end[:most]
+        return tokens[:most]
+
+    def check(self) -> None:
+        """Sets ``error`` where llguidance has failed."""
+        if self.error is None and self._matcher.is_error():
+            self.fail(str(self._matcher.get_error()).partition("\n")[0])
+
+    def fail(self, said: str) -> None:
+        """Sets ``error``."""
+        if self.error is None:
+            self.error = EnginewrightError(
+                f"structured_outputs.{self._kind}: the answer can't be followed any more, and isn't complete: {said}",
+                hint="Make the schema or grammar simpler. Other requests went on.",
+            )
+
+
+class Guided(NamedTuple):
+    """Rows of a step whose tokens a grammar limits: from ``row`` on, one more than the draft has tokens."""
+
+    grammar: Grammar
+    row: int
+    draft: Sequence[int]
+
+
+class Masks:
+    """The masks of a step: computed by other threads, and complete after ``wait``.
+
+    Attributes:
+        rows: [R], each row's mask; -1 for none.
+        bits: [masks, ceil(V / 32)] uint32.
+    """
+
+    def __init__(self, guided: Sequence[Guided], rows: int) -> None:
+        grammars = guided[0].grammar._grammars
+        self.rows = np.full(rows, -1, np.int32)
+        count = 0
+        places = []
+        for one in guided:
+            size = 1 + len(one.draft)
+            self.rows[one.row : one.row + size] = np.arange(count, count + size)
+            places.append((one.grammar, count, list(one.draft)))
+            count += size
+        # A row that isn't filled in is behind a token of a draft that may not come: nobody takes what it draws.
+        self.bits: npt.NDArray[np.uint32] = np.full((count, grammars.words), 0xFFFFFFFF, np.uint32)
+        self._work: Future[None] = grammars.submit(partial(grammars.fill, places, self.bits))
+
+    def wait(self) -> None:
+        """Returns when they are complete."""
+        self._work.result()
+
+    def longer(self, more: int) -> Masks:
+        """The same with so many rows more, which have none."""
+        other = copy(self)
+        other.rows = np.concatenate([self.rows, np.full(more, -1, np.int32)])
+        return other
+
+    def lists(self) -> list[npt.NDArray[np.int32]]:
+        """The tokens that each mask allows."""
+        self.wait()
+        bits = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
+        return [np.flatnonzero(row).astype(np.int32) for row in bits]
+
+
+class Grammars:
+    """Compiles grammars for one model's tokens, and computes masks, on threads of its own.
+
+    A compilation can't be interrupted. So another process tries it first, at a low priority, with limits of time and
+    memory; what it can't do is refused, and it is killed. Grammars that were compiled are kept.
+
+    Args:
+        tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
+        vocab_size: of its logits.
+        end_tokens: tokens that end an answer.
+    """
+
+    def __init__(
+        self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int], seconds: float = COMPILE_SECONDS
+    ) -> None:
+        self._text = tokenizer
+        self._vocab_size, self._ends = vocab_size, [token for token in end_tokens if token < vocab_size]
+        if not self._ends:
+            raise RequestError(
+                "structured_outputs: the model has no token that ends an answer", hint="Leave structured_outputs out."
+            )
+        self.only_end = tuple(self._ends) if len(self._ends) == 1 else ()
+        self.words = (vocab_size + 31) // 32
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._compilers: ThreadPoolExecutor | None = None
+        from .grammar_process import GrammarProcess
+
+        self._process = GrammarProcess(self._text, vocab_size, self._ends, seconds)
+
+    @cached_property
+    def _tokens(self) -> Any:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self._text, n_vocab=self._vocab_size, eos_token=self._ends)
+
+    @cached_property
+    def _workers(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor  # 10 ms that other requests don't wait for
+
+        return ThreadPoolExecutor(1, "masks")
+
+    @cached_property
+    def _pool(self) -> Any:
+        from llguidance import LLExecutor
+
+        return LLExecutor(max(1, len(os.sched_getaffinity(0)) // 2))
+
+    def grammar(self, params: StructuredOutputsParams) -> Grammar:
+        """The form of an answer, at its beginning. Called by the caller's thread; a long compilation delays it alone.
+
+        Raises:
+            RequestError: the form can't be met, isn't understood, or takes too long or too much memory to compile.
+            MissingDependencyError: llguidance isn't installed.
+        """
+        with MissingDependencyError.of("llguidance", "structured_outputs", "structured"):
+            source = params.source()
+        key = params.kind, source
+        with self._lock:
+            matcher = self._kept.get(key)
+            if matcher is not None:
+                self._kept.move_to_end(key)
+        if matcher is None:
+            matcher = self._compiled(params.kind, source)
+            with self._lock:
+                self._kept[key] = matcher
+                while len(self._kept) > KEPT_GRAMMARS:
+                    self._kept.popitem(last=False)
+        return Grammar(self, matcher.deep_copy(), params.kind)
+
+    def _compiled(self, kind: str, source: str) -> Any:
+        from llguidance import LLMatcher
+
+        problem = self._process.problem(source)
+        matcher = None
+        if problem is None:
+            tokens = self._niced(lambda: self._tokens)
+            matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0))
+            problem = str(matcher.get_error()) or None
+        if problem is not None:
+            raise RequestError(
+                f"structured_outputs.{kind}: {_plainly(problem)}",
+                hint="Leave that out of the schema or grammar, or say it in another way.",
+            )
+        return matcher
+
+    def _niced(self, make: Callable[[], T]) -> T:
+        """What it makes, on a thread that leaves the cores to the steps."""
+        with self._lock:
+            if self._compilers is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._compilers = ThreadPoolExecutor(1, "grammars", _be_nice)
+        return self._compilers.submit(make).result()
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        """Does it on another thread, after what was submitted before."""
+        try:
+            return self._workers.submit(work)
+        except RuntimeError as e:
+            raise CapacityError(f"a thread for masks can't be started: {e}") from e
+
+    def fill(self, places: Sequence[tuple[Grammar, int, list[int]]], bits: npt.NDArray[np.uint32]) -> None:
+        """Fills in the masks at the places, and behind them those of their drafts; all bans where a grammar failed."""
+        sound = [(grammar._matcher, at, draft) for grammar, at, draft in places if grammar.error is None]
+        to = bits.ctypes.data, self.words * 4, len(bits)
+        try:
+            if plain := [(matcher, at) for matcher, at, draft in sound if not draft]:
+                self._pool.unsafe_compute_mask_ptr(plain, *to)
+            if drafted := [one for one in sound if one[2]]:
+                self._pool.unsafe_compute_mask_ptr_with_draft_token(drafted, *to)
+        except Exception as e:  # noqa: BLE001  requests without a form go on
+            for grammar, _, _ in places:
+                grammar.fail(shown(e, 200))
+        for grammar, at, draft in places:
+            grammar.check()
+            if grammar.error is not None:
+                bits[at : at + 1 + len(draft)] = 0
+
+    def close(self) -> None:
+        """Ends the process and the threads."""
+        self._process.close()
+        if "_workers" in self.__dict__:
+            self._workers.shutdown(wait=True)
+        if self._compilers is not None:
+            self._compilers.shutdown(wait=False, cancel_futures=True)
+
+
+def _be_nice() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread alone, on Linux
+
+
+def _plainly(problem: str) -> str:
+    """The first line of an error of llguidance's, in which it names the keyword."""
+    lines = [line.strip() for line in problem.strip().splitlines() if line.strip()]
+    first = re.sub(r"^at \d+\(\d+\): ", "", lines[0]) if lines else "it can't be compiled"
+    if first.endswith("regex parse error:"):
+        first = f"{first} {next((line for line in lines if line.startswith('error:')), '')}"
+    return first if len(first) <= 400 else first[:400] + "..."

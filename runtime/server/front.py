@@ -1,0 +1,194 @@
+"""What the front end has: models, tenants, finished turns, and what is done for a request before its engine has it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+from ..engine import arguments
+from ..executors.open import TARGETS
+from ..requests.sampling import SamplingParams
+from ..shared.errors import RequestError
+from ..text.tokenizer import Tokenizer
+from .answers import Given
+from .bodies import ChatBody, TokenizeBody, checked_kwargs
+from .engine_client import Model, UnavailableError, open_models
+from .errors import ApiError
+from .metrics import Metrics
+from .options import ServerOptions
+from .tenants import FairTurns, Tenants
+from .tools import ToolChoice, checked_messages
+from .tracing import Tracing, exporter_to
+from .turns import Turns
+
+VERSION = metadata.version("enginewright")
+
+
+class Front:
+    """The front end: models, tenants, turns, and what is done for a request before its engine has it.
+
+    Args:
+        options: see there.
+        models: that were opened already.
+    """
+
+    def __init__(self, options: ServerOptions, models: dict[str, Model] | None = None) -> None:
+        self.options = options
+        self.models = open_models(options) if models is None else models
+        self.tenants = Tenants(options.api_keys)
+        self.metrics = Metrics(self.models)
+        self.rendering = FairTurns()
+        self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
+        self.stopping = False
+        self.running: set[asyncio.Task[Any]] = set()
+        self._pool = ThreadPoolExecutor(2, "text")
+        self._turns: dict[str, Turns] = {}
+        self._loading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Starts the engines, without waiting for them."""
+        for model in list(self.models.values())[: self.options.max_loaded or None]:
+            model.start()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(model.close() for model in self.models.values()))
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
+    def model(self, name: str | None) -> Model:
+        """Raises ApiError for one that isn't there."""
+        if name is None or self.options.any_model:
+            return self.models.get(name or "", next(iter(self.models.values())))
+        if name not in self.models:
+            raise ApiError(404, f"model: there is no {name[:80]!r}; there is {', '.join(self.models)}", param="model")
+        return self.models[name]
+
+    async def loaded(self, model: Model) -> Model:
+        """The model, once it answers. Another one that is idle is unloaded for it where only so many may be.
+
+        Raises UnavailableError if none is idle, or it is starting again.
+        """
+        if model.state != "unloaded":
+            return model
+        async with self._loading:
+            others = [one for one in self.models.values() if one.state not in ("unloaded", "failed", "closed")]
+            if model.state == "unloaded" and self.options.max_loaded and len(others) >= self.options.max_loaded:
+                idle = [one for one in others if one.state == "ready" and not one.running]
+                if not idle:
+                    raise UnavailableError(f"model {model.name!r} isn't loaded, and those that are are busy", 5.0)
+                await min(idle, key=lambda one: one.last_used).close(unload=True)
+            if model.state == "unloaded":
+                model.start()
+            await model.wait_until_ready()
+        return model
+
+    def turns(self, model: Model) -> Turns:
+        """The finished turns of a model."""
+        if model.hash not in self._turns:
+            ends, tokenizer = list[str](), model.tokenizer
+            if tokenizer is not None:
+                ends = [tokenizer.guarded(tokenizer.spelled(index)) for index in model.model.eos_token_ids]
+            self._turns[model.hash] = Turns([end for end in ends if end])
+        return self._turns[model.hash]
+
+    async def in_thread(self, tenant: str, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns, done beside the event loop; tenants alternate."""
+        async with self.rendering.turn(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def fingerprint(self, model: Model) -> str | None:
+        """Changes whenever the same request might get other tokens. None for a model that was never loaded."""
+        if not model.info:
+            return None
+        executor = model.info.get("executor", {})
+        how = executor.get("isa"), executor.get("numerics")
+        about = (model.hash, model.target, *how, VERSION)
+        return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+    def exact(self, model: Model) -> bool:
+        """Whether a request's tokens hang on nothing but itself, on the model's target."""
+        opening = TARGETS[model.target].opening if model.target in TARGETS else None
+        return opening is not None and opening.exact
+
+    def chat_prompt(
+        self, model: Model, body: ChatBody | TokenizeBody, tools: ToolChoice, tenant: str, splice: bool
+    ) -> tuple[Given, int]:
+        """A conversation's prompt, and how many of its tokens are a kept turn's. Runs in a thread."""
+        tokenizer = tokenizer_of(model)
+        assert body.messages is not None
+        options = {
+            "add_generation_prompt": body.add_generation_prompt,
+            "continue_final_message": bool(body.continue_final_message),
+            **self._variables(tokenizer, body, tools),
+        }
+        text = tokenizer.guarded_chat(checked_messages(body.messages), of_params=_OF_PARAMS, **options)
+        most = model.model.context_length - 1
+        encode = partial(arguments.encode_within, tokenizer.encode_guarded, most=most, name="messages")
+        ids, spliced = self.turns(model).encode(tenant, text, encode) if splice else (encode(text), 0)
+        return Given(tokenizer.unguarded(text), ids, text), spliced
+
+    def _variables(self, tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolChoice) -> dict[str, Any]:
+        """What a template gets besides the messages."""
+        effort = getattr(body, "reasoning_effort", None)
+        found = {} if effort is None else effort_variables(effort, template_reads(tokenizer, tools))
+        found |= checked_kwargs(body.chat_template_kwargs, tuple(tokenizer.special_names))
+        return found if tools.shown is None else found | {"tools": tools.shown}
+
+    def remember(
+        self, model: Model, tenant: str, given: Given, text: str, ids: Sequence[int], turn: Turn | None = None
+    ) -> None:
+        """Keeps a finished turn: its text, as the client has it, and its tokens. Runs in a thread where there is a
+        ``turn``: then its text is what the template makes of it."""
+        tokenizer = model.tokenizer
+        if tokenizer is None or not ids or ids[-1] not in model.model.eos_token_ids or given.guarded is None:
+            return
+        end = tokenizer.guarded(tokenizer.spelled(ids[-1]))
+        if turn is None:
+            self.turns(model).add(tenant, given.guarded + text + end, [*given.ids, *ids])
+            return
+        body, tools, message = turn
+        if body.continue_final_message:
+            return
+        options = {"add_generation_prompt": False, **self._variables(tokenizer, body, tools)}
+        try:
+            messages = checked_messages([*body.messages, message])
+            whole = tokenizer.guarded_chat(messages, of_params=_OF_PARAMS, **options)
+        except RequestError:
+            return  # the template doesn't take such a turn back
+        at = whole.rfind(end, len(given.guarded))
+        said = message.get("reasoning_content") or ""
+        # Reasoning that the template leaves out isn't to come back by the tokens.
+        if at >= 0 and whole.startswith(given.guarded) and said in tokenizer.unguarded(whole[len(given.guarded) :]):
+            self.turns(model).add(tenant, whole[: at + len(end)], [*given.ids, *ids])
+
+
+Turn = tuple[ChatBody, ToolChoice, dict[str, Any]]
+"""A conversation, its tools, and the assistant's message that ends it."""
+
+
+def template_reads(tokenizer: Tokenizer, tools: ToolChoice) -> frozenset[str]:
+    """The variables that the template reads that a conversation with these tools gets."""
+    name = "tool_use" if tools.shown is not None and "tool_use" in tokenizer.chat_templates else "default"
+    return tokenizer.chat_template(name).reads if name in tokenizer.chat_templates else frozenset()
+
+
+def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
+    """What a template gets of ``reasoning_effort``, by the names that it reads: how much, and whether at all, which is
+    all that "none" and "on" say."""
+    found: dict[str, Any] = {name: effort != "none" for name in ("enable_thinking", "thinking") if name in reads}
+    return found | ({"reasoning_effort": effort} if "reasoning_effort" in reads and effort != "on" else {})
+
+
+_OF_PARAMS = frozenset(SamplingParams.__dataclass_fields__)
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise RequestError(f"model: {model.name} has no tokenizer", hint="Send token ids to /v1/completions.")
+    return model.tokenizer

@@ -1,0 +1,178 @@
+"""What stands before the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from .errors import ApiError, error_response, failed
+from .front import Front
+
+_LOG = logging.getLogger("enginewright.server")
+
+
+class Gate:
+    """Stands before the routes: hosts, origins, sizes, times, keys; names each response, and logs it.
+
+    Plain ASGI: Starlette's middleware would copy each piece of a stream.
+    """
+
+    def __init__(self, app: Any, front: Front) -> None:
+        self._app, self._front = app, front
+        self._hosts = front.options.fixed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await self._refuse_websocket(receive, send)
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # type: ignore[no-any-return]
+        began, status = time.monotonic(), 0
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = headers.get("x-request-id", "")
+        request_id = request_id if _REQUEST_ID.fullmatch(request_id) else "req_" + secrets.token_hex(12)
+        more = [(b"x-request-id", request_id.encode()), *self._cors(headers)]
+        if scope["path"].startswith("/v1/messages"):
+            more.append((b"request-id", request_id.encode()))  # Anthropic's clients look for this one
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                if status:
+                    raise RuntimeError("the response was begun already")
+                status = message["status"]
+                self._front.metrics.responded(status)
+                message["headers"] = [*message.get("headers", ()), *more]
+            await send(message)
+
+        # A stream's pieces go past what Starlette wraps around each: it looks for errors before the first alone.
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "send": sending}
+        try:
+            self._check(scope, headers)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await Response()(scope, receive, sending)
+                return None
+            await self._app(scope, self._limited(receive, headers), sending)
+        except ApiError as e:
+            if not status:
+                await error_response(scope["path"], e, request_id)(scope, receive, sending)
+        except Exception:  # noqa: BLE001  nothing that a client sends ends the server
+            _LOG.exception("request %s", request_id)
+            if not status:
+                await error_response(scope["path"], failed(), request_id)(scope, receive, sending)
+        finally:
+            path = _PATH.sub("?", scope["path"])[:200]
+            _ACCESS.info(
+                "%s %s %s",
+                scope["method"],
+                path,
+                status,
+                extra={
+                    "fields": {
+                        "method": scope["method"],
+                        "path": path,
+                        "status": status,
+                        "request_id": request_id,
+                        "seconds": round(time.monotonic() - began, 4),
+                    }
+                },
+            )
+        return None
+
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raises ApiError for many headers, another site's name, an origin that isn't listed, a key that is missing."""
+        options = self._front.options
+        if (count := len(scope["headers"])) > _MOST_HEADERS:
+            raise ApiError(431, f"the request has {count} headers, and {_MOST_HEADERS} are taken")
+        host = headers.get("host", "").lower()
+        name = (
+            host.rpartition(":")[0]
+            if host.rpartition(":")[2].isdigit() and host.count(":") in (1, *range(3, 9))
+            else host
+        )
+        if self._hosts is not None and name.strip("[]") not in self._hosts:
+            raise ApiError(403, f"the host {host[:80]!r} isn't this server's; --allowed-host names those that are")
+        origin = headers.get("origin")
+        if origin is not None and not self._may(origin, host):
+            raise ApiError(403, f"pages of {origin[:80]!r} may not ask; --allowed-origin names those that may")
+        path = scope["path"]
+        if path == "/v1/responses" and headers.get("upgrade", "").lower() == "websocket":
+            problem = ApiError(426, "responses are streamed as server-sent events; ask with POST, by HTTP/1.1")
+            problem.headers["upgrade"] = "HTTP/1.1"
+            raise problem
+        scope["state"]["tenant"] = None
+        if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
+            return
+        tenant = self._front.tenants.find(_key_of(headers))
+        if tenant is None:
+            raise ApiError(401, "a key is needed: Authorization: Bearer KEY")
+        if path in ("/live", "/metrics", "/props") and tenant.key is not None and not tenant.key.admin:
+            raise ApiError(403, f"{path} is for keys with admin = true")
+        if self._front.stopping and scope["method"] == "POST":
+            raise ApiError(503, "the server is stopping", retry_after=options.drain_seconds)
+        scope["state"]["tenant"] = tenant
+
+    def _may(self, origin: str, host: str) -> bool:
+        allowed = self._front.options.allowed_origins
+        return "*" in allowed or origin in allowed or origin.partition("://")[2].lower() == host
+
+    def _cors(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+        origin = headers.get("origin")
+        if origin is None or not self._may(origin, headers.get("host", "").lower()):
+            return []
+        found = {"access-control-allow-origin": origin, "vary": "Origin"}
+        if "access-control-request-method" in headers:
+            found |= {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
+            found["access-control-allow-headers"] = "authorization, content-type, x-api-key, x-request-id"
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found.items()]
+
+    def _limited(self, receive: Receive, headers: Mapping[str, str]) -> Receive:
+        """Reads a body within its limits of size and time. Raises ApiError."""
+        options = self._front.options
+        most, left = options.max_body, options.max_body
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > most:
+            raise ApiError(413, f"the body has {length[:20]} bytes, and {most} are taken")
+        ends = time.monotonic() + options.body_seconds
+        whole = False
+
+        async def limited() -> Message:
+            nonlocal left, whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(max(ends - time.monotonic(), 0)):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body took more than {options.body_seconds:g} s") from None
+            left -= len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if left < 0:
+                raise ApiError(413, f"the body has more than the {most} bytes that are taken")
+            return message
+
+        return limited
+
+    async def _refuse_websocket(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+
+
+_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version"})
+_MOST_HEADERS = 128
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PATH = re.compile(r"[^A-Za-z0-9._~/-]")
+_ACCESS = logging.getLogger("enginewright.access")
+
+
+def _key_of(headers: Mapping[str, str]) -> str | None:
+    """The key as OpenAI's clients send it, or as Anthropic's do."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" and key.strip() else headers.get("x-api-key")

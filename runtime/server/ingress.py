@@ -1,0 +1,88 @@
+"""The server as an application of Ray Serve: the front end is an actor too, and Ray Serve's own proxies listen.
+
+For clusters that are told what to serve by a file, such as KubeRay's RayService: its ``import_path`` is
+``enginewright.runtime.server.ingress:application``, and its ``args`` are fields of ``ServerOptions``. With
+``optimize serve --replicas`` streams are cheaper, as nothing of Ray's lies between the front end and a client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+
+from ..shared.errors import RequestError
+from .app import make_app
+from .engine_client import Limits, Model
+from .front import Front
+from .gate import Gate
+from .options import ServerOptions
+from .replicas import QUIET, Replicated, cpus_of, deployment_of
+
+
+def application(args: dict[str, Any]) -> Any:
+    """The application. ``args``: fields of ``ServerOptions``; ``llm.threads`` must be among them.
+
+    Raises RequestError naming what is wrong with them.
+    """
+    options = _options(args)
+    limits, given = _limits(options), options.for_each_replica()
+    if not given.get("threads"):
+        raise RequestError("llm: how many threads a replica has isn't said", hint="Add llm: {threads: 4} to the args.")
+    replicas = {
+        name: deployment_of(name, path, dict(given), limits, options, cpus_of(given), "")
+        for name, path in options.models.items()
+    }
+    door = serve.deployment(serve.ingress()(Door)).options(
+        name="door",
+        max_ongoing_requests=10_000,
+        ray_actor_options={"num_cpus": 1},
+        graceful_shutdown_timeout_s=options.drain_seconds,
+        logging_config=QUIET,
+    )
+    return door.bind(args, replicas)
+
+
+class Door:
+    """The front end, in an actor.
+
+    Args:
+        args: as ``application`` has them.
+        handles: of the models' replicas, by their names.
+    """
+
+    async def __init__(self, args: dict[str, Any], handles: dict[str, Any]) -> None:  # type: ignore[misc]
+        options = _options(args)
+        limits, given, host = _limits(options), options.for_each_replica(), str(ray.util.get_node_ip_address())
+        models: dict[str, Model] = {
+            name: Replicated(name, path, dict(given), limits, options, cpus_of(given), host, handles[name])
+            for name, path in options.models.items()
+        }
+        self._front = Front(options, models)
+        await self._front.start()
+        for model in models.values():
+            await model.wait_until_ready()
+
+    def __serve_build_asgi_app__(self) -> Gate:
+        """Ray Serve asks for what answers."""
+        return make_app(self._front)
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits it at the end."""
+        await self._front.close()
+
+
+def _options(args: dict[str, Any]) -> ServerOptions:
+    """As ``optimize serve`` has them, at an address that others reach: Ray Serve's proxies listen for all."""
+    try:
+        options = msgspec.convert({"replicas": 1, **args, "ray": "auto", "host": "0.0.0.0"}, ServerOptions)  # noqa: S104
+    except msgspec.ValidationError as e:
+        raise RequestError(f"args: {e}", hint="They are fields of `optimize serve --print-config`.") from e
+    options.check()
+    return options
+
+
+def _limits(options: ServerOptions) -> Limits:
+    return Limits(step=options.step_seconds, silence=options.silence_seconds)

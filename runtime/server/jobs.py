@@ -1,0 +1,469 @@
+"""One body's way: its prompts, the requests that run, and how what they give is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from ..engine import arguments
+from ..shared.errors import EnginewrightError, OverloadError, RequestError
+from .answers import Given, Shape, usage
+from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, checked_params
+from .engine_client import Model, ReplacedError, Running
+from .errors import ApiError, api_error, error_response, json_response
+from .front import Front, effort_variables, template_reads, tokenizer_of
+from .reading import Reader, Reading
+from .records import Ended, Piece, Submit
+from .tenants import Tenant
+from .tools import ToolChoice, tool_choice
+
+
+class Job:
+    """One body on its way: its prompts and parameters, then the requests that run.
+
+    Args:
+        body: what is asked, in OpenAI's words: other protocols' bodies are turned into these.
+        kind: makes the shape of the answer.
+        trace: the client's ``traceparent``.
+
+    Attributes:
+        ignored: fields on which no answer depends.
+        notes: headers of the answer besides.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        tenant: Tenant,
+        model: Model,
+        body: Body,
+        kind: Callable[..., Shape],
+        ignored: Sequence[str] = (),
+        trace: str | None = None,
+        request_id: str = "",
+    ) -> None:
+        self.front, self.tenant, self.model, self.body = front, tenant, model, body
+        self._trace, self._request_id = trace, request_id
+        self._ignored, self.notes = [*ignored], dict[str, str]()
+        self._params = body.params(model.model)
+        self.ignored, self.params = [*ignored], dict(self._params)
+        self._sampling = checked_params(self.params)
+        self.answers = self._sampling.n
+        if body.streamed and (self._sampling.num_beams > 1 or self._sampling.best_of is not None):
+            name = "num_beams" if self._sampling.num_beams > 1 else "best_of"
+            raise RequestError(f"{name}: which answers are given is known at their end", hint="Leave stream out.")
+        self.tools = ToolChoice()
+        if isinstance(body, ChatBody):
+            self.tools = tool_choice(body.tools, body.tool_choice, body.parallel_tool_calls)
+        self.given: list[Given] = []
+        self.spliced: int | None = None
+        self.splices = isinstance(body, ChatBody) and body.splice and front.options.splice
+        self.tokens = 0  # that it took
+        self._kind = kind
+        self._running: list[Running] = []
+        self._cancelled: RequestError | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many there are of it: its prompts, with their answers."""
+        return len(self.given) * self.answers
+
+    async def prepare(self) -> None:
+        """Makes the prompts; again where the model's bundle has been replaced since."""
+        body, front, model = self.body, self.front, self.model
+        self.ignored, self.params = [*self._ignored], dict(self._params)
+        self._version = model.hash
+        scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
+        self.scope = arguments.checked_name("cache_salt", scope)
+        work = self._chat if isinstance(body, ChatBody) else self._texts
+        await front.in_thread(self.tenant.name, work)
+        self.shape = self._kind(
+            body,
+            model.name,
+            model.tokenizer,
+            front.fingerprint(model),
+            self.params["seed"],
+            self.tools,
+            self.spliced,
+        )
+
+    def _chat(self) -> None:
+        """Makes a conversation's prompt, and says how its answers are read."""
+        body, model = self.body, self.model
+        assert isinstance(body, ChatBody)
+        given, self.spliced = self.front.chat_prompt(model, body, self.tools, self.scope, self.splices)
+        self.given = [given]
+        raw, reasons = not self._sampling.skip_special_tokens, body.reasoning_effort != "none"
+        self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
+        form = self._reading.form(self.params.get("structured_outputs"))
+        if form is not None:
+            self.params["structured_outputs"] = form
+        if body.reasoning_effort is not None and model.tokenizer is not None:
+            reads = template_reads(model.tokenizer, self.tools)
+            self.ignored += [] if effort_variables(body.reasoning_effort, reads) else ["reasoning_effort"]
+
+    def _texts(self) -> None:
+        assert isinstance(self.body, CompletionBody)
+        self.given = _prompts(self.model, self.body)
+        self._reading = Reading(None, self.tools, ())
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        return self._reading.reader(self._sampling, self.shape.call_prefix)
+
+    def submit(self) -> list[Running]:
+        """Starts the requests. Raises what ``Model.submit`` raises, and OverloadError where too many wait."""
+        model, body = self.model, self.body
+        if self._cancelled is not None:
+            raise self._cancelled
+        most = model.slots + self.front.options.max_waiting
+        if model.running + len(self.given) > most:
+            raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
+        priority, of_class = self.tenant.rank(body.priority, body.request_class)
+        self.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
+        found: list[Running] = []
+        try:
+            for given in self.given:
+                submit = Submit(
+                    0, given.ids, self.params, self.scope, priority, of_class, not body.streamed, self._version
+                )
+                found.append(model.submit(submit))
+        except EnginewrightError:
+            for running in found:
+                model.abort(running.number)
+            raise
+        self._running = found
+        return found
+
+    def cancel(self, why: str) -> None:
+        """Ends what runs, with an error to who waits for it."""
+        self._cancelled = RequestError(why, hint="Ask again.")
+        for running in self._running:
+            self.model.abort(running.number)
+            running.put(self._cancelled)
+
+    def ended(self, given: Given, ended: Ended, new: int) -> None:
+        """Counts a request that has ended."""
+        self.front.metrics.ended(self.model.name, len(given.ids), new, ended)
+        self._span(len(given.ids), new, ended)
+
+    def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
+        """Counts requests whose client has left, or whose engine was lost."""
+        self.front.metrics.aborted(self.model.name)
+        self._span(prompt, new, None, str(error) if isinstance(error, EnginewrightError) else "the client left")
+
+    def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
+        if self.front.tracing is not None:
+            operation = "chat" if isinstance(self.body, ChatBody) else "text_completion"
+            about = {"gen_ai.response.id": self.shape.id, "enginewright.request_id": self._request_id}
+            self.front.tracing.request(
+                self.model.name, operation, self.params, self._trace, prompt, new, ended, problem, about
+            )
+
+    async def _remember(self, given: Given, text: str, ids: Sequence[int], reader: Reader) -> None:
+        """Keeps a finished turn for the conversation that continues it."""
+        keep = partial(self.front.remember, self.model, self.scope, given, text, ids)
+        turn = reader.turn
+        if turn is None and reader.parses:  # it is cut off, and doesn't come back as it was
+            return
+        if turn is None or (turn.keys() == {"role", "content"} and turn["content"] == text):
+            keep()
+        elif ids and ids[-1] in self.model.model.eos_token_ids:
+            assert isinstance(self.body, ChatBody)
+            await self.front.in_thread(self.tenant.name, partial(keep, turn=(self.body, self.tools, turn)))
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+        while True:
+            try:
+                return await self._whole()
+            except ReplacedError:
+                await self.prepare()
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The answer's events, several together where they have come together."""
+        begun = False
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream()) as events:
+                    async for data in events:
+                        begun = True
+                        yield data
+                return
+            except ReplacedError:
+                if begun:  # another prompt of the body is being answered already
+                    raise
+                await self.prepare()
+
+    async def _whole(self) -> dict[str, Any]:
+        running = self.submit()
+        try:
+            results = await asyncio.gather(*(one.result() for one in running))
+        except BaseException as e:
+            for one in running:
+                self.model.abort(one.number)
+            if not isinstance(e, ReplacedError):
+                self.aborted(sum(len(given.ids) for given in self.given), 0, e)
+            raise
+        new = reasoning = 0
+        for i, (given, ended) in enumerate(zip(self.given, results, strict=True)):
+            tokens = sum(len(one.token_ids) for one in ended.answers)
+            self.ended(given, ended, tokens)
+            new += tokens
+            for j, answer in enumerate(ended.answers):
+                reader = self.reader()
+                news = reader.read(answer)
+                reasoning += reader.reasoning_tokens
+                self.shape.add(i * self.answers + j, news, answer, ended, given)
+                if self.splices:
+                    await self._remember(given, answer.text, answer.token_ids, reader)
+        self.tokens = sum(len(given.ids) for given in self.given) + new
+        counts = usage(sum(len(given.ids) for given in self.given), new, results, reasoning)
+        if isinstance(self.body, CompletionBody) and self.body.scores_alone:
+            counts = usage(counts["prompt_tokens"], 0, results)
+        found = self.shape.response(counts)
+        if self.body.prompt_logprobs is not None and results[0].prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.shape.prompt_logprobs(results[0])
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = self.given[0].ids
+        return found
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        shape = self.shape
+        running = self.submit()
+        begun: dict[int, _Begun] = {}
+        prompt = sum(len(given.ids) for given in self.given)
+        ends: list[Ended] = []
+        new = 0
+        try:
+            start = shape.start(prompt)
+            async with contextlib.aclosing(_merged(running)) as events:
+                async for i, found in events:
+                    given = self.given[i]
+                    if isinstance(found, Ended):
+                        ends.append(found)
+                        mine = [own for index, own in begun.items() if index // self.answers == i]
+                        self.ended(given, found, sum(len(own.ids) for own in mine))
+                        if self.splices:
+                            for own in mine:
+                                await self._remember(given, "".join(own.texts), own.ids, own.reader)
+                        continue
+                    out, start = [start], b""
+                    for piece in found:
+                        index = i * self.answers + piece.index
+                        if index not in begun:
+                            begun[index] = _Begun(self.reader(), [], [])
+                            out.append(shape.first(index, given.text))
+                        own = begun[index]
+                        new += len(piece.token_ids)
+                        own.texts.append(piece.text)
+                        own.ids.extend(piece.token_ids)
+                        counts = usage(prompt, new) if shape.usage_always else None
+                        out.append(shape.news(index, own.reader.push(piece), counts))
+                    yield b"".join(out)
+            reasoning = sum(own.reader.reasoning_tokens for own in begun.values())
+            yield start + shape.end(usage(prompt, new, ends, reasoning), ends)
+        finally:
+            self.tokens = prompt + new
+            if len(ends) < len(running):
+                if not isinstance(error := sys.exception(), ReplacedError):
+                    self.aborted(prompt, new, error)
+                for one in running:
+                    self.model.abort(one.number)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """One answer of a stream: its reader, and its texts and token ids so far."""
+
+    reader: Reader
+    texts: list[str]
+    ids: list[int]
+
+
+def _prompts(model: Model, body: CompletionBody) -> list[Given]:
+    found = []
+    most = model.model.context_length - 1
+    for prompt in body.prompts():
+        if isinstance(prompt, str):
+            tokenizer = tokenizer_of(model)
+            encode = partial(tokenizer.encode, add_special_tokens=body.add_special_tokens)
+            found.append(Given(prompt, arguments.encode_within(encode, prompt, most) if prompt else []))
+        else:
+            text = ""
+            if body.echo and model.tokenizer is not None:
+                text = model.tokenizer.decode([i for i in prompt if i >= 0], skip_special_tokens=False)
+            found.append(Given(text, prompt))
+        if not found[-1].ids:
+            raise RequestError("prompt: it is empty", hint="Pass at least one token.")
+    return found
+
+
+async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[Piece] | Ended], None]:
+    """The events of several requests, with the place of each. Raises the first error."""
+    if len(running) == 1:
+        async with contextlib.aclosing(running[0].events()) as events:
+            async for found in events:
+                yield 0, found
+        return
+    queue: asyncio.Queue[tuple[int, list[Piece] | Ended | EnginewrightError]] = asyncio.Queue()
+
+    async def forward(i: int, one: Running) -> None:
+        try:
+            async with contextlib.aclosing(one.events()) as events:
+                async for found in events:
+                    queue.put_nowait((i, found))
+        except EnginewrightError as e:
+            queue.put_nowait((i, e))
+
+    tasks = [asyncio.create_task(forward(i, one)) for i, one in enumerate(running)]
+    left = len(running)
+    try:
+        while left:
+            i, event = await queue.get()
+            if isinstance(event, EnginewrightError):
+                raise event
+            left -= isinstance(event, Ended)
+            yield i, event
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def answer(
+    front: Front,
+    request: Request,
+    body: Body,
+    kind: Callable[..., Shape],
+    ignored: Sequence[str],
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """The response to one body: what every route does that has something generated. ``notes``: headers."""
+    tenant: Tenant = request.state.tenant
+    model = await front.loaded(front.model(body.model))
+    model.check()
+    tenant.begin()
+    try:
+        trace = request.headers.get("traceparent")
+        job = Job(front, tenant, model, body, kind, ignored, trace, request.state.request_id)
+        job.notes |= notes
+        await job.prepare()
+        tenant.widen(job.requests - 1)
+    except BaseException:
+        tenant.end(0)
+        raise
+    return Work(front, tenant, job)
+
+
+class Work(Response):
+    """Sends what a job gives, whole or as a stream; ends the job where the client leaves or reads nothing.
+
+    Attributes:
+        at_end: is called when all is over, however it ended.
+    """
+
+    def __init__(self, front: Front, tenant: Tenant, job: Job) -> None:
+        super().__init__()
+        self.front, self.tenant, self.job = front, tenant, job
+        self.at_end: Callable[[], None] = lambda: None
+        self.extra = dict(job.notes) | ({IGNORED_HEADER: ", ".join(job.ignored)} if job.ignored else {})
+        self._begun = False
+        self._sent = time.monotonic()  # when something was sent last
+        self._sending: float | None = None  # since when the client was to take what is sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streamed, send = self.job.body.streamed, scope["state"]["send"]
+        work = asyncio.ensure_future(self._stream(scope, send) if streamed else self._whole(scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        watch = asyncio.ensure_future(self._watch(work, send))
+        self.front.running.add(work)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone, watch):
+                task.cancel()
+            found = await asyncio.gather(work, gone, watch, return_exceptions=True)
+            self.front.running.discard(work)
+            self.tenant.end(self.job.tokens, self.job.requests)
+            self.at_end()
+        if isinstance(found[0], Exception):
+            raise found[0]
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self.front.options.request_seconds or None
+        try:
+            async with asyncio.timeout(limit):
+                response = json_response(await self.job.whole(), headers=self.extra)
+        except (TimeoutError, EnginewrightError) as e:
+            response = error_response(scope["path"], self._error(e), scope["state"]["request_id"])
+        await response(scope, receive, send)
+
+    def _error(self, error: TimeoutError | EnginewrightError) -> ApiError:
+        if isinstance(error, EnginewrightError):
+            return api_error(error)
+        return ApiError(408, f"the answer took more than {self.front.options.request_seconds:g} s")
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
+        try:
+            async with (
+                asyncio.timeout(self.front.options.request_seconds or None),
+                contextlib.aclosing(self.job.stream()) as events,
+            ):
+                async for data in events:
+                    await self._send(send, data)
+        except (TimeoutError, EnginewrightError) as e:
+            error = self._error(e)
+            if not self._begun:
+                response = error_response(scope["path"], error, scope["state"]["request_id"])
+                headers = _headers("application/json", error.headers)
+                await send({"type": "http.response.start", "status": error.status, "headers": headers})
+                await send({"type": "http.response.body", "body": response.body})
+                return
+            await self._send(send, self.job.shape.failed(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            more = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.extra}
+            headers = _headers(self.job.shape.media_type, more)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._sending = self._sent = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending = None
+
+    async def _keep_alive(self, send: Send) -> None:
+        if alive := self.job.shape.keep_alive:
+            await self._send(send, alive)
+
+    async def _watch(self, work: asyncio.Future[None], send: Send) -> None:
+        """Sends comments where a stream has nothing else, and ends the work where the client takes nothing."""
+        options = self.front.options
+        while True:
+            await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2, options.stall_seconds / 2))
+            now = time.monotonic()
+            if self._sending is not None:
+                if now - self._sending > options.stall_seconds:
+                    work.cancel()
+                    return
+            elif self.job.body.streamed and now - self._sent > options.keep_alive_seconds and not work.done():
+                await self._keep_alive(send)
+
+
+def _headers(kind: str, more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in {"content-type": kind, **more}.items()]
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,245 @@
+"""Answers in their parts: reasoning, content and calls, by the format of the model's chat template."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ..requests.sampling import SamplingParams
+from ..shared.errors import RequestError
+from ..text.chat_format import ChatFormat, ChatParser, Delta
+from ..text.output_text import OutputText
+from ..text.tokenizer import Tokenizer
+from .answers import News
+from .records import Finished, Piece
+from .tools import ToolChoice, custom_input
+
+
+class Reading:
+    """How the answers of one conversation are read, and what form the model is held to.
+
+    Args:
+        tokenizer: None where the bundle has none: then answers are the engine's text, as those of a model are whose
+            template has neither calls nor reasoning.
+        tools: that may be called.
+        prompt: its token ids.
+        raw: the text is wanted with its special tokens.
+        reasons: whether the model may reason; False: a form that is wanted begins with the first token.
+
+    Raises RequestError where there are tools, and it isn't known how the model calls them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        tools: ToolChoice,
+        prompt: Sequence[int],
+        *,
+        raw: bool = False,
+        reasons: bool = True,
+    ) -> None:
+        self._tokenizer, self._tools, self._prompt, self._reasons = tokenizer, tools, prompt, reasons
+        self._format: ChatFormat | None = None
+        if tokenizer is None:
+            return
+        found, offered = tokenizer.chat_format, tools.shown is not None
+        if offered and not found.has_calls:
+            hint = "Leave them out, or describe them in a message."
+            raise RequestError("tools: it isn't known how this model writes calls", hint=hint)
+        if not offered and found.name != "harmony":  # calls that nobody offered are text
+            found = ChatFormat(replace(found.spelling, calls=None))
+        if offered or (found.has_reasoning and not raw):
+            self._format = found
+
+    @cached_property
+    def _open(self) -> bool:
+        """Whether the prompt ends within the reasoning."""
+        assert self._format is not None and self._tokenizer is not None
+        return self._format.reasoning_open(self._tokenizer, self._prompt)
+
+    def form(self, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """The form that the whole answer has, given the one that is wanted of its content.
+
+        Both are fields of StructuredOutputsParams. Raises RequestError for what can't be wanted together.
+        """
+        tools, held = self._tools, self._format
+        if held is None or self._tokenizer is None:
+            return wanted
+        if not self._reasons and not self._open and held.name != "harmony":
+            held = ChatFormat(replace(held.spelling, reasoning=None))
+        if tools.shown is None and not held.has_reasoning:
+            return wanted
+        schema: Any = None
+        if wanted is not None:
+            schema = {"type": "object"} if wanted.get("json_object") else wanted.get("json")
+            if isinstance(schema, str):
+                try:
+                    schema = msgspec.json.decode(schema)
+                except msgspec.DecodeError as e:
+                    raise RequestError(f"structured_outputs: json isn't JSON: {e}", hint="Pass a schema.") from e
+            if schema is None:
+                kind = next((name for name, value in wanted.items() if value), "structured_outputs")
+                if tools.shown is not None:
+                    hint = "Ask for JSON, or leave tools out."
+                    raise RequestError(f"tools: with {kind} an answer has no room for calls", hint=hint)
+                if self._open:
+                    hint = 'Turn the reasoning off, as with "reasoning_effort": "none", or ask for JSON.'
+                    raise RequestError(f"structured_outputs: {kind} of an answer that begins with reasoning", hint=hint)
+                return wanted
+        if schema is None and not (tools.shown and (tools.mode == "required" or tools.strict or not tools.parallel)):
+            return None
+        grammar = held.grammar(
+            self._tokenizer,
+            tools.tools if tools.shown else None,
+            choice=tools.name or (tools.mode if tools.shown else "none"),
+            parallel=tools.parallel,
+            schema=schema,
+            reasoning_open=self._open,
+        )
+        return wanted if grammar is None else {"grammar": grammar}
+
+    def reader(self, params: SamplingParams, prefix: str) -> Reader:
+        """A reader of one answer. ``prefix``: of the ids of calls."""
+        if self._format is None or self._tokenizer is None:
+            return Reader()
+        parser = self._format.parser(self._tokenizer, tools=self._tools.shown or (), reasoning_open=self._open)
+        nine = self._format.name.startswith("mistral")  # its template takes no other ids
+        return Reader(parser, params, self._tools.custom, "" if nine else prefix)
+
+
+class Reader:
+    """Reads one answer: as the engine's text, or by a parser.
+
+    A parser sees tokens, and a stop string may lie within them: so content and reasoning are cut at it here, as the
+    engine cuts the text.
+
+    Args:
+        parser: None for the engine's text.
+        params: of the request.
+        custom: names of tools whose calls are a text: their pieces wait until it is whole.
+        prefix: of the ids of calls; empty: they have nine letters.
+
+    Attributes:
+        reasoning_tokens: how many tokens were reasoning.
+    """
+
+    def __init__(
+        self,
+        parser: ChatParser | None = None,
+        params: SamplingParams | None = None,
+        custom: frozenset[str] = frozenset(),
+        prefix: str = "",
+    ) -> None:
+        self._parser, self._custom, self._prefix = parser, custom, prefix
+        self._cuts: dict[str, OutputText] = {}
+        if parser is not None and params is not None and params.stop:
+            keep = params.include_stop_str_in_output
+            self._cuts = {kind: OutputText(_AsItIs(), params.stop, keep_stop=keep) for kind in ("content", "reasoning")}
+        self._waiting: tuple[Delta, list[str]] | None = None  # a custom tool's call
+        self.reasoning_tokens = 0
+
+    def push(self, piece: Piece) -> News:
+        """What is new with a piece."""
+        parser, finish = self._parser, piece.finish_reason
+        if parser is None:
+            return News([Delta(content=piece.text)] if piece.text else [], piece, finish)
+        found = []
+        for token in piece.token_ids:
+            self.reasoning_tokens += parser.in_reasoning
+            found += parser.push((token,))
+        if finish is not None:
+            found += parser.finish()
+            if finish == "stop" and parser.message.calls:
+                finish = "tool_calls"
+        return News(self._shaped(found, piece.finish_reason is not None), piece, finish)
+
+    def read(self, one: Finished) -> News:
+        """A whole answer."""
+        return self.push(Piece(0, 0, tuple(one.token_ids), one.text, one.finish_reason, one.logprobs))
+
+    @property
+    def parses(self) -> bool:
+        """Whether the answer isn't the engine's text."""
+        return self._parser is not None
+
+    @property
+    def turn(self) -> dict[str, Any] | None:
+        """The answer as a message that a client sends back; None where the engine's text is all of it."""
+        if self._parser is None:
+            return None
+        said = self._parser.message
+        found: dict[str, Any] = {"role": "assistant", "content": said.content or ""}
+        if said.reasoning:
+            found["reasoning_content"] = said.reasoning
+        if said.calls:
+            found["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                | ({} if call.id is None else {"id": call.id})
+                for call in said.calls
+            ]
+        return found if said.complete else None
+
+    def _shaped(self, deltas: Sequence[Delta], last: bool) -> list[Delta]:
+        """Cuts texts at stop strings, gives calls their ids, and puts those of custom tools together."""
+        found: list[Delta] = []
+        for delta in deltas:
+            if delta.call is None:
+                found += self._sent()
+                found += self._cut(delta)
+            elif delta.name is not None:
+                found += self._sent()
+                own = replace(delta, id=delta.id or self._new_id())
+                if delta.name in self._custom:
+                    self._waiting = own, [delta.arguments]
+                else:
+                    found.append(own)
+            elif self._waiting is not None:
+                self._waiting[1].append(delta.arguments)
+            else:
+                found.append(delta)
+        if last:
+            found += self._sent()
+            for kind, cut in self._cuts.items():
+                cut.finish()
+                found += _said(kind, cut.take())
+        return found
+
+    def _cut(self, delta: Delta) -> list[Delta]:
+        if not self._cuts:
+            return [delta]
+        if any(cut.stopped_by is not None for cut in self._cuts.values()):
+            return []
+        kind = "content" if delta.content else "reasoning"
+        cut = self._cuts[kind]
+        cut.push(delta.content or delta.reasoning)
+        return _said(kind, cut.take())
+
+    def _sent(self) -> list[Delta]:
+        if self._waiting is None:
+            return []
+        (delta, texts), self._waiting = self._waiting, None
+        return [replace(delta, arguments=custom_input("".join(texts)))]
+
+    def _new_id(self) -> str:
+        return self._prefix + secrets.token_hex(12) if self._prefix else secrets.token_hex(5)[:9]
+
+
+def _said(kind: str, text: str) -> list[Delta]:
+    if not text:
+        return []
+    return [Delta(content=text) if kind == "content" else Delta(reasoning=text)]
+
+
+class _AsItIs:
+    """Stands for a detokenizer where the pieces are text already."""
+
+    def push(self, token: str) -> str:
+        return token
+
+    def flush(self) -> str:
+        return ""

@@ -1,0 +1,57 @@
+"""The router that Ray Serve asks which replica gets a call. What decides is in ``routing``.
+
+It runs in the process whose handle is called: the front end's. A call's first argument is the number of its ticket.
+Ray Serve pickles this module by value, but the modules that it names by their names: routes are found through one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from . import routing
+
+
+class PrefixRouter(RequestRouter):
+    """See the module. Ray Serve calls it from an event loop of its own."""
+
+    queue_len_response_deadline_s = 5.0  # a machine that computes may answer late
+    max_queue_len_response_deadline_s = 20.0
+
+    @property
+    def max_num_routing_tasks(self) -> int:
+        """One for each call that waits: calls that wait for another bundle must not keep others from being routed."""
+        return 1 << 16
+
+    def initialize_state(self, app: str) -> None:
+        """``app``: the name of the application, by which its routes are found."""
+        self._routes = routing.ROUTES.setdefault(app, routing.Routes())
+
+    def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
+        """Notes which replicas there are."""
+        super().update_replicas(list(replicas))
+        self._note()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Notes that one is gone."""
+        super().on_replica_actor_died(replica_id)
+        self._note()
+
+    async def choose_replicas(
+        self, candidate_replicas: Sequence[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas to try, the best one first; none: Ray Serve asks again after a pause."""
+        if pending_request is None:
+            return []
+        pending_request.routing_context.should_backoff = True  # without it an empty list is asked for without a pause
+        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
+        return [[by_name[name]] for name in self._routes.order(pending_request.args[0], list(by_name))]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Notes who has the request."""
+        self._routes.sent(pending_request.args[0], replica_id.unique_id)
+
+    def _note(self) -> None:
+        self._routes.there = frozenset(one.unique_id for one in self.curr_replicas)

@@ -1,0 +1,681 @@
+"""OpenAI's responses: ``/v1/responses``, what is stored of them, and their cancelling.
+
+A body is turned into one of chat completions: items become messages, and an answer's parts become items again. The
+fields are those of https://platform.openai.com/docs/api-reference/responses; each is honoured, refused or harmless.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from ..requests.vllm_names import Only
+from ..shared.errors import RequestError, shown
+from ..text.chat_format import Delta
+from .answers import DONE, Given, News, Shape, event
+from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema, decoded
+from .errors import ApiError, encoded, json_response
+from .front import Front
+from .jobs import Job, Work, answer
+from .records import Ended, Finished
+from .tools import tool_choice
+
+MOST_BYTES = 64 << 20
+"""The most bytes of stored responses, of all tenants together."""
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset(
+    {
+        *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
+        *("web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs"),
+        *("computer_call_output.output.image_url",),
+    }
+)
+"""What an answer never has here, so that nothing is left out of it: reasoning is in its item as it is."""
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_LATER = "it isn't there yet"
+
+
+class _Asked(Fields, kw_only=True):
+    """What a response and its count of tokens have both."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: str | None = None
+
+    refused: ClassVar[Mapping[str, Only]] = {
+        "background": Only((None, False), _LATER, "Stream the answer."),
+        "background_options": Only((None, {}), _LATER, "Leave it out."),
+        "conversation": Only((None,), "conversations aren't kept by name", "Use previous_response_id."),
+        "prompt": Only((None,), "there are no stored prompts", "Write it into instructions and input."),
+        "context_management": Only((None, []), "a context is never cut", "Leave out what is old."),
+        "image": Only((None, {}), "models answer with text alone", "Leave it out."),
+        "personality": Only((None,), _LATER, "Say it in the instructions."),
+    }
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "moderation"),
+            *("prompt_cache_options", "max_tool_calls", "access_programs", "client_metadata"),
+        }
+    )
+
+
+class ResponsesBody(_Asked, kw_only=True):
+    """The body of ``/v1/responses``. ``seed`` is ours."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    seed: int | None = None
+
+
+class InputTokensBody(_Asked, kw_only=True):
+    """The body of ``/v1/responses/input_tokens``."""
+
+
+def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, Any]]) -> tuple[ChatBody, list[str]]:
+    """The body in the words of chat completions, and what of it is ignored. Raises RequestError.
+
+    Args:
+        items: of the conversation: those of the previous responses, and the body's own.
+    """
+    tools, ignored = _offered(body.tools, body.tool_choice)
+    if body.truncation not in (None, "disabled"):
+        raise RequestError("truncation: a context is never cut", hint='Leave it out, or pass "disabled".')
+    text, reasoning = body.text or {}, body.reasoning or {}
+    for name, given, known in (
+        ("text", text, ("format", "verbosity")),
+        ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
+    ):
+        for key, value in given.items():
+            if key not in known:
+                raise RequestError(f"{name}: there is no {shown(key)}", hint=f"It has {', '.join(known)}.")
+            if key not in ("format", "effort") and value is not None:
+                ignored.append(f"{name}.{key}")
+    effort, form = reasoning.get("effort"), text.get("format")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError(f"reasoning: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
+    if form is not None and not isinstance(form, Mapping):
+        raise RequestError(f"text: format: {shown(form)} isn't a format", hint='Such as {"type": "json_object"}.')
+    chat = ChatBody(
+        messages=messages_of(items, body.instructions),
+        model=body.model,
+        tools=tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=None if form is None else dict(form),
+        reasoning_effort=effort,
+    )
+    if isinstance(body, ResponsesBody):
+        include = set(body.include or ())
+        if unknown := include - _INCLUDES - {_LOGPROBS}:
+            raise RequestError(f"include: {shown(min(unknown))} isn't known", hint=f"It may have {_LOGPROBS}.")
+        chat.max_tokens, chat.temperature, chat.top_p = body.max_output_tokens, body.temperature, body.top_p
+        chat.stream, chat.seed = body.stream, body.seed
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MOST_TOP_LOGPROBS:
+            hint = f"It must be from 0 to {MOST_TOP_LOGPROBS}."
+            raise RequestError(f"top_logprobs: {body.top_logprobs} is out of range", hint=hint)
+        if _LOGPROBS in include:
+            chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+        elif body.top_logprobs:
+            raise RequestError("top_logprobs: nothing shows them", hint=f'Add "{_LOGPROBS}" to include.')
+    return chat, ignored
+
+
+def _offered(tools: Any, choice: Any) -> tuple[list[Any] | None, list[str]]:
+    """The tools that a model can be offered: those of a namespace under names of their own. And those that are left
+    out, as OpenAI runs them itself (agents send them always). Raises RequestError where one of these has to be called.
+    """
+    if not isinstance(tools, list):
+        return tools, []
+    found: list[Any] = []
+    ignored = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind == "namespace" and isinstance(inner := tool.get("tools"), list):
+            found += [_in_namespace(tool.get("name"), one) for one in inner]
+        elif isinstance(kind, str) and kind.startswith(_HOSTED):
+            if isinstance(choice, Mapping) and choice.get("type") == kind:
+                raise RequestError(f"tool_choice: nobody runs {shown(kind)} here", hint="Choose a function.")
+            ignored.append(f"tools[{i}] ({kind})")
+        else:
+            found.append(tool)
+    return found, ignored
+
+
+def _in_namespace(space: Any, tool: Any) -> Any:
+    if not isinstance(tool, Mapping) or not isinstance(space, str):
+        return tool
+    return {**tool, "name": f"{space}{_OF}{tool.get('name')}"}
+
+
+_OF = "__"
+_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search")
+"""How the types of tools begin that a server would have to run itself."""
+
+
+def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """A body's ``input`` as items, each with an id. Raises RequestError."""
+    if given is None:
+        raise RequestError("input: it is missing", hint="Pass a text, or a list of items.")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    found = []
+    for i, item in enumerate(given):
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind not in _PREFIXES:
+            hint = f"It is {', '.join(_PREFIXES)}."
+            raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item that is read here", hint=hint)
+        own = dict(item) | {"type": kind}
+        if not isinstance(own.get("id"), str):
+            own["id"] = _new_id(kind)
+        if kind == "message" and isinstance(own.get("content"), str):
+            part = "output_text" if own.get("role") == "assistant" else "input_text"
+            own["content"] = [{"type": part, "text": own["content"]}]
+        found.append(own)
+    return found
+
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+"""Types of items, and how their ids begin."""
+
+
+def _new_id(kind: str) -> str:
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+
+
+def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+    """The messages of a conversation: reasoning, text and calls in a row are one turn of the assistant.
+
+    What the system says at the beginning is one message, as templates want it. Raises RequestError.
+    """
+    found: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None  # the assistant's, which may go on
+
+    def own_turn(ends: bool) -> dict[str, Any]:
+        nonlocal turn
+        if turn is None or ends:
+            turn = {"role": "assistant", "content": ""}
+            found.append(turn)
+        return turn
+
+    for i, item in enumerate(items):
+        kind, place = item["type"], f"input[{i}]"
+        if kind == "reasoning":
+            said = _texts(place, item.get("content") or item.get("summary") or [])
+            own_turn((turn is not None and len(turn) > 2) or bool(turn and turn["content"]))
+            if turn is not None and said:
+                turn["reasoning_content"] = said
+        elif kind in ("function_call", "custom_tool_call"):
+            calls = own_turn(False).setdefault("tool_calls", [])
+            name, called = _text(place, item, "name"), _text(place, item, "call_id")
+            if isinstance(space := item.get("namespace"), str):
+                name = f"{space}{_OF}{name}"
+            if kind == "custom_tool_call":
+                own = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
+            else:
+                own = {"type": "function", "function": {"name": name, "arguments": _text(place, item, "arguments")}}
+            calls.append({"id": called, **own})
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            turn = None
+            output = item.get("output")
+            content = output if isinstance(output, str) else _texts(place, output)
+            found.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
+        elif item.get("role") == "assistant":
+            own = own_turn(bool(turn and (turn["content"] or "tool_calls" in turn)))
+            own["content"] = _texts(place, item.get("content"))
+        else:
+            turn = None
+            role = item.get("role")
+            if role not in ("user", "system", "developer"):
+                raise RequestError(f"{place}: its role is {shown(role)}", hint="It is user, assistant or system.")
+            found.append({"role": role, "content": _texts(place, item.get("content"))})
+    begin = 0
+    while begin < len(found) and found[begin]["role"] in ("system", "developer"):
+        begin += 1
+    system = [text for text in (instructions, *(one["content"] for one in found[:begin])) if text]
+    return [*([{"role": "system", "content": "\n\n".join(system)}] if system else []), *found[begin:]]
+
+
+def _text(place: str, item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
+    return value
+
+
+def _texts(place: str, content: Any) -> str:
+    """The text of parts."""
+    if not isinstance(content, list):
+        raise RequestError(f"{place}: its content is missing", hint="Pass a text, or a list of parts.")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+        if kind not in (*_TEXTS, "refusal") or not isinstance(text, str):
+            raise RequestError(f"{place}: a part of the type {shown(kind)}", hint="Models take text alone here.")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+@dataclass
+class _Kept:
+    """A response that is there: done and stored, or on its way.
+
+    Attributes:
+        items: of the conversation up to its own input.
+        response: as it was sent last.
+        job: while it is on its way.
+    """
+
+    tenant: str
+    items: list[dict[str, Any]]
+    response: Callable[[], dict[str, Any]]
+    job: Job | None
+    stored: bool
+    bytes: int = 0
+
+
+class Stored:
+    """Responses by their ids, which nobody can guess; a tenant finds its own alone. What was used least goes first.
+
+    Args:
+        most_bytes: of those that are done.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self.bytes = most_bytes, 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin(self, name: str, kept: _Kept) -> None:
+        """Keeps one that is on its way."""
+        self._kept[name] = kept
+
+    def end(self, name: str, response: dict[str, Any] | None) -> None:
+        """Stores one that was on its way, if it is to be, or forgets it."""
+        kept = self._kept.get(name)
+        if kept is None or kept.job is None:
+            return
+        del self._kept[name]
+        if response is None or not kept.stored:
+            return
+        size = len(encoded((response, kept.items)))
+        if size > self._most // 4:
+            return
+        self._kept[name] = _Kept(kept.tenant, kept.items, lambda: response, None, True, size)
+        self.bytes += size
+        while self.bytes > self._most:
+            self._drop(next(one for one, own in self._kept.items() if own.job is None))
+
+    def find(self, tenant: str, name: str) -> _Kept:
+        """Raises ApiError for one that isn't there."""
+        kept = self._kept.get(name)
+        if kept is None or kept.tenant != tenant:
+            raise ApiError(404, f"there is no response {shown(name[:80])}", param="response_id")
+        self._kept.move_to_end(name)
+        return kept
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Forgets one that is done. Raises ApiError."""
+        if self.find(tenant, name).job is not None:
+            raise ApiError(400, f"response {shown(name)} isn't done yet; cancel it first", param="response_id")
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self.bytes -= self._kept.pop(name).bytes
+
+
+class ResponsesShape(Shape):
+    """The answer of ``/v1/responses``. Whole or streamed, it goes through the same items.
+
+    Args:
+        asked: the body.
+        about: fields of the response that say what was asked.
+        stored: where it is kept; ``items``: of the conversation before it.
+        tenant: whose it is.
+    """
+
+    prefix, call_prefix = "resp_", "call_"
+
+    def __init__(
+        self,
+        asked: ResponsesBody,
+        about: Mapping[str, Any],
+        stored: Stored,
+        items: list[dict[str, Any]],
+        tenant: str,
+        *args: Any,
+    ) -> None:
+        super().__init__(*args)
+        self._asked, self._about, self._stored = asked, about, stored
+        self._items, self._tenant = items, tenant
+        self._created = time.time()
+        self._spaces = {tool.get("name") for tool in asked.tools or () if tool.get("type") == "namespace"}
+        self._output: list[dict[str, Any]] = []
+        self._open = False
+        self._finish: str | None = None
+        self._pending: list[dict[str, Any]] = []  # log-probabilities of tokens whose text isn't out
+        self._sequence = 0
+        self.cancelled = False
+
+    def begin(self, job: Job) -> None:
+        """Keeps it while it is on its way, so that it can be cancelled."""
+        kept = _Kept(
+            self._tenant, self._items, partial(self._response, "in_progress"), job, self._asked.store is not False
+        )
+        self._stored.begin(self.id, kept)
+
+    def forget(self) -> None:
+        """Ends the keeping of one that failed, or whose client has left."""
+        self._stored.end(self.id, None)
+
+    def _response(self, status: str, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        done = status != "in_progress"
+        found: dict[str, Any] = {"id": self.id, "object": "response", "created_at": int(self._created)}
+        found |= {"completed_at": int(time.time()) if status == "completed" else None, "status": status}
+        found |= {"model": self._model, **self._about, "error": None}
+        found["incomplete_details"] = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        found["output"] = [dict(item) for item in self._output] if done else []
+        found["usage"] = None if usage is None else self._usage(usage)
+        return found | {"enginewright": {"seed": self._seed, "spliced_tokens": self._spliced}}
+
+    def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _take(self, news: News) -> list[dict[str, Any]]:
+        """Puts what is new into items, and gives the events of that."""
+        found: list[dict[str, Any]] = []
+        self._pending += [self._scored(*one) for one in news.piece.logprobs or ()]
+        for delta in news.deltas:
+            kind = self._kind(delta)
+            if not self._open or self._output[-1]["type"] != kind or delta.name is not None:
+                found += self._closed("completed")
+                found += self._begun(kind, delta)
+            item, at = self._output[-1], len(self._output) - 1
+            where = {"item_id": item["id"], "output_index": at}
+            if kind in ("message", "reasoning"):
+                text = delta.content or delta.reasoning
+                item["content"][0]["text"] += text
+                change = {**where, "content_index": 0, "delta": text}
+                scores, self._pending = self._pending, []
+                if kind == "message":
+                    item["content"][0]["logprobs"] += scores
+                    change["logprobs"] = scores
+                name = "output_text" if kind == "message" else "reasoning_text"
+                found.append({"type": f"response.{name}.delta", **change})
+            else:
+                self._pending = []
+                field, name = _CALLS[kind]
+                item[field] += delta.arguments
+                if delta.arguments:
+                    found.append({"type": f"response.{name}.delta", **where, "delta": delta.arguments})
+        if news.finish_reason is not None:
+            self._finish = news.finish_reason
+            if self._open and self._output[-1]["type"] == "message":
+                self._output[-1]["content"][0]["logprobs"] += self._pending
+            found += self._closed("incomplete" if self._finish == "length" else "completed")
+        return found
+
+    def _kind(self, delta: Delta) -> str:
+        if delta.call is None:
+            return "reasoning" if delta.reasoning else "message"
+        if delta.name is None:
+            return str(self._output[-1]["type"])
+        return "custom_tool_call" if delta.name in self._tools.custom else "function_call"
+
+    def _scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
+        return self.entry(token, logprob) | {"top_logprobs": [self.entry(*one) for one in top]}
+
+    def _begun(self, kind: str, delta: Delta) -> list[dict[str, Any]]:
+        item: dict[str, Any] = {"id": _new_id(kind), "type": kind, "status": "in_progress"}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        else:
+            item |= {"call_id": delta.id, "name": delta.name, _CALLS[kind][0]: ""}
+            space, _, name = (delta.name or "").partition(_OF)
+            if name and space in self._spaces:
+                item |= {"namespace": space, "name": name}
+        self._output.append(item)
+        self._open, at = True, len(self._output) - 1
+        found = [{"type": "response.output_item.added", "output_index": at, "item": dict(item)}]
+        if "content" in item:
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            part = part if kind == "message" else {"type": "reasoning_text", "text": ""}
+            item["content"] = [part]
+            where = {"item_id": item["id"], "output_index": at, "content_index": 0}
+            found.append({"type": "response.content_part.added", **where, "part": _copy(part)})
+        return found
+
+    def _closed(self, status: str) -> list[dict[str, Any]]:
+        """Ends the item that is open."""
+        if not self._open:
+            return []
+        self._open = False
+        item, at = self._output[-1], len(self._output) - 1
+        item["status"] = status
+        where = {"item_id": item["id"], "output_index": at}
+        found: list[dict[str, Any]] = []
+        if "content" in item:
+            (part,) = item["content"]
+            where["content_index"] = 0
+            done = {"type": f"response.{part['type']}.done", **where, "text": part["text"]}
+            found.append(done | ({"logprobs": part["logprobs"]} if "logprobs" in part else {}))
+            found.append({"type": "response.content_part.done", **where, "part": _copy(part)})
+        else:
+            field, name = _CALLS[item["type"]]
+            more = {"name": item["name"]} if field == "arguments" else {}
+            found.append({"type": f"response.{name}.done", **where, field: item[field], **more})
+        return [*found, {"type": "response.output_item.done", "output_index": at, "item": _copy(item)}]
+
+    def _done(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The response at its end, which is stored."""
+        found = self._response("incomplete" if self._finish == "length" else "completed", usage)
+        self._stored.end(self.id, found)
+        return found
+
+    def _events(self, events: Sequence[dict[str, Any]]) -> bytes:
+        found = []
+        for one in events:
+            found.append(event({**one, "sequence_number": self._sequence}, one["type"]))
+            self._sequence += 1
+        return b"".join(found)
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes the answer."""
+        self._take(news)
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        return self._done(usage)
+
+    def start(self, prompt: int) -> bytes:
+        """A stream's first events."""
+        response = self._response("in_progress")
+        return self._events([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """Events of what is new."""
+        return self._events(self._take(news))
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last events."""
+        response = self._done(usage)
+        return self._events([{"type": f"response.{response['status']}", "response": response}]) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a stream that fails, or was cancelled."""
+        events = self._closed("incomplete")
+        response = self._response("cancelled" if self.cancelled else "failed")
+        if self.cancelled:
+            self._stored.end(self.id, response)
+            return self._events([*events, {"type": "response.incomplete", "response": response}]) + DONE
+        self.forget()
+        response["error"] = {"code": "server_error", "message": str(error)}
+        return self._events([*events, {"type": "response.failed", "response": response}]) + DONE
+
+
+_CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""Type of a call's item -> the field of what it is called with, and the name of its events."""
+
+
+def _copy(value: Any) -> Any:
+    """As it is now: items change."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def add_responses(app: FastAPI, front: Front) -> None:
+    """Adds the routes."""
+    stored = Stored()
+
+    def conversation(tenant: str, body: _Asked) -> list[dict[str, Any]]:
+        before: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            try:
+                kept = stored.find(tenant, body.previous_response_id)
+            except ApiError as e:
+                raise ApiError(404, f"previous_response_id: {e}", param="previous_response_id") from None
+            if kept.job is not None:
+                raise RequestError("previous_response_id: that response isn't done yet", hint="Wait for its end.")
+            before = [*kept.items, *kept.response()["output"]]
+        return [*before, *items_of(body.input)]
+
+    def about(body: ResponsesBody, chat: ChatBody) -> dict[str, Any]:
+        """The fields of a response that say what was asked, with the defaults."""
+        params = chat.params(front.model(body.model).model)
+        tools = [({"strict": None} if tool.get("type") == "function" else {}) | tool for tool in body.tools or ()]
+        reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
+        given: Any = (body.text or {}).get("format")
+        schema = isinstance(given, dict) and given.get("type") == "json_schema"
+        form = {"format": {"description": None, "strict": True, **given}} if schema else {}
+        return {
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": None,
+            "reasoning": reasoning,
+            "safety_identifier": None,
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": params["temperature"],
+            "text": {"format": {"type": "text"}} | (body.text or {}) | form,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": tools,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.get("top_p", 1.0),
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "truncation": "disabled",
+        }
+
+    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesBody))
+    async def create(request: Request) -> Response:
+        """OpenAI's responses."""
+        body, ignored = decoded(await request.body(), ResponsesBody)
+        tenant = request.state.tenant.name
+        items = conversation(tenant, body)
+        chat, more = chat_of(body, items)
+        kind = partial(ResponsesShape, body, about(body, chat), stored, items, tenant)
+        response = await answer(front, request, chat, kind, [*ignored, *more])
+        assert isinstance(response, Work) and isinstance(response.job.shape, ResponsesShape)
+        response.job.shape.begin(response.job)
+        response.at_end = response.job.shape.forget
+        return response
+
+    @app.post("/v1/responses/input_tokens", openapi_extra=body_schema(InputTokensBody))
+    async def input_tokens(request: Request) -> Response:
+        """The tokens of what would be a prompt of ``/v1/responses``."""
+        body, _ = decoded(await request.body(), InputTokensBody)
+        tenant = request.state.tenant.name
+        chat, _ = chat_of(body, conversation(tenant, body))
+        tools = tool_choice(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+        count = partial(front.chat_prompt, front.model(body.model), chat, tools, "", splice=False)
+        given, _ = await front.in_thread(tenant, count)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(given.ids)})
+
+    @app.get("/v1/responses/{name}")
+    async def retrieve(request: Request, name: str, stream: bool = False) -> Response:
+        """A response that is stored, or on its way."""
+        if stream:
+            raise RequestError("stream: an answer is streamed once", hint="Leave it out.")
+        return json_response(stored.find(request.state.tenant.name, name).response())
+
+    @app.delete("/v1/responses/{name}")
+    async def delete(request: Request, name: str) -> Response:
+        """Forgets a stored response."""
+        stored.delete(request.state.tenant.name, name)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    @app.post("/v1/responses/{name}/cancel")
+    async def cancel(request: Request, name: str) -> Response:
+        """Ends a response that is on its way: its memory is free at the next step."""
+        kept = stored.find(request.state.tenant.name, name)
+        if kept.job is None:
+            raise ApiError(400, f"response {shown(name)} is done already", param="response_id")
+        shape = kept.job.shape
+        assert isinstance(shape, ResponsesShape)
+        shape.cancelled = True
+        kept.job.cancel("the response was cancelled")
+        return json_response(kept.response() | {"status": "cancelled"})
+
+    @app.get("/v1/responses/{name}/input_items")
+    async def input_items(
+        request: Request, name: str, limit: int = 20, order: str = "desc", after: str | None = None
+    ) -> Response:
+        """The items of a response's conversation, up to its own input."""
+        items = stored.find(request.state.tenant.name, name).items
+        if order not in ("asc", "desc") or not 1 <= limit <= 100:
+            raise RequestError("order or limit is out of range", hint='Order is "asc" or "desc", limit from 1 to 100.')
+        rows = items if order == "asc" else items[::-1]
+        if after is not None:
+            at = next((i for i, item in enumerate(rows) if item["id"] == after), None)
+            if at is None:
+                raise RequestError(f"after: there is no item {shown(after)}", hint="Pass the last_id of a page.")
+            rows = rows[at + 1 :]
+        page = rows[:limit]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return json_response({"object": "list", "data": page, **ends, "has_more": len(rows) > limit})

@@ -1,0 +1,215 @@
+"""Tools and conversations with calls: from what protocols say to what chat templates and formats read.
+
+A tool of any protocol becomes OpenAI's ``{"type": "function", "function": {...}}``. A custom tool, whose input is a
+text, becomes a function with one parameter, ``input``; ``ToolChoice.custom`` has its name, so that its calls go back as
+they were asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ..shared.errors import RequestError, shown
+
+MOST_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_INPUT = "input"
+_REASONING = ("reasoning_content", "reasoning")
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """The tools of a request, and what it says of their use.
+
+    Attributes:
+        tools: functions, in OpenAI's shape.
+        mode: "none": no call; "auto": as the model likes; "required": at least one.
+        name: of the one that is called, where ``mode`` is "required" and one was named.
+        parallel: whether there may be several calls.
+        custom: names of those that are custom tools.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+    custom: frozenset[str] = frozenset()
+
+    @property
+    def strict(self) -> bool:
+        """Whether a tool asks that its calls fit its schema."""
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+    @property
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools as a template gets them; None where there are none, or none may be called."""
+        if not self.tools or self.mode == "none":
+            return None
+        return [
+            {"type": "function", "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
+            for tool in self.tools
+        ]
+
+
+def tool_choice(tools: Any, choice: Any = None, parallel: bool | None = None) -> ToolChoice:
+    """Reads OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``, of chat completions or of Responses.
+
+    Raises RequestError naming the field.
+    """
+    if tools is not None and not isinstance(tools, list):
+        raise RequestError(f"tools: {shown(tools)} isn't a list", hint="Pass a list of tools.")
+    if (count := len(tools or ())) > MOST_TOOLS:
+        raise RequestError(f"tools: there are {count:,}", hint=f"Pass {MOST_TOOLS:,} at most.")
+    found: dict[str, dict[str, Any]] = {}
+    custom = set()
+    for i, tool in enumerate(tools or ()):
+        own, is_custom = _tool(f"tools[{i}]", tool)
+        name = own["name"]
+        if name in found:
+            raise RequestError(f"tools[{i}]: there are two of the name {shown(name)}", hint="Give each its own name.")
+        found[name] = {"type": "function", "function": own}
+        if is_custom:
+            custom.add(name)
+    mode, name, only = _choice(choice)
+    if only is not None:
+        if unknown := [one for one in only if one not in found]:
+            raise RequestError(f"tool_choice: there is no tool {shown(unknown[0])}", hint="Name one of tools.")
+        found = {one: tool for one, tool in found.items() if one in only}
+    if name is not None and name not in found:
+        raise RequestError(f"tool_choice: there is no tool {shown(name)}", hint="Name one of tools.")
+    if mode == "required" and not found:
+        raise RequestError("tool_choice: a call is required, and there are no tools", hint="Pass tools.")
+    return ToolChoice(tuple(found.values()), mode, name, parallel is not False, frozenset(custom))  # type: ignore[arg-type]
+
+
+def _tool(place: str, tool: Any) -> tuple[dict[str, Any], bool]:
+    """A tool's function, and whether it is a custom tool."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind not in ("function", "custom"):
+        what = f"the type {shown(kind)}" if kind is not None else "no type"
+        raise RequestError(f"{place}: it has {what}", hint='Tools are of the type "function" or "custom".')
+    own = tool.get(kind, tool)  # Responses has the fields in the tool itself
+    name = own.get("name") if isinstance(own, Mapping) else None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        hint = "A name has up to 128 letters, digits, underscores, dashes, dots, colons and slashes."
+        raise RequestError(f"{place}: {shown(name)} isn't a name of a tool", hint=hint)
+    about = own.get("description")
+    if about is not None and not isinstance(about, str):
+        raise RequestError(f"{place}: its description isn't a text", hint="Pass a text.")
+    if kind == "custom":
+        return _custom(place, name, about, own.get("format")), True
+    parameters = own.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"{place}: its parameters aren't a schema", hint='Pass {"type": "object", ...}.')
+    schema = dict(parameters or {"type": "object", "properties": {}})
+    found: dict[str, Any] = {"name": name, **({} if about is None else {"description": about}), "parameters": schema}
+    if own.get("strict"):
+        found["strict"] = True
+    return found, False
+
+
+def _custom(place: str, name: str, about: str | None, form: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": "string"}
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is not None and kind not in ("text", "grammar"):
+        raise RequestError(f"{place}: {shown(kind)} isn't a format", hint='It is "text" or "grammar".')
+    strict = False
+    if kind == "grammar":
+        own = form.get("grammar", form)
+        syntax = own.get("syntax") if isinstance(own, Mapping) else None
+        definition = own.get("definition") if isinstance(own, Mapping) else None
+        if syntax != "regex" or not isinstance(definition, str):
+            hint = 'The input of a custom tool is described by {"syntax": "regex", "definition": ...}.'
+            raise RequestError(f"{place}: {shown(syntax)} isn't a syntax that a call's input can have", hint=hint)
+        value["pattern"], strict = f"^(?:{definition})$", True
+    schema = {"type": "object", "properties": {_INPUT: value}, "required": [_INPUT], "additionalProperties": False}
+    found = {"name": name, "description": about or "", "parameters": schema}
+    return found | ({"strict": True} if strict else {})
+
+
+def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
+    """A mode, the name of the tool that is to be called, and those that may be: None for all."""
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice or "auto", None, None
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind in ("function", "custom"):
+        own = choice.get(kind, choice)
+        name = own.get("name") if isinstance(own, Mapping) else None
+        if isinstance(name, str):
+            return "required", name, None
+    if kind == "allowed_tools":
+        own = choice.get(kind, choice)
+        mode, tools = (own.get("mode"), own.get("tools")) if isinstance(own, Mapping) else (None, None)
+        if mode in ("auto", "required") and isinstance(tools, list):
+            return mode, None, [_choice(one)[1] or "" for one in tools]
+    hint = 'It is "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.'
+    raise RequestError(f"tool_choice: {shown(choice)} isn't a choice", hint=hint)
+
+
+def custom_input(arguments: str) -> str:
+    """The text of a custom tool's call, from the arguments that the model wrote: as they are where they are cut off."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    value = found.get(_INPUT) if isinstance(found, Mapping) else None
+    return value if isinstance(value, str) else arguments
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates read them: the arguments of calls are objects, and a tool's result has its name.
+
+    Raises RequestError naming the message: for one that says nothing, but for an assistant's, and for calls that
+    aren't calls.
+    """
+    found, names = [], dict[str, str]()
+    for i, message in enumerate(messages):
+        own, place = dict(message), f"messages[{i}]"
+        if own.get("content") is None and own.get("role") != "assistant":
+            raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+        for name in _REASONING:
+            if own.get(name) is not None and not isinstance(own[name], str):
+                raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
+        if own.get("function_call"):
+            raise RequestError(f"{place}: function_call is the older name of tool_calls", hint="Use tool_calls.")
+        calls = own.get("tool_calls")
+        if not calls:
+            own.pop("tool_calls", None)
+        elif not isinstance(calls, list):
+            raise RequestError(f"{place}: its tool_calls aren't a list", hint="Pass them as they were given.")
+        else:
+            own["tool_calls"] = [_call(f"{place}.tool_calls[{j}]", call) for j, call in enumerate(calls)]
+            names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"] if "id" in call}
+        called = own.get("tool_call_id")
+        if own.get("role") == "tool" and isinstance(called, str) and called in names:
+            own.setdefault("name", names[called])
+        found.append(own)
+    return found
+
+
+def _call(place: str, call: Any) -> dict[str, Any]:
+    """A call whose arguments are an object."""
+    kind = call.get("type", "function") if isinstance(call, Mapping) else None
+    own = call.get(kind) if isinstance(kind, str) else None
+    name = own.get("name") if isinstance(own, Mapping) else None
+    if not isinstance(own, Mapping) or not isinstance(name, str):
+        hint = 'Write {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}.'
+        raise RequestError(f"{place}: it isn't a call", hint=hint)
+    if kind == "custom":
+        arguments: Any = {_INPUT: own.get("input")}
+    else:
+        arguments = own.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as e:
+            raise RequestError(f"{place}: its arguments aren't JSON: {e}", hint="Pass them as they were given.") from e
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"{place}: its arguments aren't an object", hint="Pass them as they were given.")
+    found: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    return {"id": call["id"], **found} if isinstance(call.get("id"), str) else found

@@ -1,0 +1,219 @@
+"""What a model's answers look like: how it calls tools, and how it reasons.
+
+parser = tokenizer.chat_format.parser(tokenizer, tools=tools, prompt_ids=prompt)
+for ids in stream:
+    for delta in parser.push(ids): ...
+for delta in parser.finish(): ...
+parser.message.calls
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ..shared.errors import EnginewrightError
+from .chat_format_grammar import write_grammar
+from .chat_format_parser import ChatParser, Delta, Message, ToolCall, Vocabulary
+from .chat_format_response import of_response_template
+from .chat_format_table import FORMATS, PLAIN, REASONING, THINK, Reasoning, Spelling
+
+__all__ = ["FORMATS", "ChatFormat", "ChatParser", "Delta", "Message", "Spelling", "ToolCall", "choose_format"]
+
+_USER, _RESULT = "SeenByTheUser", "SeenByTheTool"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Looks the weather up.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+_ARGUMENTS = {"city": "Paris"}
+_REASONINGS = (THINK, Reasoning("[THINK]", "[/THINK]"))
+
+
+class Templates(Vocabulary, Protocol):
+    """A ``Tokenizer`` with its chat templates."""
+
+    chat_templates: dict[str, str]
+    response_template: str | None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a conversation."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A format, as ``Tokenizer.chat_format`` finds it.
+
+    Attributes:
+        spelling: its entry of the table.
+    """
+
+    spelling: Spelling
+
+    @property
+    def name(self) -> str:
+        """The format's name, such as "hermes"; "plain" of a model without calls and reasoning."""
+        return self.spelling.name
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether tool calls can be told from text."""
+        return self.spelling.calls is not None
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning can be told from the answer."""
+        return self.spelling.reasoning is not None or self.name == "harmony"
+
+    def parser(
+        self,
+        tokenizer: Vocabulary,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt_ids: Sequence[int] = (),
+        reasoning_open: bool | None = None,
+    ) -> ChatParser:
+        """A parser of one answer.
+
+        Args:
+            tokenizer: the model's.
+            tools: JSON schemas of those that are offered; None if that isn't known.
+            prompt_ids: the prompt, which may end within the reasoning.
+            reasoning_open: says so instead.
+        """
+        if reasoning_open is None:
+            reasoning_open = self.reasoning_open(tokenizer, prompt_ids)
+        return ChatParser(self.spelling, tokenizer, tools=tools, reasoning_open=reasoning_open)
+
+    def parse(
+        self,
+        tokenizer: Vocabulary,
+        ids: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt_ids: Sequence[int] = (),
+        reasoning_open: bool | None = None,
+    ) -> Message:
+        """A whole answer in its parts."""
+        parser = self.parser(tokenizer, tools=tools, prompt_ids=prompt_ids, reasoning_open=reasoning_open)
+        parser.push(ids)
+        parser.finish()
+        return parser.message
+
+    def grammar(
+        self,
+        tokenizer: Vocabulary,
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        choice: str = "auto",
+        strict: bool | None = None,
+        parallel: bool = True,
+        schema: Mapping[str, Any] | None = None,
+        prompt_ids: Sequence[int] = (),
+        reasoning_open: bool | None = None,
+    ) -> str | None:
+        """The grammar that an answer is held to, for ``StructuredOutputsParams(grammar=...)``; None for no limits.
+
+        Reasoning is free, where the format has it; what is limited begins behind it.
+
+        Args:
+            tokenizer: the model's.
+            tools: JSON schemas of those that are offered.
+            choice: "auto": text, and calls where one begins. "required": calls alone. A tool's name: calls of it.
+                "none": no calls are offered.
+            strict: whether "auto" holds calls to the tools' schemas; None asks each tool's ``strict``. False holds them
+                to their form alone.
+            parallel: there may be several calls.
+            schema: of the answer, where it isn't a call.
+            prompt_ids, reasoning_open: as for ``parser``.
+
+        Raises:
+            RequestError: two tools have one name, one has a name or a keyword that the format can't write, there are
+                more than 1,024, or the model's format has no calls.
+        """
+        if reasoning_open is None:
+            reasoning_open = self.reasoning_open(tokenizer, prompt_ids)
+        return write_grammar(
+            self.spelling,
+            tokenizer,
+            tools,
+            choice=choice,
+            strict=strict,
+            parallel=parallel,
+            schema=schema,
+            reasoning_open=reasoning_open,
+        )
+
+    def reasoning_open(self, tokenizer: Vocabulary, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends within the reasoning: the template has begun it."""
+        reasoning = self.spelling.reasoning
+        if reasoning is None or not prompt_ids:
+            return False
+        begin, end = reasoning.begin.strip(), reasoning.end.strip()
+        added = tokenizer.added_tokens
+        if begin in added and end in added:
+            for token in reversed(prompt_ids):
+                if token in (added[begin], added[end]):
+                    return token == added[begin]
+            return False
+        tail = b"".join(tokenizer.token_bytes(token) for token in prompt_ids[-len(begin) - 8 :])
+        return tail.decode(errors="replace").rstrip().endswith(begin)
+
+
+def choose_format(tokenizer: Templates, chat_template: str | None = None) -> ChatFormat:
+    """The format of a model's answers: the one whose signs its chat template writes around a call.
+
+    A conversation with a tool, a call and its result is rendered. Without a template, or where it writes calls in none
+    of the known ways, there are none; then reasoning is looked for, and then the answers are text alone. What the
+    model's own ``response_template`` says goes before, as far as it can be turned into a format.
+    """
+    source = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_templates.get("default")
+    if chat_template is not None:
+        source = tokenizer.chat_templates.get(chat_template, chat_template)
+    if source is None:
+        return ChatFormat(PLAIN)
+    found = next((one for one in FORMATS if one.words and all(word in source for word in one.words)), None)
+    if found is None:
+        text = _rendered_call(tokenizer, chat_template)
+        found = next((one for one in FORMATS if text and all(sign in text for sign in one.signs)), None)
+    reasoning = _known_reasoning(found, source + "\0".join(tokenizer.added_tokens))
+    if found is None:
+        chosen = PLAIN if reasoning is None else replace(REASONING, reasoning=reasoning)
+    else:
+        chosen = found if found.reasoning is None else replace(found, reasoning=reasoning)
+    if tokenizer.response_template is not None and chat_template is None:
+        chosen = of_response_template(tokenizer.response_template, chosen) or chosen
+    return ChatFormat(chosen)
+
+
+def _known_reasoning(found: Spelling | None, known: str) -> Reasoning | None:
+    """The markers of reasoning that a model knows, if any."""
+    candidates = [one for one in (None if found is None else found.reasoning, *_REASONINGS) if one is not None]
+    return next((one for one in candidates if one.end.strip() in known), None)
+
+
+def _rendered_call(tokenizer: Templates, chat_template: str | None) -> str:
+    """The text of an assistant's turn with a call; empty where the template takes none."""
+    for content in ("", None):
+        for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+            call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": _USER},
+                {"role": "assistant", "content": content, "tool_calls": [call]},
+                {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": _RESULT},
+            ]
+            try:
+                text = tokenizer.render_chat(messages, tools=[_TOOL], chat_template=chat_template)
+            except EnginewrightError:
+                continue
+            text = text[text.rfind(_USER) + len(_USER) :] if _USER in text else text
+            text = text[: text.find(_RESULT)] if _RESULT in text else text
+            if "get_weather" in text:
+                return text
+    return ""
