@@ -84,8 +84,7 @@ class Replica:
         engine = self._engine
         opened = Opened(engine.hash, engine.target, asdict(engine.model), engine.info, engine.pid or 0)
         link.send(Greeting(key, context.replica_id.unique_id, _node(), os.getpid(), opened))
-        if (before := self._links.get(key)) is not None:
-            before.close()
+        # The front end closes the link from before: if it ended here, that could be seen first, and taken for a death.
         self._links[key] = link
         return True
 

@@ -388,6 +388,8 @@ class Replicated(Model):
             raise BundleError(f"{path}: its replicas didn't start: {_last_line(e)}", hint=hint) from e
 
     def _greet_all(self) -> None:
+        if None in self._greeting:  # that one may be any, so that naming it as well would greet it twice
+            return
         missing: list[str | None] = [one for one in self._routes.there if one not in self._links]
         if not self._routes.there:
             missing = [None]  # Ray Serve makes the router with the first call

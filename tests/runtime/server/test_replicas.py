@@ -123,7 +123,7 @@ def test_two_replicas(tiny_bundle: Path, tmp_path: Path) -> None:
         server.wait(lambda: server.props()["retried"] == 1)
         os.kill(other["engine_pid"], signal.SIGCONT)
         assert asked.reply().text == wanted
-        assert server.props()["deaths"] == 1
+        assert server.props()["deaths"] >= 1, server.errors.read_text()
         after = both(server)  # Ray Serve has started another one
         assert mine["replica"] not in after and other["replica"] in after and before.keys() != after.keys()
         assert "enginewright_replicas" in server.ask("GET", "/metrics").body.decode()
