@@ -15,7 +15,7 @@ from .text import busy, device_line, late_mark, limit_of, plain_table
 
 
 def print_rank_plans(result: RankPlans, console: Console) -> None:
-    """For each device and recipe what partitions hold, move and give, and which are best."""
+    """Says for each device and recipe what partitions hold, move and give, and which are best."""
     for device in result.devices:
         console.print(device_line(device), markup=False, soft_wrap=True)
         console.print(link_line(result.links[device.name]), markup=False, soft_wrap=True)

@@ -183,7 +183,7 @@ class DividedPool(BlockPool):
         return sum(part.shared_blocks for part in self.parts)
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
-        """As ``BlockPool`` has it, of all owners."""
+        """Counts the blocks that all owners together can give to a tenant."""
         return sum(self.available_of(tenant, force=force))
 
     def available_of(self, tenant: str = "", *, force: bool = False) -> list[int]:
@@ -191,7 +191,7 @@ class DividedPool(BlockPool):
         return [part.available(tenant, force=force) for part in self.parts]
 
     def allocate(self, tenant: str = "", owner: int = 0) -> int:
-        """As ``BlockPool`` has it, a block of an owner's."""
+        """Takes a block of an owner; see ``BlockPool``."""
         return self.parts[owner].allocate(tenant) * self.owners + owner
 
     def share(self, block: int) -> None:

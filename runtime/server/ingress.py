@@ -75,7 +75,7 @@ class Door:
 
 
 def _options(args: dict[str, Any]) -> ServerOptions:
-    """As ``optimize serve`` has them, at an address that others reach: Ray Serve's proxies listen for all."""
+    """Reads the options of ``optimize serve``, with an address that others reach: proxies of Ray Serve listen there."""
     try:
         options = msgspec.convert({"replicas": 1, **args, "ray": "auto", "host": "0.0.0.0"}, ServerOptions)  # noqa: S104
     except msgspec.ValidationError as e:

@@ -560,7 +560,7 @@ _CALLS = {
 
 
 def _copy(value: Any) -> Any:
-    """As it is now: items change."""
+    """Copies a value, since items change later."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 

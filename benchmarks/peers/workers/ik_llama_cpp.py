@@ -22,7 +22,7 @@ class _Bindings:
         return getattr(api, name)
 
     def llama_log_set(self, callback: Any, data: Any) -> None:
-        """It has no such function in these bindings: its pages go to stderr, which the caller drops."""
+        """Does nothing: these bindings lack the function. Logs go to stderr, which the caller drops."""
 
     def llama_synchronize(self, context: Any) -> None:
         """A decode on a processor has ended when it returns."""

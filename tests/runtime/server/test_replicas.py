@@ -331,7 +331,7 @@ def begin_cluster(log: Path) -> tuple[subprocess.Popen[bytes], int]:
 @pytest.mark.soak
 @needs_ray
 def test_a_cluster_is_joined_and_left(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the page says it: `ray start`, then --ray with the address. A front end that dies is replaced by another."""
+    """Follows the page: `ray start`, then --ray with the address. A front end that dies is replaced by another."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", token := secrets.token_hex(32))
     with cluster(tmp_path) as port:

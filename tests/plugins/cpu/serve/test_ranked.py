@@ -219,8 +219,8 @@ def test_a_stopped_rank_that_goes_on_changes_nothing(tiny_bundle: Path, expected
 
 
 def test_a_stopped_rank_is_given_up_after_a_while(tiny_bundle: Path) -> None:
-    match = r"rank 1 \(process \d+\) has made no progress for 0.5 s: it is stopped"
-    lose(opened(tiny_bundle, rank_timeout=0.5), lambda pid: os.kill(pid, signal.SIGSTOP), match)
+    match = r"rank 1 \(process \d+\) has made no progress for 5 s: it is stopped"
+    lose(opened(tiny_bundle, rank_timeout=5), lambda pid: os.kill(pid, signal.SIGSTOP), match)
 
 
 PARENT = """

@@ -300,7 +300,7 @@ def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
 
 
 def test_the_caches_take_the_memory_that_they_lie_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With provider cuda that is the GPU's, less the weights; with others the machine's."""
+    """Provider cuda takes the GPU's memory, less the weights; others take the machine's."""
     entries = {"a.onnx": 6000, "b.onnx.columns": 4000, "c": 500_000, "a.onnx.f16": 3000, "b.onnx.f16.columns": 2000}
     index = WeightsIndex(tensors={n: _entry(i, size) for i, (n, size) in enumerate(entries.items())})
     bundle: Any = SimpleNamespace(index=index)
