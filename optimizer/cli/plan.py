@@ -73,8 +73,8 @@ def command(
         typer.Option(
             "--link",
             metavar="LINK",
-            help="What joins ranks, such as nvlink, pcie4, ndr or ethernet10; nvlink,ndr: within and between machines. "
-            "Default memory, of this machine.",
+            help="What joins ranks, such as nvlink, pcie4, ndr, ethernet10 or 2.5gbit; nvlink,ndr: within and between "
+            "machines. Default memory, of this machine.",
         ),
     ] = None,
     per_machine: Annotated[

@@ -1,4 +1,4 @@
-"""What joins ranks: the links of links.toml, and this machine's shared memory."""
+"""What joins ranks: the links of links.toml, those given by their rate, and this machine's shared memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from importlib.resources import files
 
 from enginewright.plugins.steps.planning import Gpu
 from enginewright.runtime.shared.errors import RequestError, TargetError
+
+from .options import parse_seconds
 
 MEMORY = "memory"
 """The name of shared memory of this machine, in which a gather copies nothing."""
@@ -27,6 +29,7 @@ class Link:
         between: it joins machines.
         capability: of the GPUs that have it, where its name has a generation.
         source: who says so.
+        reached: programs reach all of its bandwidth; of others they reach a share.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Link:
     source: str
     between: bool = False
     capability: str = ""
+    reached: bool = False
 
     def waited(self, ranks: int) -> float:
         """Predicts the seconds of a collective of so many ranks, beside its bytes."""
@@ -55,6 +59,25 @@ def _key(name: str) -> str:
     return re.sub(r"^(eth|roce)(?=\d)", "ethernet", re.sub(r"^(ib)?(hdr|ndr)$", r"infiniband\2", key))
 
 
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?(?:\+(.+))?")
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+_SOCKET = 25e-6
+"""Seconds: base and hop of Ethernet's links in links.toml."""
+
+
+def _rated(text: str) -> Link | None:
+    """A link of a rate that was measured, such as "2.5gbit", with the seconds of one way: "100mbit+0.3ms"."""
+    found = _RATE.fullmatch(text.strip().lower())
+    if found is None:
+        return None
+    rate = float(found[1]) * _BITS[found[2]]
+    if not rate:
+        raise RequestError(f"link: {text.strip()!r} has no bandwidth", hint="Pass what it reaches, such as 2.5gbit.")
+    delay = parse_seconds(found[3], "link") if found[3] else 0.0
+    source = "as it was given; what a message takes besides is as assumed for Ethernet"
+    return Link(text.strip(), rate / 8, _SOCKET + delay, _SOCKET, source, between=True, reached=True)
+
+
 def known_links() -> list[Link]:
     """Reads the links of links.toml, in its order."""
     return list(_table()[1].values())
@@ -66,10 +89,13 @@ def default_share() -> float:
 
 
 def find_link(name: str, gpu: Gpu | None) -> Link | None:
-    """The link of that name; None is this machine's memory. ``nvlink`` is of the GPU's generation.
+    """The link of that name or rate; None is this machine's memory. ``nvlink`` is of the GPU's generation.
 
-    Raises TargetError for one that isn't known, or that the device hasn't; says which are.
+    Raises TargetError for one that isn't known, or that the device hasn't, and says which are; RequestError for a rate
+    or a time that can't be.
     """
+    if (rated := _rated(name)) is not None:
+        return rated
     key, links = _key(name), _table()[1]
     if key == MEMORY:
         if gpu is not None:
@@ -95,7 +121,7 @@ def find_link(name: str, gpu: Gpu | None) -> Link | None:
     known = ", ".join([*(link.name for link in links.values()), MEMORY])
     raise TargetError(
         f"link: {name.strip()!r} isn't a known link",
-        hint=f"{meant}Known are {known} (of this machine).",
+        hint=f"{meant}Known are {known} (of this machine). Or pass a rate, such as 2.5gbit, or 100mbit+0.3ms.",
     )
 
 

@@ -80,7 +80,10 @@ class Wires:
     def seconds(self, inside: float, between: float) -> float:
         """Predicts the seconds for so many bytes from ranks of the same machine, and of others; both come at once."""
         pairs = (inside, self.inside), (between, self.between)
-        return max(n / (link.bandwidth * self.share) if link and link.bandwidth else 0.0 for n, link in pairs)
+        return max(n / self._bandwidth(link) if link and link.bandwidth else 0.0 for n, link in pairs)
+
+    def _bandwidth(self, link: Link) -> float:
+        return link.bandwidth * (1.0 if link.reached else self.share)
 
 
 @dataclass(frozen=True)

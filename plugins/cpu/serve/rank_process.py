@@ -32,20 +32,14 @@ from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from ..extension import cpu_extension as _cpu
 
 
-class RankSetting(Record, frozen=True, kw_only=True):
-    """What a rank is told.
+class PartSetting(Record, frozen=True, kw_only=True):
+    """What every rank is told of its part of the model.
 
     Attributes:
-        rank: its number.
         bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them.
-        cores: it runs on these; on any where there are none.
-        file: the descriptor of the shared memory.
-        cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
-        parent: the process of rank 0.
         same: what is the same on all ranks, by name: see ``facts``.
     """
 
-    rank: int
     bundle: str
     target: str
     partition: str
@@ -54,13 +48,27 @@ class RankSetting(Record, frozen=True, kw_only=True):
     isa: str
     load: str
     tuning: dict[str, int]
+    same: dict[str, str]
+
+
+class RankSetting(PartSetting, frozen=True, kw_only=True):
+    """What a rank of this machine is told.
+
+    Attributes:
+        rank: its number.
+        cores: it runs on these; on any where there are none.
+        file: the descriptor of the shared memory.
+        cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
+        parent: the process of rank 0.
+    """
+
+    rank: int
     cores: tuple[int, ...]
     file: int
     cache_bytes: tuple[int, ...]
     spin: float
     in_flight: int
     parent: int
-    same: dict[str, str]
 
 
 class RankReply(Record, frozen=True, kw_only=True):

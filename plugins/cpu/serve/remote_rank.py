@@ -41,7 +41,7 @@ from enginewright.runtime.shared.records import Record
 from ..executable import isas
 from ..extension import cpu_extension as _cpu
 from .executor import CpuExecutor
-from .rank_process import RankReply, check_same, facts
+from .rank_process import PartSetting, RankReply, check_same, facts
 
 START_SECONDS = 600.0
 """That a rank may take to open its part."""
@@ -58,27 +58,16 @@ _SIZES = 2  # int64 that it begins with: bytes of the step, and of the blocks to
 Bytes = npt.NDArray[np.uint8]
 
 
-class RemoteSetting(Record, frozen=True, kw_only=True):
-    """What a rank is told.
+class RemoteSetting(PartSetting, frozen=True, kw_only=True):
+    """What a rank of any machine is told.
 
     Attributes:
-        bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them; ``blocks`` in its order.
         machines: of each rank, its address.
         timeout: seconds that a rank waits for what another one is to send.
-        same: what is the same on all ranks, by name: see ``rank_process.facts``.
     """
 
-    bundle: str
-    target: str
-    partition: str
-    blocks: dict[str, int]
-    threads: int
-    isa: str
-    load: str
-    tuning: dict[str, int]
     machines: tuple[str, ...]
     timeout: float
-    same: dict[str, str]
 
 
 class Report(Record, frozen=True, kw_only=True):

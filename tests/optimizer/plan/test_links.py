@@ -4,6 +4,7 @@ import pytest
 
 from enginewright.optimizer.plan.devices import find_devices
 from enginewright.optimizer.plan.links import default_share, find_link, known_links, split_links
+from enginewright.optimizer.plan.ranks import Wires
 from enginewright.runtime.shared.errors import RequestError, TargetError
 
 
@@ -49,6 +50,23 @@ def test_names(gpu: str, given: str, name: str | None) -> None:
         return
     link = find_link(given, device)
     assert link is not None and link.name == name
+
+
+@pytest.mark.parametrize(
+    ("given", "bandwidth", "base"),
+    [("100mbit", 12.5e6, 25e-6), ("2.5 Gbit/s", 312.5e6, 25e-6), ("20Mbit+0.3ms", 2.5e6, 325e-6)],
+)
+def test_links_of_a_rate(given: str, bandwidth: float, base: float) -> None:
+    link = find_link(given, None)
+    assert link is not None and link.between and link.reached
+    assert (link.bandwidth, link.base, link.name) == (bandwidth, pytest.approx(base), given)
+    assert Wires(None, link, 1, 0.5).seconds(0, bandwidth) == 1  # all of the rate, whatever others reach
+
+
+@pytest.mark.parametrize(("given", "said"), [("0mbit", "has no bandwidth"), ("1gbit+soon", "'soon' isn't a time")])
+def test_rates_that_cannot_be(given: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        find_link(given, None)
 
 
 def test_this_machine_s_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import re
 import shutil
 import signal
@@ -13,14 +14,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
@@ -209,6 +215,283 @@ def test_answers_over_gloo_are_those_of_one_process(
         assert about["executor"]["machines"].startswith("127.0.0.1, 127.0.0.2")
         with pytest.raises(RequestError, match="several machines"):
             llm.save_prefix(PROMPTS[1], path / "prefixes")
+
+
+class Killed(BaseException):
+    """A simulated rank is killed: it does nothing more, and says nothing."""
+
+
+class Wire:
+    """What simulated ranks send each other, and the time: the ranks are threads, and no machine makes them late.
+
+    A limit of seconds passes only when nobody can go on: no rank computes, and each waits for a message that isn't
+    there, is stopped, or has ended. Then the one that has waited longest gives up.
+
+    Args:
+        ranks: how many there are.
+        fault: what happens to the rank ``at``: "killed", "stopped", "paused" (it goes on when nobody else can),
+            "raises", "slow", or "" for nothing.
+        at: the rank.
+        moment: which of its calls of send and receive that is; 0 is while it opens its part.
+    """
+
+    def __init__(self, ranks: int, fault: str = "", at: int = 1, moment: int = 0) -> None:
+        self.fault, self.at, self.moment = fault, at, moment
+        self.calls = [0] * ranks
+        self._changed = threading.Condition()
+        self._boxes: dict[tuple[int, int, int], deque[Array]] = defaultdict(deque)
+        self._now, self._asleep = 0.0, 0
+        self._waiting: dict[int, tuple[float, tuple[int, int, int]]] = {}
+        self._stopped: set[int] = set()
+        self.ended: dict[int, str] = {}
+        self.ready: set[int] = set()
+        """Ranks that wait until all are there."""
+        self.closed = False
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        with self._changed:
+            self._asleep += 1
+            self._changed.wait(0.0005)
+            if self._nobody_goes_on():
+                self._now += 50 * seconds
+            self._asleep -= 1
+
+    def end(self, rank: int, how: str) -> None:
+        with self._changed:
+            self.ended.setdefault(rank, how)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def call(self, rank: int) -> None:
+        """One more send or receive of a rank; here its fault happens."""
+        with self._changed:
+            self._raise_if_closed(rank)
+            here = (rank, self.calls[rank]) == (self.at, self.moment) and self.fault
+            self.calls[rank] += 1
+            if here == "killed":
+                self.ended.setdefault(rank, "was killed")
+                self._changed.notify_all()
+                raise Killed
+            if here == "raises":
+                raise ValueError("no memory of a kind")
+            if here in ("stopped", "paused"):
+                self._stopped.add(rank)
+                self._changed.notify_all()
+                while here == "stopped" or not self._all_are_stuck():
+                    self._changed.wait(0.01)
+                    self._raise_if_closed(rank)
+                self._stopped.discard(rank)
+            slow = self.fault == "slow" and rank == self.at
+        if slow:
+            time.sleep(0.0003)
+
+    def send(self, source: int, to: int, tag: int, array: Array) -> None:
+        with self._changed:
+            if to in self.ended:
+                raise RuntimeError("connection reset")
+            self._boxes[source, to, tag].append(array.copy())
+            self._changed.notify_all()
+
+    def receive(self, source: int, to: int, tag: int, array: Array, patience: float) -> None:
+        key = source, to, tag
+        with self._changed:
+            begun = self._now
+            self._waiting[to] = begun, key
+            self._changed.notify_all()
+            try:
+                while not self._boxes[key]:
+                    self._raise_if_closed(to)
+                    if source in self.ended:
+                        raise RuntimeError("connection closed")
+                    if patience < 1e6 and self._nobody_goes_on() and self._longest() == to:
+                        self._now += patience
+                        raise RuntimeError("timed out")
+                    self._changed.wait(0.01)
+                array[:] = self._boxes[key].popleft()
+            finally:
+                del self._waiting[to]
+
+    def _raise_if_closed(self, rank: int) -> None:
+        if self.closed and rank:
+            raise Killed
+
+    def _nobody_goes_on(self) -> bool:
+        return (self.fault != "paused" or self.at not in self._stopped) and self._all_are_stuck()
+
+    def _all_are_stuck(self) -> bool:
+        if 0 not in self._waiting and not self._asleep:
+            return False
+        stuck = (
+            self._stopped
+            | self.ready
+            | set(self.ended)
+            | {rank for rank, (_, key) in self._waiting.items() if not self._boxes[key] and key[0] not in self.ended}
+        )
+        return stuck | {0} >= set(range(len(self.calls)))
+
+    def _longest(self) -> int:
+        idle = {rank for rank, (_, key) in self._waiting.items() if key[2] == 1}
+        return min((begun, rank) for rank, (begun, _) in self._waiting.items() if rank not in idle)[1]
+
+
+class Group:
+    """The part of a gloo group that ``Mail`` uses, on a wire."""
+
+    def __init__(self, wire: Wire, rank: int) -> None:
+        self._wire, self._rank = wire, rank
+
+    def send(self, tensors: list[Any], to: int, tag: int) -> Group.Work:
+        self._wire.call(self._rank)
+        self._wire.send(self._rank, to, tag, tensors[0].numpy())
+        return Group.Work(lambda patience: None)
+
+    def recv(self, tensors: list[Any], source: int, tag: int) -> Group.Work:
+        self._wire.call(self._rank)
+        return Group.Work(lambda p: self._wire.receive(source, self._rank, tag, tensors[0].numpy(), p))
+
+    @dataclass
+    class Work:
+        done: Callable[[float], None]
+
+        def wait(self, limit: timedelta) -> None:
+            self.done(limit.total_seconds())
+
+
+class Simulated:
+    """Ranks as threads on a wire. See ``remote.Places``."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.machines = tuple(f"10.0.0.{1 + rank}" for rank in range(len(wire.calls)))
+        self.threads: list[threading.Thread] = []
+        self._address = ""
+
+    def start(self, address: str) -> None:
+        self._address = f"127.0.0.1:{address.rpartition(':')[2]}"
+        ranks = range(1, len(self.machines))
+        self.threads = [threading.Thread(target=self._serve, args=(rank,), daemon=True) for rank in ranks]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self, rank: int) -> None:
+        from enginewright.plugins.cpu.serve.remote_rank import serve_rank
+
+        with contextlib.suppress(Killed, ValueError):
+            serve_rank(self._address, rank)
+        self.wire.end(rank, "has ended")
+
+    def ended(self, rank: int) -> str:
+        return self.wire.ended.get(rank, "")
+
+    def close(self) -> None:
+        from enginewright.plugins.cpu.serve.remote_rank import GO, join
+
+        self.wire.close()
+        if self._address and any(thread.is_alive() for thread in self.threads):
+            join(self._address).set(GO, "")  # ranks that wait for it are threads, which nobody can kill
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[str, Wire], LLM]:
+    """Opens the tiny bundle on simulated ranks."""
+    from enginewright.plugins.cpu.serve import remote, remote_rank
+
+    bundle = Bundle.open(tiny_bundle)
+    blocks = {group.name: 40 for group in target_groups(bundle, "cpu", 1024)}
+    wires: list[Wire] = []
+
+    def open_group(mail: Any, store: object) -> None:
+        wires[-1].ready.discard(mail._rank)
+        mail._group = Group(wires[-1], mail._rank)
+
+    made = remote_rank.Mail.__init__
+
+    def make(mail: Any, rank: int, *rest: Any) -> None:
+        made(mail, rank, *rest)
+        if rank:
+            wires[-1].call(rank)
+
+    def say(store: TCPStore, key: str, what: Any) -> None:
+        said(store, key, what)
+        kind, rank = key.split("/")
+        if kind == "reply":
+            wires[-1].ready.add(int(rank))
+
+    said = remote_rank._say
+    monkeypatch.setattr(remote_rank, "_say", say)
+    monkeypatch.setattr(remote_rank.Mail, "__init__", make)
+    monkeypatch.setattr(remote_rank.Mail, "open", open_group)
+    monkeypatch.setattr(remote_rank, "_end_with_rank_0", lambda address: None)
+    loopback = TCPStore
+
+    def on_loopback(host: str, *rest: Any, **more: Any) -> TCPStore:
+        return loopback("127.0.0.1", *rest, **more)
+
+    monkeypatch.setattr(remote, "TCPStore", on_loopback)
+
+    def open_on(how: str, wire: Wire) -> LLM:
+        wires.append(wire)
+        monkeypatch.setattr(remote, "time", wire)
+        monkeypatch.setattr(remote_rank, "time", wire)
+        executor = remote.RemoteExecutor(bundle, blocks, Partition.parse(how), Simulated(wire), patience=30)
+        return LLM.from_executor(executor, bundle.model)
+
+    return open_on
+
+
+FAULTS = ("killed", "stopped", "paused", "raises", "slow")
+SIMULATED = {"tensor=2": 2, "pipeline=2": 2, "tensor=3": 3, "pipeline=3": 3, "tensor=2,pipeline=2": 4}
+
+
+def numbers(llm: LLM) -> list[object]:
+    """What ``answers`` gives, without texts: an LLM of an executor has no tokenizer."""
+    found = llm.generate(PROMPTS, PARAMS)
+    return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob, len(o.outputs)) for o in found]
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.soak)])
+def test_faults_at_any_moment(simulated: Callable[[str, Wire], LLM], tiny_bundle: Path, count: int) -> None:
+    """All requests end: with the tokens of one process, or with an error that names the rank that is at fault."""
+    with LLM(tiny_bundle, threads=1, memory="4MiB", verify=False) as one:
+        expected = numbers(one)
+    calls = {}
+    for how, ranks in SIMULATED.items():
+        wire = Wire(ranks)
+        with simulated(how, wire) as llm:
+            assert numbers(llm) == expected
+            calls[how] = list(wire.calls)
+    found = defaultdict[str, int](int)
+    for seed in range(count):
+        chosen = random.Random(seed)
+        how = chosen.choice(list(SIMULATED))
+        at = chosen.randrange(1, SIMULATED[how])
+        wire = Wire(SIMULATED[how], chosen.choice(FAULTS), at, chosen.randrange(calls[how][at]))
+        about = f"seed {seed}: {how}, rank {at} {wire.fault} at {wire.moment} of {calls[how][at]}"
+        places, problem = None, ""
+        try:
+            with simulated(how, wire) as llm:
+                places = llm.engine.executor._places  # type: ignore[attr-defined]
+                assert numbers(llm) == expected, about
+                found["answered"] += 1
+                assert wire.fault in ("paused", "slow") or wire.calls[at] <= wire.moment + 1, about
+        except EnginewrightError as e:
+            problem = e.message
+        if problem:
+            assert wire.fault in ("killed", "stopped", "raises"), f"{about}: {problem}"
+            assert f"rank {at} (machine 10.0.0.{1 + at})" in problem, f"{about}: {problem}"
+            found[wire.fault] += 1
+        if places is not None:
+            for thread in places.threads:
+                thread.join(HANG)
+                assert not thread.is_alive(), about
+    assert found["answered"] and all(found[fault] for fault in ("killed", "stopped", "raises")), dict(found)
 
 
 def lose(llm: LLM, how: Callable[[], None], match: str) -> None:
