@@ -51,7 +51,7 @@ STEPS, BENCH_ROUNDS = 24, 3
 """So many that what a size begins with, in the caches that the one before has left, isn't its median."""
 MEMORY = 3 << 30
 PROMPT, LINK_PROMPTS = 512, 3
-"""Of what is measured over links: tokens of a prompt, and how many prompts."""
+"""The tokens of a prompt that is measured over links, and the number of such prompts."""
 
 Size = tuple[str, int, int]
 """decode, batch and context; or prompt, 1 and its tokens"""

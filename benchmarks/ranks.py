@@ -77,7 +77,7 @@ def children() -> list[str]:
 
 
 def waited(path: Path, how: str, prompt: int, context: int) -> dict[str, float]:
-    """Of the time of rank 0's steps, what it waits for the others, by size."""
+    """Gives the share of rank 0's steps that it waits for the others, by size."""
     partition = Partition.parse(how)
     options = BenchOptions(
         "cpu", (prompt,), BATCHES, (context,), rounds=1, threads=1, partition=partition, profile=True

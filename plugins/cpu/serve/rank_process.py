@@ -33,7 +33,7 @@ from ..extension import cpu_extension as _cpu
 
 
 class PartSetting(Record, frozen=True, kw_only=True):
-    """What every rank is told of its part of the model.
+    """What every rank needs to open its part of the model.
 
     Attributes:
         bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them.
