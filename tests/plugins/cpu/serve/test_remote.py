@@ -385,7 +385,7 @@ class Simulated:
     def _serve(self, rank: int) -> None:
         from enginewright.plugins.cpu.serve.remote_rank import serve_rank
 
-        with contextlib.suppress(Killed, ValueError):
+        with contextlib.suppress(Killed, ValueError, RuntimeError):  # rank 0 may be gone
             serve_rank(self._address, rank)
         self.wire.end(rank, "has ended")
 
