@@ -169,7 +169,10 @@ EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
 }
 EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 
+constexpr int int4_vectors(int) { return 2; }
+
 constexpr int kInt8Rows = 3;  // 3 x 4 integer accumulators, a weight and 3 values of 16 registers
+constexpr int int8_vectors(int) { return 2; }
 
 struct Quads {
   __m256i lo, hi;
@@ -180,17 +183,20 @@ struct Quad {
 EW_INLINE Quads load_quads(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
 EW_INLINE Quads quads_of(Spread a) { return {a.lo, a.hi}; }
 EW_INLINE Quad splat_quad(const int8_t* p) { return {splat_bits(p)}; }
+EW_INLINE I16 begin_int8(const int32_t* sum) { return minus_shifted<7>(sum); }
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
   return lanes(_mm256_dpbusd_avx_epi32(low(acc), w.lo, x.v), _mm256_dpbusd_avx_epi32(high(acc), w.hi, x.v));
 }
 
 #else
 
-constexpr int kInt4Rows = 3;           // of 1 .. 3 the least time
+// 6 accumulators of 16 columns, and more registers for what they meet: of 2 .. 6 the least time.
+constexpr int kInt4Rows = 6;
 constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 4;     // of 2 .. 4
 constexpr int64_t kSparseInt4Most = 4;
 constexpr int64_t kNibbleDots = 8;
+constexpr int int4_vectors(int rows) { return rows > 1 ? 1 : 2; }
 
 struct ShortSum {  // 16-bit lanes
   __v16hi lo, hi;
@@ -198,8 +204,10 @@ struct ShortSum {  // 16-bit lanes
 EW_INLINE ShortSum begin_dots(I16) { return {__v16hi{}, __v16hi{}}; }
 // maddubs can't saturate here: two products of 15 * 128 at most. kNibbleDots of its results have room too.
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
-  return {acc.lo + (__v16hi)_mm256_maddubs_epi16(w.lo, x.v),
-          acc.hi + (__v16hi)_mm256_maddubs_epi16(w.hi, x.v)};
+  acc.lo += (__v16hi)_mm256_maddubs_epi16(w.lo, x.v);
+  acc.hi += (__v16hi)_mm256_maddubs_epi16(w.hi, x.v);
+  asm volatile("" : "+x"(acc.lo), "+x"(acc.hi));  // now: many products at once would not fit in registers
+  return acc;
 }
 EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -207,30 +215,34 @@ EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
                _mm256_add_epi32(high(sum), _mm256_madd_epi16((__m256i)dots.hi, ones)));
 }
 
-constexpr int kInt8Rows = 2;  // 2 x 4 integer accumulators, 2 x 2 values and 2 weights
+// 6 accumulators of 16 columns, 2 weights and their magnitudes; of 2 .. 6 the least time.
+constexpr int kInt8Rows = 6;
+constexpr int int8_vectors(int rows) { return rows > 1 ? 1 : 2; }
 
-struct Quads {
-  __m256i even_lo, even_hi, odd_lo, odd_hi;  // 16-bit lanes
+struct Quads {  // with their sign, and without
+  __m256i lo, hi, size_lo, size_hi;
 };
 struct Quad {
-  __m256i even, odd;
+  __m256i v;
 };
 EW_INLINE Quads quads_of(Spread a) {
-  const __m256i mask = _mm256_set1_epi16(0xff);
-  return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask), _mm256_srli_epi16(a.lo, 8),
-          _mm256_srli_epi16(a.hi, 8)};
+  const __m256i sign = _mm256_set1_epi8(-128);
+  const __m256i lo = _mm256_xor_si256(a.lo, sign), hi = _mm256_xor_si256(a.hi, sign);
+  return {lo, hi, _mm256_abs_epi8(lo), _mm256_abs_epi8(hi)};
 }
 EW_INLINE Quads load_quads(const uint8_t* p) { return quads_of(load_spread(p)); }
-EW_INLINE Quad splat_quad(const int8_t* p) {
-  const __m256i bits = splat_bits(p);
-  return {_mm256_srai_epi16(_mm256_slli_epi16(bits, 8), 8), _mm256_srai_epi16(bits, 8)};
+EW_INLINE Quad splat_quad(const int8_t* p) { return {splat_bits(p)}; }
+EW_INLINE I16 begin_int8(const int32_t*) { return splat_int(0); }
+// maddubs of a weight and a value would saturate, and madd needs both in 16 bits. But with the weight's sign
+// at the value, two products are 2 * 128 * 127 at most, since values are above -128. A weight may be -128.
+EW_INLINE __m256i dot(__m256i w, __m256i size, __m256i x) {
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
 }
-// maddubs would saturate its sums of 16 bits; madd of widened bytes is exact.
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
-  const __m256i lo = _mm256_add_epi32(low(acc), _mm256_madd_epi16(w.even_lo, x.even));
-  const __m256i hi = _mm256_add_epi32(high(acc), _mm256_madd_epi16(w.even_hi, x.even));
-  return lanes(_mm256_add_epi32(lo, _mm256_madd_epi16(w.odd_lo, x.odd)),
-               _mm256_add_epi32(hi, _mm256_madd_epi16(w.odd_hi, x.odd)));
+  acc.lo += (__v8si)dot(w.lo, w.size_lo, x.v);
+  acc.hi += (__v8si)dot(w.hi, w.size_hi, x.v);
+  asm volatile("" : "+x"(acc.lo), "+x"(acc.hi));  // as above
+  return acc;
 }
 
 #endif

@@ -157,6 +157,7 @@ EW_INLINE Quad splat_quad(const int8_t* p) {
   asm("" : "+v"(x.v));  // one load for all columns, not one for each: loads are the bottleneck
   return x;
 }
+EW_INLINE I16 begin_int8(const int32_t* sum) { return minus_shifted<7>(sum); }
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) { return lanes(_mm512_dpbusd_epi32(bits(acc), w.v, x.v)); }
 
 #else
@@ -194,6 +195,7 @@ EW_INLINE Quad splat_quad(const int8_t* p) {
   const __m512i packed = splat_bits(p);
   return {_mm512_srai_epi16(_mm512_slli_epi16(packed, 8), 8), _mm512_srai_epi16(packed, 8)};
 }
+EW_INLINE I16 begin_int8(const int32_t* sum) { return minus_shifted<7>(sum); }
 // maddubs would saturate its sums of 16 bits; madd of widened bytes is exact.
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
   return lanes(_mm512_add_epi32(_mm512_add_epi32(bits(acc), _mm512_madd_epi16(w.even, x.even)),
@@ -203,6 +205,8 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 #endif
 
 constexpr int kBf16Rows = 12;
+constexpr int int8_vectors(int) { return 2; }
+constexpr int int4_vectors(int) { return 2; }
 constexpr int bf16_vectors(int) { return 2; }
 
 #if defined(EW_BF16)

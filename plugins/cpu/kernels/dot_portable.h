@@ -25,7 +25,9 @@ constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 1;
 constexpr int64_t kSparseInt4Most = 1;
 constexpr int kBf16Rows = 1;  // and of one for bf16
-// How many of a panel's 2 vectors of columns one for bf16 goes over at a time.
+// How many of a panel's 2 vectors of columns a microkernel of so many rows goes over at a time.
+constexpr int int8_vectors(int) { return 2; }
+constexpr int int4_vectors(int) { return 2; }
 constexpr int bf16_vectors(int) { return 2; }
 
 typedef uint32_t U4 __attribute__((vector_size(16)));
@@ -113,6 +115,9 @@ EW_INLINE Quad splat_quad(const int8_t* p) {
   const S8 odd = {p[1], p[3], p[1], p[3], p[1], p[3], p[1], p[3]};
   return {even, odd};
 }
+// What a group's sum of products begins with. Where dot() takes weights as they are stored it is -128 times
+// the sum of the group's values, else 0.
+EW_INLINE I16 begin_int8(const int32_t* sum) { return minus_shifted<7>(sum); }
 // acc + the sum of the 4 products of each column, wrapping as integers of 32 bits do. A product of a byte
 // without sign and one with it fits in 16 bits.
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {

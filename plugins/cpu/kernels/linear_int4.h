@@ -47,14 +47,15 @@ namespace {
 template <int Bits>
 constexpr int64_t kMostOctets = (kNibbleDots >> (Bits - 4)) / 2;
 
-// A panel as int4_block reads it: next() goes on by kOctets times 8 k. Of octet O low<O, C>() has the first
-// four k, and high the others, of 16 columns (C = 0) and of the 16 behind them.
+// A panel as int4_block reads it: next() goes on by kOctets times 8 k, and prefetches with Fetch. Of octet O
+// low<O, C>() has the first four k, and high the others, of 16 columns (C = 0) and of the 16 behind them.
 struct DenseNibbles {
   static constexpr int kBits = 4, kOctets = 1;
   const uint8_t* w;
   Ahead ahead;
+  template <bool Fetch>
   EW_INLINE void next() {
-    prefetch(ahead);
+    if constexpr (Fetch) prefetch(ahead);
     at = w;
     w += kPanel * 4;
   }
@@ -74,10 +75,13 @@ struct DensePlanes {
                        kMore = Bits - 4;
   const uint8_t* w;
   Ahead ahead;
+  template <bool Fetch>
   EW_INLINE void next() {
+    if constexpr (Fetch) {
 #pragma GCC unroll 5
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.at + i * 64);
-    ahead.at += ahead.step * kLines / 2;
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.at + i * 64);
+      ahead.at += ahead.step * kLines / 2;
+    }
     at = w;
     w += kLines * 64;
   }
@@ -96,7 +100,10 @@ struct DensePlanes {
 struct SparseNibbles {
   static constexpr int kBits = 4, kOctets = 1;
   SparsePanel<kSparseInt4> panel;
-  EW_INLINE void next() { panel.next(); }
+  template <bool>
+  EW_INLINE void next() {
+    panel.next();
+  }
   template <int O, int C>
   EW_INLINE Nibbles low() const {
     return nibbles_of(spread_low(panel.values + C * 32, panel.places[C]));
@@ -107,30 +114,30 @@ struct SparseNibbles {
   }
 };
 
-// Octet O of what source.next() came to, for R rows of values.
-template <int R, int O, class Source>
-EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t stride, ShortSum (&dots)[R][2]) {
-  const Nibbles low[2] = {source.template low<O, 0>(), source.template low<O, 1>()};
+// Octet O of what source.next() came to, for R rows of values and V vectors of columns from C on.
+template <int R, int O, int C, int V, class Source>
+EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t stride, ShortSum (&dots)[R][V]) {
+  const Nibbles low[2] = {source.template low<O, C>(), source.template low<O, C + V - 1>()};
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const Bytes x = splat_bytes(values + r * stride + 8 * O);
-    dots[r][0] = dot(dots[r][0], low[0], x);
-    dots[r][1] = dot(dots[r][1], low[1], x);
+#pragma GCC unroll 2
+    for (int c = 0; c < V; ++c) dots[r][c] = dot(dots[r][c], low[c], x);
   }
-  const Nibbles high[2] = {source.template high<O, 0>(), source.template high<O, 1>()};
+  const Nibbles high[2] = {source.template high<O, C>(), source.template high<O, C + V - 1>()};
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const Bytes x = splat_bytes(values + r * stride + 8 * O + 4);
-    dots[r][0] = dot(dots[r][0], high[0], x);
-    dots[r][1] = dot(dots[r][1], high[1], x);
+#pragma GCC unroll 2
+    for (int c = 0; c < V; ++c) dots[r][c] = dot(dots[r][c], high[c], x);
   }
 }
 
 template <int R, bool Offsets, class Source>
 void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source source) {
-  constexpr int kBits = Source::kBits, kOctets = Source::kOctets;
+  constexpr int V = int4_vectors(R), kBits = Source::kBits, kOctets = Source::kOctets;
   const int64_t groups = a.k / a.group;
-  const int8_t* values = a.values + row * a.values_stride;
+  const int8_t* of_group = a.values + row * a.values_stride;
   const float* scales = a.scales + row * a.scales_stride;
   const int32_t* sums = a.sums + row * a.sums_stride;
   const int64_t of_panel = panel * scales_of_panel(groups, a.scale_block);
@@ -140,45 +147,52 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
   F16 acc[R][2];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
-  for (int64_t group = 0; group < groups; ++group) {
-    I16 sum[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      sum[r][0] = sum[r][1] =
-          Offsets ? splat_int(0) : minus_shifted<kBits - 1>(sums + r * a.sums_stride + group);
-    }
-    for (int64_t left = a.group / 8; left > 0; left -= kMostOctets<kBits>) {
-      ShortSum dots[R][2];
+  for (int64_t group = 0; group < groups; ++group, of_group += a.group) {
+    const Source begin = source;
+    const auto add_group = [&]<int C>() __attribute__((always_inline)) {  // of vectors C .. C+V-1
+      source = begin;
+      const int8_t* values = of_group;
+      I16 sum[R][V];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        dots[r][0] = begin_dots(sum[r][0]);
-        dots[r][1] = begin_dots(sum[r][1]);
+        const int32_t* of_values = sums + r * a.sums_stride + group;
+        sum[r][0] = Offsets ? splat_int(0) : minus_shifted<kBits - 1>(of_values);
+        if constexpr (V == 2) sum[r][1] = sum[r][0];
       }
-      const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
-      for (; values < end; values += 8 * kOctets) {
-        source.next();
-        dot_octet<R, 0>(source, values, a.values_stride, dots);
-        if constexpr (kOctets == 2) dot_octet<R, 1>(source, values, a.values_stride, dots);
+      for (int64_t left = a.group / 8; left > 0; left -= kMostOctets<kBits>) {
+        ShortSum dots[R][V];
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+          for (int c = 0; c < V; ++c) dots[r][c] = begin_dots(sum[r][c]);
+        }
+        const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
+        for (; values < end; values += 8 * kOctets) {
+          source.template next<C == 0>();
+          dot_octet<R, 0, C, V>(source, values, a.values_stride, dots);
+          if constexpr (kOctets == 2) dot_octet<R, 1, C, V>(source, values, a.values_stride, dots);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+          for (int c = 0; c < V; ++c) sum[r][c] = end_dots(sum[r][c], dots[r][c]);
+        }
       }
+      const F16 ws[2] = {weight_scales.load(group, C * 16), weight_scales.load(group, (C + V - 1) * 16)};
+      const F16 wo[2] = {weight_offsets.load(group, C * 16), weight_offsets.load(group, (C + V - 1) * 16)};
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        sum[r][0] = end_dots(sum[r][0], dots[r][0]);
-        sum[r][1] = end_dots(sum[r][1], dots[r][1]);
-      }
-    }
-    const F16 ws[2] = {weight_scales.load(group, 0), weight_scales.load(group, 16)};
-    const F16 wo[2] = {weight_offsets.load(group, 0), weight_offsets.load(group, 16)};
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const F16 x = splat(scales[r * a.scales_stride + group]);
-      acc[r][0] = fma(to_float(sum[r][0]), ws[0] * x, acc[r][0]);
-      acc[r][1] = fma(to_float(sum[r][1]), ws[1] * x, acc[r][1]);
-      if constexpr (Offsets) {
+        const F16 x = splat(scales[r * a.scales_stride + group]);
         const F16 values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
-        acc[r][0] = fma(values_sum, wo[0], acc[r][0]);
-        acc[r][1] = fma(values_sum, wo[1], acc[r][1]);
+#pragma GCC unroll 2
+        for (int c = 0; c < V; ++c) {
+          acc[r][C + c] = fma(to_float(sum[r][c]), ws[c] * x, acc[r][C + c]);
+          if constexpr (Offsets) acc[r][C + c] = fma(values_sum, wo[c], acc[r][C + c]);
+        }
       }
-    }
+    };
+    add_group.template operator()<0>();
+    if constexpr (V == 1) add_group.template operator()<1>();
   }
   store_panel<R>(acc, a, row, panel);
 }

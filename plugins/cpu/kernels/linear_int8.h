@@ -46,15 +46,22 @@ struct Int8Groups {
   bool weight_last = false, values_last = false;  // scales that are applied at the end
 };
 
-// A panel as int8_block reads it: 4 k of 32 columns at a time.
+// A panel as int8_block reads it: next() goes on by 4 k, whose 16 columns quads<0>() has, and quads<1>() the
+// 16 behind them. With Fetch it prefetches.
 template <int Lines>
 struct DenseQuads {
   const uint8_t* w;
   Ahead ahead;
-  EW_INLINE void next(Quads& left, Quads& right) {
-    prefetch<Lines>(ahead);
-    left = load_quads(w), right = load_quads(w + 64);
+  const uint8_t* at = nullptr;
+  template <bool Fetch>
+  EW_INLINE void next() {
+    if constexpr (Fetch) prefetch<Lines>(ahead);
+    at = w;
     w += kPanel * 4;
+  }
+  template <int C>
+  EW_INLINE Quads quads() const {
+    return load_quads(at + C * 64);
   }
 };
 // Of a weight of places in a table: 4 k are the low halves of 128 bytes, the next 4 the high ones.
@@ -63,31 +70,38 @@ struct CodedQuads {
   const uint8_t* w;
   Ahead ahead;
   const uint8_t* codes;
-  bool high = false;
-  EW_INLINE void next(Quads& left, Quads& right) {
+  bool high = true;
+  template <bool Fetch>
+  EW_INLINE void next() {
+    high = !high;
     if (high) {
-      left = quads_of(look_up_halves<true>(w, codes)), right = quads_of(look_up_halves<true>(w + 64, codes));
       w += kPanel * 4;
     } else {
-      prefetch<Lines>(ahead);
-      left = quads_of(look_up_halves<false>(w, codes)),
-      right = quads_of(look_up_halves<false>(w + 64, codes));
+      if constexpr (Fetch) prefetch<Lines>(ahead);
     }
-    high = !high;
+  }
+  template <int C>
+  EW_INLINE Quads quads() const {
+    return quads_of(high ? look_up_halves<true>(w - kPanel * 4 + C * 64, codes)
+                         : look_up_halves<false>(w + C * 64, codes));
   }
 };
 struct SparseQuads {
   SparsePanel<kSparseInt8> panel;
-  EW_INLINE void next(Quads& left, Quads& right) {
+  template <bool>
+  EW_INLINE void next() {
     panel.next();
-    left = quads_of(spread_bytes(panel.values, panel.places[0]));
-    right = quads_of(spread_bytes(panel.values + 32, panel.places[1]));
+  }
+  template <int C>
+  EW_INLINE Quads quads() const {
+    return quads_of(spread_bytes(panel.values + C * 32, panel.places[C]));
   }
 };
 
 template <int R, class Source>
 void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, KTile tile,
                 Source source, float* out) {
+  constexpr int V = int8_vectors(R);
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
   const GroupScales weight_scales(a.weight_scales + panel * scales_of_panel(g.weight_groups, a.scale_block),
@@ -97,30 +111,40 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
 
   F16 acc[R][2];
   begin_sums<R>(acc, tile, out);
-  for (int64_t group = tile.begin, quad = group * g.quads; group < tile.end; ++group) {
-    I16 sum[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_shifted<7>(sums + r * g.sums_stride + group);
-    const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
-    for (; quad < end; ++quad) {
-      Quads left, right;
-      source.next(left, right);
+  for (int64_t group = tile.begin, first = group * g.quads; group < tile.end; ++group) {
+    const int64_t end = first + g.quads < quads ? first + g.quads : quads;
+    const Source begin = source;
+    const auto add_group = [&]<int C>() __attribute__((always_inline)) {  // of vectors C .. C+V-1
+      source = begin;
+      I16 sum[R][V];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const Quad x = splat_quad(values + r * a.values_stride + quad * 4);
-        sum[r][0] = dot(sum[r][0], left, x);
-        sum[r][1] = dot(sum[r][1], right, x);
+        sum[r][0] = begin_int8(sums + r * g.sums_stride + group);
+        if constexpr (V == 2) sum[r][1] = sum[r][0];
       }
-    }
-    weight_scales.prefetch(group, kNearBytes);
-    const F16 left = g.weight_last ? splat(1.0f) : weight_scales.load(group, 0);
-    const F16 right = g.weight_last ? splat(1.0f) : weight_scales.load(group, 16);
+      for (int64_t quad = first; quad < end; ++quad) {
+        source.template next<C == 0>();
+        const Quads left = source.template quads<C>(), right = source.template quads<C + V - 1>();
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const F16 x = splat(scales[r * g.scales_stride + group * g.scales_step]);
-      acc[r][0] = fma(to_float(sum[r][0]), left * x, acc[r][0]);
-      acc[r][1] = fma(to_float(sum[r][1]), right * x, acc[r][1]);
-    }
+        for (int r = 0; r < R; ++r) {
+          const Quad x = splat_quad(values + r * a.values_stride + quad * 4);
+          sum[r][0] = dot(sum[r][0], left, x);
+          if constexpr (V == 2) sum[r][1] = dot(sum[r][1], right, x);
+        }
+      }
+      if constexpr (C == 0) weight_scales.prefetch(group, kNearBytes);
+      const F16 left = g.weight_last ? splat(1.0f) : weight_scales.load(group, C * 16);
+      const F16 right = V == 1 ? left : g.weight_last ? splat(1.0f) : weight_scales.load(group, 16);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F16 x = splat(scales[r * g.scales_stride + group * g.scales_step]);
+        acc[r][C] = fma(to_float(sum[r][0]), left * x, acc[r][C]);
+        if constexpr (V == 2) acc[r][1] = fma(to_float(sum[r][1]), right * x, acc[r][1]);
+      }
+    };
+    add_group.template operator()<0>();
+    if constexpr (V == 1) add_group.template operator()<1>();
+    first = end;
   }
   if (tile.end < g.count) return keep_sums<R>(acc, out);
   if (g.values_last) {
