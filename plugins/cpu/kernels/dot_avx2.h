@@ -172,6 +172,7 @@ EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 constexpr int int4_vectors(int) { return 2; }
 
 constexpr int kInt8Rows = 3;  // 3 x 4 integer accumulators, a weight and 3 values of 16 registers
+constexpr int kTileBlocks = 4;
 constexpr int int8_vectors(int) { return 2; }
 
 struct Quads {
@@ -196,7 +197,7 @@ constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 4;     // of 2 .. 4
 constexpr int64_t kSparseInt4Most = 4;
 constexpr int64_t kNibbleDots = 8;
-constexpr int int4_vectors(int rows) { return rows > 1 ? 1 : 2; }
+constexpr int int4_vectors(int rows) { return rows > 2 ? 1 : 2; }
 
 struct ShortSum {  // 16-bit lanes
   __v16hi lo, hi;
@@ -217,7 +218,8 @@ EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
 
 // 6 accumulators of 16 columns, 2 weights and their magnitudes; of 2 .. 6 the least time.
 constexpr int kInt8Rows = 6;
-constexpr int int8_vectors(int rows) { return rows > 1 ? 1 : 2; }
+constexpr int kTileBlocks = 1;  // products take longer than reading weights
+constexpr int int8_vectors(int rows) { return rows > 2 ? 1 : 2; }
 
 struct Quads {  // with their sign, and without
   __m256i lo, hi, size_lo, size_hi;

@@ -205,6 +205,7 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 #endif
 
 constexpr int kBf16Rows = 12;
+constexpr int kTileBlocks = 4;
 constexpr int int8_vectors(int) { return 2; }
 constexpr int int4_vectors(int) { return 2; }
 constexpr int bf16_vectors(int) { return 2; }

@@ -19,6 +19,7 @@ namespace ew {
 namespace {
 
 constexpr int kInt8Rows = 1;           // most rows of an int8 microkernel
+constexpr int kTileBlocks = 4;         // most blocks of such rows that share a tile along K; 1: none do
 constexpr int kInt4Rows = 1;           // of one for int4
 constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 // Of one for int4 in sparse32 that is spread in registers, and most rows that it is spread anew for.

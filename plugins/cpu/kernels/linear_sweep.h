@@ -33,7 +33,6 @@ constexpr int64_t kSweepBytes = int64_t{1} << 18;  // of weights: a share of the
 constexpr int64_t kSweepColumns = kSweep * kPanel;
 constexpr int64_t kNearBytes = 1024;
 constexpr int64_t kTileBytes = 8192;  // of weights: with the next one, half of a first-level cache
-constexpr int kTileBlocks = 4;        // most blocks of rows that share a tile
 constexpr int kPatientRows = 3;  // blocks of as many compute for longer than the second-level cache takes
 
 // Prefetches for bf16, two lines for each 128 bytes of the panel. Few rows wait for memory alone, and have it
@@ -86,7 +85,7 @@ struct KTile {
 // Whether panels are better tiled along K for rows row .. row_end-1.
 template <int Most>
 bool tiled_along_k(int64_t groups, int64_t row, int64_t row_end) {
-  return groups > 1 && row_end - row > Most && row_end - row <= Most * kTileBlocks;
+  return kTileBlocks > 1 && groups > 1 && row_end - row > Most && row_end - row <= Most * kTileBlocks;
 }
 
 // Calls fn.template operator()<R>(first row, panel, tile, ahead, sums), as sweep_panels does, for two to
