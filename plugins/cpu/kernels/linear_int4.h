@@ -47,8 +47,9 @@ namespace {
 template <int Bits>
 constexpr int64_t kMostOctets = (kNibbleDots >> (Bits - 4)) / 2;
 
-// A panel as int4_block reads it: next() goes on by kOctets times 8 k, and prefetches with Fetch. Of octet O
-// low<O, C>() has the first four k, and high the others, of 16 columns (C = 0) and of the 16 behind them.
+// A panel as int4_block reads it: next() goes on by kOctets times 8 k, with Fetch as in linear_int8.h. Of
+// octet O low<O, C>() has the first four k, and high the others, of 16 columns (C = 0) and of the 16 behind
+// them.
 struct DenseNibbles {
   static constexpr int kBits = 4, kOctets = 1;
   const uint8_t* w;
@@ -168,7 +169,7 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
         }
         const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
         for (; values < end; values += 8 * kOctets) {
-          source.template next<C == 0>();
+          source.template next<V == 2>();
           dot_octet<R, 0, C, V>(source, values, a.values_stride, dots);
           if constexpr (kOctets == 2) dot_octet<R, 1, C, V>(source, values, a.values_stride, dots);
         }

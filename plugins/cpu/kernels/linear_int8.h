@@ -47,7 +47,8 @@ struct Int8Groups {
 };
 
 // A panel as int8_block reads it: next() goes on by 4 k, whose 16 columns quads<0>() has, and quads<1>() the
-// 16 behind them. With Fetch it prefetches.
+// 16 behind them. With Fetch it prefetches: not where columns are read in two passes, which compute for so
+// long that the processor's own prefetches are in time.
 template <int Lines>
 struct DenseQuads {
   const uint8_t* w;
@@ -123,7 +124,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
         if constexpr (V == 2) sum[r][1] = sum[r][0];
       }
       for (int64_t quad = first; quad < end; ++quad) {
-        source.template next<C == 0>();
+        source.template next<V == 2>();
         const Quads left = source.template quads<C>(), right = source.template quads<C + V - 1>();
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {

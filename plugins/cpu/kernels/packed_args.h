@@ -96,7 +96,7 @@ struct QuantizeActivationArgs {
   int64_t m = 0, k = 0, group_size = 0;
   const float* x = nullptr;  // [M, K]
   int64_t x_stride = 0;
-  int8_t* values = nullptr;   // [M, K]; places up to the next multiple of 4 are zero
+  int8_t* values = nullptr;   // [M, K], -127 .. 127; places up to the next multiple of 4 are zero
   int64_t values_stride = 0;  // a multiple of 4, at least K
   float* scales = nullptr;    // [M, ceil(K/G)]
   int64_t scales_stride = 0;
@@ -111,7 +111,7 @@ struct LinearInt8Args {
   int64_t m = 0, n = 0, k = 0;
   int64_t weight_group = 0, activation_group = 0;
   int64_t scale_block = 0;         // as in LinearInt4Args
-  const int8_t* values = nullptr;  // [M, K], zero up to the next multiple of 4
+  const int8_t* values = nullptr;  // [M, K], above -128, zero up to the next multiple of 4
   int64_t values_stride = 0;
   const float* scales = nullptr;  // [M, ceil(K/activation_group)]
   int64_t scales_stride = 0;

@@ -43,7 +43,7 @@ struct Factors {
     std::vector<uint16_t> narrow;
     for (const float v : plain) narrow.push_back(reference::to_bf16(v));
     narrow_weight = to_packed_panels<uint16_t>(narrow, n, k, 2, 0);
-    values = random_bytes(m * k, 5);
+    values = random_activations(m * k, 5);
     bytes = to_panels_int8(random_bytes(n * k, 6), n, k);
     half_scales = random_half_panels(n, 1);
     scales = filled(m, 1e-4f);

@@ -33,7 +33,7 @@ struct Linear {
     const int64_t groups = s.k / s.group;
     values_stride = s.k + 4 * gap;
     scales_stride = groups + gap;
-    values = random_bytes(s.m * values_stride, 1);
+    values = random_activations(s.m * values_stride, 1);
     scales = random_floats(s.m * scales_stride, 2);
     sums.assign(static_cast<size_t>(s.m * scales_stride), 12345);
     weight = to_planes(random_ints(s.n * s.k, 1 << s.bits, 3), s.n, s.k, s.bits);

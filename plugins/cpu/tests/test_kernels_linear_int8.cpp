@@ -36,7 +36,7 @@ struct Linear {
     const int64_t padded = (s.k + 3) / 4 * 4;
     values_stride = padded + 4 * gap;
     scales_stride = groups + gap;
-    values = random_bytes(s.m * values_stride, 1);
+    values = random_activations(s.m * values_stride, 1);
     scales = random_floats(s.m * scales_stride, 2);
     sums.assign(static_cast<size_t>(s.m * scales_stride), 12345);
     for (int64_t m = 0; m < s.m; ++m) {
@@ -173,6 +173,38 @@ void deep_and_wide() {
   });
 }
 
+// Weights of -128 and 127 alone, and values of -127 and 127: pairs of products are as large as can be, in
+// both signs. In all sizes of blocks, in groups and without.
+void extremes() {
+  for (const int64_t m : {1, 2, 3, 5, 6, 7, 10, 31}) {
+    for (const int64_t k : {5, 64, 608}) {
+      for (const int64_t group : {int64_t{0}, int64_t{32}}) {
+        const Shape shape = {m, 70, k, group, group};
+        Linear linear(shape);
+        auto rows = random_bytes(shape.n * k, 8);
+        for (int8_t& w : rows) w = w % 2 == 0 ? int8_t{-128} : int8_t{127};
+        linear.weight = to_panels_int8(rows, shape.n, k);
+        linear.args.weight = linear.weight.data();
+        std::fill(linear.sums.begin(), linear.sums.end(), 0);
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t j = 0; j < k; ++j) {
+            int8_t& value = linear.values[static_cast<size_t>(i * linear.values_stride + j)];
+            value = j % (i + 2) == 0 || value > 60 ? int8_t{-127} : int8_t{127};
+            linear.sums[static_cast<size_t>(i * linear.scales_stride + (group > 0 ? j / group : 0))] += value;
+          }
+        }
+        const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
+        const auto twice = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, false); });
+        for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+          const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+          CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
+              << what << describe(shape);
+        });
+      }
+    }
+  }
+}
+
 void row_alone_equals_row_in_batch() {
   for (const Shape& shape :
        {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true}, Shape{40, 96, 300, 0, 32, true},
@@ -242,6 +274,7 @@ int main() {
   RUN(sweeps);
   RUN(tiles);
   RUN(deep_and_wide);
+  RUN(extremes);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);
   RUN(nan_scale);

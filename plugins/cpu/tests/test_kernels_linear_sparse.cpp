@@ -173,7 +173,7 @@ struct Activations {
   int64_t groups;
 
   Activations(const Shape& s) : groups(s.group > 0 ? (s.k + s.group - 1) / s.group : 1) {
-    values = random_bytes(s.m * s.k, 5);
+    values = random_activations(s.m * s.k, 5);
     scales = random_floats(s.m * groups, 6);
     sums.assign(static_cast<size_t>(s.m * groups), 0);
     for (int64_t i = 0; i < s.m * s.k; ++i) {

@@ -26,7 +26,7 @@ struct Operands {
   explicit Operands(const Shape& s)
       : groups(s.activation_group > 0 ? (s.k + s.activation_group - 1) / s.activation_group : 1),
         padded((s.k + 3) / 4 * 4),
-        values(random_bytes(s.m * padded, 1)),
+        values(random_activations(s.m * padded, 1)),
         scales(random_floats(s.m * groups, 2)),
         bias(random_floats(s.n, 5)),
         residual(random_floats(s.m * s.n, 6)),

@@ -55,6 +55,14 @@ inline std::vector<int8_t> random_bytes(int64_t count, unsigned seed) {
   return bytes;
 }
 
+// `count` values of -127 .. 127, as activations are rounded to.
+inline std::vector<int8_t> random_activations(int64_t count, unsigned seed) {
+  const auto ints = random_ints(count, 255, seed);
+  std::vector<int8_t> values(ints.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int8_t>(ints[i] - 127);
+  return values;
+}
+
 // [N, K] row-major to `each` neighbours in K side by side: 2 of bf16 in panel32x2, 4 bytes in panel32x4.
 // Places past N and K get `padding`.
 template <class T>
