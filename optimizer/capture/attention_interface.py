@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -36,13 +37,40 @@ _WITHOUT_MEANING = frozenset(
 class CausalMask:
     """Stands for a mask tensor between the mask function and the attention function. ``window`` 0 is full attention.
 
-    Slicing, which some models do to fit a mask to the keys, leaves it as it is.
+    Slicing, which some models do to fit a mask to the keys, leaves it as it is. A model that computes with it gets the
+    tensor: one that writes its attention out.
     """
 
     window: int
 
+    def tensor(self) -> torch.Tensor:
+        """What is added to scores [1, 1, T, T]: 0, or where a query doesn't see a key the least 32-bit float."""
+        capture = _CAPTURE.get()
+        if self.window:
+            capture.windows.add(self.window)
+        positions = torch.arange(capture.tokens)
+        query, key = positions[:, None], positions[None, :]
+        seen = key <= query
+        if self.window:
+            seen = seen & (key > query - self.window)
+        least = torch.full((), torch.finfo(torch.float32).min)
+        return torch.where(seen, torch.zeros(()), least)[None, None]
+
     def __getitem__(self, index: object) -> CausalMask:
         return self
+
+    def __lt__(self, other: float) -> torch.Tensor:
+        return self.tensor() < other
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda a: a.tensor() if isinstance(a, cls) else a, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -52,13 +80,29 @@ class OtherMask:
 
     problem: str
 
+    def refuse(self, where: str) -> NoReturn:
+        """Raises UnsupportedModelError."""
+        raise UnsupportedModelError(
+            f"{where}: {self.problem}",
+            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
+        )
+
     def __getitem__(self, index: object) -> OtherMask:
         return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, cls):
+                one.refuse("the model")
+        return NotImplemented
 
 
 @dataclass
 class AttentionCapture:
     """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to.
+
+    ``tokens`` is T, and ``windows`` those of masks that the model computed with itself.
 
     ``model_layers``: how many layers the model says that it has; a layer that attends again gets a number beyond them,
     for each call has keys and values of its own. ``paths``: id of a module -> its path, for messages.
@@ -67,7 +111,9 @@ class AttentionCapture:
     model_layers: int = 0
     paths: dict[int, str] = field(default_factory=dict)
     q_start: torch.Tensor | None = None
+    tokens: int | torch.SymInt = 0
     layers: list[int] = field(default_factory=list)
+    windows: set[int] = field(default_factory=set)
 
 
 _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capture")
@@ -86,11 +132,13 @@ def capturing(model: torch.nn.Module) -> Iterator[AttentionCapture]:
         _CAPTURE.reset(token)
 
 
-def begin_forward(q_start: torch.Tensor) -> None:
-    """To be called before a model is, inside ``capturing``: attention calls will refer to ``q_start`` [B+1]."""
+def begin_forward(q_start: torch.Tensor, tokens: int | torch.SymInt) -> None:
+    """To be called before a model is, inside ``capturing``: attention calls will refer to ``q_start`` [B+1], and masks
+    are of so many tokens."""
     capture = _CAPTURE.get()
-    capture.q_start = q_start
+    capture.q_start, capture.tokens = q_start, tokens
     capture.layers.clear()
+    capture.windows.clear()
 
 
 def path_of(module: torch.nn.Module) -> str:
@@ -126,10 +174,7 @@ def attention_function(
     capture = _CAPTURE.get()
     where = path_of(module)
     if isinstance(attention_mask, OtherMask):
-        raise UnsupportedModelError(
-            f"{where}: {attention_mask.problem}",
-            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
-        )
+        attention_mask.refuse(where)
     if not isinstance(attention_mask, CausalMask):
         kind = "no mask" if attention_mask is None else "a mask of its own"
         raise UnsupportedModelError(

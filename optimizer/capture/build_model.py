@@ -55,23 +55,32 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
         "dtype": torch.float32,
     }
     try:
-        with no_init_weights():
-            if model_class is None:
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-            else:
-                model = model_class._from_config(config, **options)
+        try:
+            model = _from_config(config, model_class, options)
+        except KeyError as e:
+            if e.args != (attention_interface.NAME,):
+                raise
+            # Attention classes of its own: the one that writes attention out, with masks of ours.
+            model = _from_config(config, model_class, options | {"attn_implementation": "eager"})
+            model.config._attn_implementation = attention_interface.NAME
     except _UNBUILDABLE as e:
-        if isinstance(e, KeyError) and e.args == (attention_interface.NAME,):
-            raise UnsupportedModelError(
-                f"{architecture(config)} has attention classes of its own, outside transformers' attention interface",
-                hint="Only models that attend through that interface can be compiled.",
-            ) from e
         raise UnsupportedModelError(
             f"transformers can't build {architecture(config)} from its configuration: {e}",
             hint="Its attention must be on transformers' attention interface, and its sizes must fit together.",
         ) from e
     model.tie_weights()
     model.eval().requires_grad_(False)
+    return model
+
+
+def _from_config(
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, options: dict[str, Any]
+) -> PreTrainedModel:
+    with no_init_weights():
+        if model_class is None:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+        else:
+            model = model_class._from_config(config, **options)
     return model
 
 

@@ -46,9 +46,10 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
 
 
 def own_context_length(config: PretrainedConfig) -> int:
-    """``max_position_embeddings`` (of speech decoders ``max_target_positions``), or 2048 for one without either."""
+    """``max_position_embeddings`` (of some families another name for it), or 2048 for one without."""
     text = config.get_text_config()
-    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # of most, of speech, of MPT
+    lengths = (getattr(text, name, None) for name in names)
     return next((int(length) for length in lengths if length), _DEFAULT_CONTEXT)
 
 

@@ -28,6 +28,7 @@ class TokenCountError(RuntimeError):
 class TokenCountWatch:
     """What is found out while a model is traced: which module was running when so many guards were there."""
 
+    longest: int
     tokens: sympy.Expr | None = None
     shape_env: Any = None  # a ShapeEnv, whose stubs don't know its guards
 
@@ -85,7 +86,8 @@ class TokenCountWatch:
         """Whether a guard isn't an assumption on T, or one that holds for every number tried."""
         if guard.free_symbols != {self.tokens}:
             return True  # of other sizes, or that two inputs agree in T
-        return all(guard.xreplace({self.tokens: sympy.Integer(n)}) == sympy.true for n in _TRIED)
+        tried = (n for n in (*_TRIED, self.longest) if n <= self.longest)
+        return all(guard.xreplace({self.tokens: sympy.Integer(n)}) == sympy.true for n in tried)
 
 
 class _AfterEachCall(TorchFunctionMode):
@@ -102,9 +104,12 @@ class _AfterEachCall(TorchFunctionMode):
 
 
 @contextmanager
-def watching(model: torch.nn.Module) -> Iterator[TokenCountWatch]:
-    """While open, notes which module of ``model`` runs; its forward is to get ``input_ids`` [1, T] by keyword."""
-    watch = TokenCountWatch()
+def watching(model: torch.nn.Module, longest: int) -> Iterator[TokenCountWatch]:
+    """While open, notes which module of ``model`` runs; its forward is to get ``input_ids`` [1, T] by keyword.
+
+    ``longest``: T is at most so many.
+    """
+    watch = TokenCountWatch(longest)
 
     def begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = kwargs["input_ids"].shape[1]

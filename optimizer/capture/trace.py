@@ -18,14 +18,17 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
+from .freeze_rope import own_context_length
 from .functional_graph import make_functional
 from .token_count import watching
 from .token_independence import check_token_independence
+from .written_out_attention import replace_written_out_attention
 
 _PREFIX = "model_."
 
 # Sizes of the example step; all different and none 0 or 1, which torch.export would take for constants.
 _TOKENS, _REQUESTS, _BLOCKS, _ROWS = 13, 3, 5, 7
+_LEAST_LONGEST = 64
 
 _CHECKS = (
     torch.ops.aten._assert_tensor_metadata.default,
@@ -53,7 +56,7 @@ class _Step(torch.nn.Module):
         slots: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        begin_forward(q_start)
+        begin_forward(q_start, ids.shape[0])
         # A mask of ones, for without one transformers tries to find the packing in the positions.
         result = self.model_(
             input_ids=ids[None],  # [1, T]
@@ -78,16 +81,21 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
             that is neither ATen's nor ours, or an op other than attention may look at other tokens.
     """
     step, name = _Step(model), architecture(model.config)
+    # A model is only asked for sequences that it is made for. Of its longest one the table of positions may be used up,
+    # which some ask about. The program is for any number of tokens all the same, as no op but attention looks at more
+    # than one.
+    longest = max(own_context_length(model.config) - 1, _LEAST_LONGEST)
     try:
         with (
             torch.no_grad(),
             capturing(model) as attention,
-            watching(model) as token_count,
+            watching(model, longest) as token_count,
             warnings.catch_warnings(),
         ):
             # torch copies tree specs in a way that it has deprecated itself; nobody exporting a model can change that.
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
-            exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
+            shapes = _dynamic_shapes(longest)
+            exported = torch.export.export(step, _example(), dynamic_shapes=shapes, strict=False)
             exported = make_functional(exported)
     except UnsupportedModelError:
         raise
@@ -115,6 +123,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         symbols=_symbols(exported),
     )
     _remove_checks(program)
+    replace_written_out_attention(program, attention, longest)
     _check_ops(program)
     check_token_independence(program)
     _check_every_layer_attends(model, attention)
@@ -137,8 +146,10 @@ def _example() -> tuple[torch.Tensor, ...]:
     )
 
 
-def _dynamic_shapes() -> dict[str, Any]:
-    T, B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("T", "B", "M", "R"))
+def _dynamic_shapes(longest: int) -> dict[str, Any]:
+    """``longest``: the most tokens that are asked for."""
+    B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("B", "M", "R"))
+    T = torch.export.Dim("T", min=1, max=longest)
     return {
         "ids": {0: T},
         "positions": {0: T},

@@ -1,0 +1,395 @@
+"""Finds attention that a model writes out itself, in place of calling transformers' interface.
+
+What a module computes as ``softmax(scores(q @ k^T)) @ v`` is recognised by its values, not by its spelling: everything
+between the product and the softmax is evaluated for sequences of several lengths, and must come to
+
+    scale * (q @ k^T) + slope * (key - query) + what is the same for all keys,
+
+with all else masked away that isn't causal, or causal within a window. The slopes are those of linear biases (ALiBi,
+https://arxiv.org/abs/2108.12409), 0 without. Then one ``ew.attention`` takes its place; else the model is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.node import Node, map_arg
+
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.ir.program import Program, named_symbol
+from enginewright.passes.ir.provenance import WHERE, join_where
+from enginewright.passes.ir.weights import COMPUTED, Source
+from enginewright.runtime.shared.errors import UnsupportedModelError
+
+from .attention_interface import AttentionCapture
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_T = named_symbol("T")
+
+_SOFTMAXES = (aten.softmax.int, aten._softmax.default)
+_PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
+_SIZES = (aten.sym_size.int, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default)
+_SIZES += (aten.empty_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default)
+"""What looks at no values of its argument."""
+_RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten.alias, aten._to_copy, aten.dropout)
+_RESHAPES += (aten.expand, aten.unsqueeze, aten.squeeze, aten.slice)
+
+_LENGTHS = (2, 5, 17)
+_MOST_SCORES = 1 << 26
+"""Scores that are evaluated at once, to see a mask of many positions: 256 MiB."""
+
+_MASKED = -9e3
+"""Scores below are masked: e to that power is 0, and biases of positions aren't so large."""
+_LARGE = 1024.0
+_TOLERANCE = 1e-5
+"""Of sums in 32-bit floats, for their largest number."""
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What the scores of an attention come to. ``slopes`` [N], or None where all are 0."""
+
+    scale: float
+    window: int
+    slopes: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Written-out attention: q @ k^T, the softmax, what is multiplied with v, and the product with v."""
+
+    product: Node
+    softmax: Node
+    weights: Node
+    result: Node
+
+
+class _NotAttentionError(Exception):
+    """Says why not."""
+
+
+def replace_written_out_attention(program: Program, capture: AttentionCapture, longest: int) -> None:
+    """Every softmax over the keys of a step becomes ``ew.attention``, in place.
+
+    Args:
+        program: as traced; what of it is left unused is removed.
+        capture: the layers that have attended through the interface; the others are noted.
+        longest: the longest sequence that the model is made for.
+
+    Raises:
+        UnsupportedModelError: naming the module, if one can't be shown to be attention as ``ew.attention`` means it.
+    """
+    known = _known(program)
+    meanings: dict[object, _Meaning] = {}
+    softmaxes = [n for n in program.nodes_of(*_SOFTMAXES) if _is_square(program, n) and n not in known]
+    for softmax in softmaxes:
+        where = join_where(w for w in softmax.meta[WHERE] if w) or "the model"
+        try:
+            found = _find(program, softmax, known)
+            key = _spelling(found, known)
+            if key not in meanings:
+                meanings[key] = _meaning(program, found, known, longest, capture.windows)
+            _replace(program, found, meanings[key], capture)
+        except _NotAttentionError as e:
+            raise UnsupportedModelError(
+                f"{where} writes its attention out, and {e}",
+                hint="Attention is causal, maybe within a window, and adds to scores at most a bias that is linear in "
+                "the distance.",
+            ) from e
+    if softmaxes:
+        program.remove_dead_code()
+
+
+def _is_square(program: Program, node: Node) -> bool:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return False
+    return program.shape(node)[-2:] == (_T, _T)
+
+
+def _known(program: Program) -> set[Node]:
+    """Nodes whose values don't depend on tokens and parameters: what a sequence's length says, and constants."""
+    known: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            fine = node.target == "positions"
+        elif node.op == "get_attr":
+            fine = str(getattr(program.weights[str(node.target)], "name", "")).startswith(COMPUTED)
+        else:
+            fine = node.op == "call_function" and (
+                node.target in _SIZES
+                or (
+                    all(a in known for a in node.all_input_nodes)
+                    and getattr(node.target, "namespace", "aten") == "aten"
+                )
+            )
+        if fine:
+            known.add(node)
+    return known
+
+
+# ---- finding
+
+
+def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
+    given = bound_arguments(softmax)
+    rank = program.value(softmax).dim()
+    if given["dim"] % rank != rank - 1:
+        raise _NotAttentionError("its softmax isn't over keys")
+    node = softmax.args[0]
+    while True:
+        assert isinstance(node, Node)
+        if node.target in _PRODUCTS:
+            break
+        unknown = [a for a in node.all_input_nodes if a not in known]
+        if len(unknown) != 1 or not _keeps_places(node):
+            raise _NotAttentionError(f"{node.target} makes scores of more than one product")
+        node = unknown[0]
+    if not _is_square(program, node):
+        raise _NotAttentionError("its scores are no product of queries and keys")
+    if node.target is aten.baddbmm.default and node.args[0] not in known:
+        raise _NotAttentionError("something that depends on tokens is added to its scores")
+    weights = softmax
+    while True:
+        users = [u for u in weights.users if u.users]
+        if len(users) != 1:
+            raise _NotAttentionError("its weights are used in several places")
+        user = users[0]
+        if user.target in (aten.matmul.default, aten.bmm.default) and user.args[0] is weights:
+            return _Found(node, softmax, weights, user)
+        if not _keeps_places(user) or any(a is not weights and a not in known for a in user.all_input_nodes):
+            raise _NotAttentionError(f"{user.target} changes its weights")
+        weights = user
+
+
+def _keeps_places(node: Node) -> bool:
+    """Whether an op is one that ``_meaning`` can go through: what it does shows in values."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in target.tags or target.overloadpacket in _RESHAPES
+    )
+
+
+def _spelling(found: _Found, known: set[Node]) -> object:
+    """The same for two attentions that compute alike: layers repeat, and looking once is enough."""
+    number: dict[Node, object] = {found.product: "product", found.softmax: "softmax"}
+    calls: list[object] = []
+
+    def name(node: Node) -> object:
+        return node if node in known else number[node]
+
+    chain = [*_between(found.softmax, found.product, known), *_between(found.weights, found.softmax, known)]
+    for node in chain:
+        number.setdefault(node, len(number))
+        calls.append((node.target, str(map_arg((node.args, node.kwargs), lambda n: name(n)))))
+    product = found.product
+    if product.target is aten.baddbmm.default:
+        calls.append(str((product.args[0], product.kwargs)))
+    return (tuple(calls), str(product.meta["val"].shape))
+
+
+def _between(last: Node, first: Node, known: set[Node]) -> list[Node]:
+    """The calls behind ``first``, up to and with ``last``, in order."""
+    found = []
+    node = last
+    while node is not first:
+        found.append(node)
+        (node,) = [a for a in node.all_input_nodes if a not in known]
+    return found[::-1]
+
+
+# ---- what it means
+
+
+def _meaning(program: Program, found: _Found, known: set[Node], longest: int, windows: set[int]) -> _Meaning:
+    heads = math.prod(int(s) for s in program.shape(found.softmax)[:-2])
+    most = min(longest, math.isqrt(_MOST_SCORES // heads))
+    if windows and max(windows) + 2 > most:
+        raise _NotAttentionError(f"a window of {max(windows)} tokens is too long to be found in {most}")
+    meanings = []
+    for length in sorted({n for n in _LENGTHS if n < most} | {most}):
+        sequence = _Sequence(program, known, length)
+        scores = _scores(sequence, found, heads)
+        meanings.append((length, *_seen(scores, length)))
+        _check_weights(sequence, found)
+    # Numbers are read from short sequences, where biases are small, and must hold for all.
+    _, scale, _, slopes = meanings[-2] if len(meanings) > 1 else meanings[-1]
+    window = meanings[-1][2]
+    for length, other, seen, others in meanings:
+        same = torch.allclose(others, slopes, rtol=_TOLERANCE, atol=_TOLERANCE) or length == _LENGTHS[0]
+        if not math.isclose(other, scale, rel_tol=1e-4) or not same:
+            raise _NotAttentionError("its scores depend on how long the sequence is")
+        if seen != (window if 0 < window < length else 0):
+            raise _NotAttentionError("its mask depends on how long the sequence is")
+    return _Meaning(scale, window, slopes if bool(slopes.any()) else None)
+
+
+def _scores(sequence: _Sequence, found: _Found, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The scores [N, S, S] that come of products [N, S, S]."""
+    shape = sequence.shape(found.product)
+    calls = _between(found.softmax, found.product, sequence.known)[:-1]
+    start = found.product
+
+    def scores(products: torch.Tensor) -> torch.Tensor:
+        value = products.view(shape)
+        if start.target is aten.baddbmm.default:
+            given = bound_arguments(start)
+            value = given["beta"] * sequence.value(given["self"]) + given["alpha"] * value
+        values = {start: value}
+        for node in calls:
+            values = {node: sequence.call(node, values)}
+        (value,) = values.values()
+        return value.reshape(heads, sequence.length, sequence.length)
+
+    scores.heads = heads  # type: ignore[attr-defined]
+    return scores
+
+
+def _seen(scores: Callable[[torch.Tensor], torch.Tensor], length: int) -> tuple[float, int, torch.Tensor]:
+    """Scale, window and slopes [N] of scores over a sequence. Raises _NotAttentionError if they are something else."""
+    heads: int = scores.heads  # type: ignore[attr-defined]
+    shape = (heads, length, length)
+    none = scores(torch.zeros(shape))
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(length))
+    some = scores(noise)
+    query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    visible = none[0] >= _MASKED
+    causal = key <= query
+    count = int(visible[-1].sum())
+    window = 0 if count == length else count
+    expected = causal & (key > query - window) if window else causal
+    if not all(torch.equal(x >= _MASKED, expected.expand(shape)) for x in (none, some)):
+        raise _NotAttentionError("its mask is neither causal nor causal within a sliding window")
+    scale = float((scores(torch.full(shape, _LARGE))[0, -1, -1] - none[0, -1, -1]) / _LARGE)
+    biases = torch.where(expected, none, torch.zeros(()))
+    largest = float(biases.abs().max()) + abs(scale) * 5
+    if not torch.allclose(torch.where(expected, some - none, 0.0), torch.where(expected, scale * noise, 0.0), rtol=0, atol=_TOLERANCE * largest):
+        raise _NotAttentionError("its scores aren't products times a number")
+    first = 0 if not window else length - window
+    distance = (key - query).float()
+    own = biases.diagonal(dim1=1, dim2=2)  # [N, S]: of each token with itself
+    far = float(length - 1 - first)
+    slopes = (own[:, -1] - biases[:, -1, first]) / far if far else torch.zeros(heads)
+    linear = own[:, :, None] + slopes[:, None, None] * distance
+    if not torch.allclose(torch.where(expected, linear, 0.0), biases, rtol=0, atol=_TOLERANCE * largest):
+        raise _NotAttentionError("what it adds to scores isn't linear in the distance")
+    return scale, window, slopes
+
+
+def _check_weights(sequence: _Sequence, found: _Found) -> None:
+    """Raises _NotAttentionError unless weights reach the product with v as the softmax gives them."""
+    weights = torch.rand(sequence.shape(found.softmax), generator=torch.Generator().manual_seed(0))
+    values = {found.softmax: weights}
+    for node in _between(found.weights, found.softmax, sequence.known):
+        values = {node: sequence.call(node, values)}
+    (value,) = values.values()
+    if value.numel() != weights.numel() or not torch.equal(value.flatten().float(), weights.flatten()):
+        raise _NotAttentionError("its weights aren't those that the softmax gives")
+
+
+class _Sequence:
+    """Values of what is known of a sequence of some length, each computed once."""
+
+    def __init__(self, program: Program, known: set[Node], length: int) -> None:
+        self.known, self.length = known, length
+        self._program = program
+        self._values: dict[Node, Any] = {}
+
+    def shape(self, node: Node) -> list[int]:
+        return [self._size(s) for s in node.meta["val"].shape]
+
+    def value(self, node: Node) -> Any:
+        """Of a known node, or something of the right shape in the place of one whose values aren't looked at."""
+        if node not in self._values:
+            self._values[node] = self._compute(node)
+        return self._values[node]
+
+    def call(self, node: Node, values: dict[Node, torch.Tensor]) -> Any:
+        """The value of a call, of those of ``values`` and of what is known."""
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: values[n] if n in values else self.value(n))
+        assert callable(node.target)
+        with torch.no_grad():
+            try:
+                return node.target(*args, **kwargs)
+            except (RuntimeError, TypeError, ValueError, IndexError) as e:
+                raise _NotAttentionError(f"{node.target} can't be evaluated: {e}") from e
+
+    def _compute(self, node: Node) -> Any:
+        value = node.meta["val"]
+        if node not in self.known:
+            return torch.zeros(self.shape(node), dtype=value.dtype) if isinstance(value, torch.Tensor) else self._size(value)
+        if node.op == "placeholder":
+            return torch.arange(self.length, dtype=value.dtype)
+        if node.op == "get_attr":
+            return self._program.weights[str(node.target)].evaluate()
+        return self.call(node, {})
+
+    def _size(self, size: Any) -> int:
+        expression = self._program.expression(size)
+        if expression.free_symbols - {_T}:
+            raise _NotAttentionError("its sizes depend on more than the number of tokens")
+        return int(expression.xreplace({_T: sympy.Integer(self.length)}))
+
+
+# ---- replacing
+
+
+def _replace(program: Program, found: _Found, meaning: _Meaning, capture: AttentionCapture) -> None:
+    query, key = found.product.args[-2:]
+    value = found.result.args[1]
+    assert isinstance(query, Node) and isinstance(key, Node) and isinstance(value, Node)
+    where = found.result.meta[WHERE]
+    layer = next(n for n in range(len(capture.layers) + 1) if n not in capture.layers)
+    with program.inserting_before(found.result):
+        q, k, v = (_heads(program, x, where) for x in (query, key, value))  # [Nq, T, D], [Nkv, D, T], [Nkv, T, Dv]
+        arguments = [
+            program.call(aten.permute.default, x, order, where=where)
+            for x, order in ((q, [1, 0, 2]), (k, [2, 0, 1]), (v, [1, 0, 2]))
+        ]
+        slopes = None
+        if meaning.slopes is not None:
+            slopes = program.weight(_SLOPES.format(layer), _slopes(layer, meaning.slopes), where=where)
+        out = program.call(
+            ew.attention.default,
+            *arguments,
+            program.inputs["q_start"],
+            layer,
+            meaning.scale,
+            meaning.window,
+            0.0,
+            None,
+            slopes,
+            where=where,
+        )
+        new = program.call(aten.permute.default, out, [1, 0, 2], where=where)  # [Nq, T, Dv]
+        for _ in range(program.value(found.result).dim() - 3):
+            new = program.call(aten.unsqueeze.default, new, 0, where=where)
+        new = program.call(aten.clone.default, new, where=where, memory_format=torch.contiguous_format)
+    if program.shape(new) != program.shape(found.result):
+        raise _NotAttentionError("its heads aren't one axis")
+    capture.layers.append(layer)
+    program.replace(found.result, new)
+
+
+_SLOPES = "attention_slopes.{}"
+
+
+def _slopes(layer: int, slopes: torch.Tensor) -> Source:
+    return Source(f"{COMPUTED}{_SLOPES.format(layer)}", tuple(slopes.shape), slopes.dtype, slopes.clone)
+
+
+def _heads(program: Program, node: Node, where: tuple[str, ...]) -> Node:
+    """[..., a, b] with one axis of heads before the last two, and axes of 1 before that -> [N, a, b]."""
+    while program.value(node).dim() > 3:
+        if program.shape(node)[0] != 1:
+            raise _NotAttentionError("its heads aren't one axis")
+        node = program.call(aten.squeeze.dim, node, 0, where=where)
+    if program.value(node).dim() != 3:
+        raise _NotAttentionError("it has no heads")
+    return node
