@@ -94,10 +94,23 @@ def _problem(program: Program, node: Node) -> str | None:
         axes = len(_shapes(program, inputs[0])[0]) - len(node.args[1])  # type: ignore[arg-type]
         return None if before[0] < axes else "normalises over tokens"
     if packet is aten.index:
-        return "picks tokens" if _token_axis(_shapes(program, inputs[0])[0]) is not None else None
+        return "picks tokens" if _picks_tokens(program, node) else None
+    if packet is aten.slice and not before:
+        return "has a row for each token, whichever these are"
     if packet is aten.arange:
         return "counts tokens, whose positions are given"
     return _along_dim(program, node, inputs)
+
+
+def _picks_tokens(program: Program, node: Node) -> bool:
+    """Whether x[indices] chooses among tokens, or lays those of its indices beside those of x."""
+    x, indices = node.args
+    assert isinstance(x, Node) and isinstance(indices, list | tuple)
+    axis = _token_axis(_shapes(program, x)[0])
+    if axis is None:
+        return False
+    of_tokens = any(_token_axis(s) is not None for i in indices if isinstance(i, Node) for s in _shapes(program, i))
+    return of_tokens or (axis < len(indices) and indices[axis] is not None)
 
 
 def _computes_with_sizes(node: Node) -> bool:

@@ -20,6 +20,7 @@ from .attention_interface import AttentionCapture, CausalMask, begin_forward, ca
 from .build_model import architecture
 from .freeze_rope import own_context_length
 from .functional_graph import make_functional
+from .known_values import read_given_positions
 from .token_count import watching
 from .token_independence import check_token_independence
 from .written_out_attention import replace_written_out_attention
@@ -124,6 +125,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     )
     _remove_checks(program)
     replace_written_out_attention(program, attention, longest)
+    read_given_positions(program, longest)
     _check_ops(program)
     check_token_independence(program)
     _check_every_layer_attends(model, attention)

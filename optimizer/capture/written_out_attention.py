@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import sympy
 import torch
 from torch.fx.node import Node, map_arg
 
@@ -27,6 +25,7 @@ from enginewright.passes.ir.weights import COMPUTED, Source
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
 from .attention_interface import AttentionCapture
+from .known_values import Sequence, UnknownError, known_nodes
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -34,9 +33,6 @@ _T = named_symbol("T")
 
 _SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
-_SIZES = (aten.sym_size.int, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default)
-_SIZES += (aten.empty_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default)
-"""What looks at no values of its argument."""
 _RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten.alias, aten._to_copy, aten.dropout)
 _RESHAPES += (aten.expand, aten.unsqueeze, aten.squeeze, aten.slice)
 
@@ -85,7 +81,7 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
     Raises:
         UnsupportedModelError: naming the module, if one can't be shown to be attention as ``ew.attention`` means it.
     """
-    known = _known(program)
+    known = known_nodes(program)
     meanings: dict[object, _Meaning] = {}
     softmaxes = [n for n in program.nodes_of(*_SOFTMAXES) if _is_square(program, n) and n not in known]
     for softmax in softmaxes:
@@ -96,7 +92,7 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
             if key not in meanings:
                 meanings[key] = _meaning(program, found, known, longest, capture.windows)
             _replace(program, found, meanings[key], capture)
-        except _NotAttentionError as e:
+        except (_NotAttentionError, UnknownError) as e:
             raise UnsupportedModelError(
                 f"{where} writes its attention out, and {e}",
                 hint="Attention is causal, maybe within a window, and adds to scores at most a bias that is linear in "
@@ -111,27 +107,6 @@ def _is_square(program: Program, node: Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return False
     return program.shape(node)[-2:] == (_T, _T)
-
-
-def _known(program: Program) -> set[Node]:
-    """Nodes whose values don't depend on tokens and parameters: what a sequence's length says, and constants."""
-    known: set[Node] = set()
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            fine = node.target == "positions"
-        elif node.op == "get_attr":
-            fine = str(getattr(program.weights[str(node.target)], "name", "")).startswith(COMPUTED)
-        else:
-            fine = node.op == "call_function" and (
-                node.target in _SIZES
-                or (
-                    all(a in known for a in node.all_input_nodes)
-                    and getattr(node.target, "namespace", "aten") == "aten"
-                )
-            )
-        if fine:
-            known.add(node)
-    return known
 
 
 # ---- finding
@@ -214,7 +189,7 @@ def _meaning(program: Program, found: _Found, known: set[Node], longest: int, wi
         raise _NotAttentionError(f"a window of {max(windows)} tokens is too long to be found in {most}")
     meanings = []
     for length in sorted({n for n in _LENGTHS if n < most} | {most}):
-        sequence = _Sequence(program, known, length)
+        sequence = Sequence(program, known, length)
         scores = _scores(sequence, found, heads)
         meanings.append((length, *_seen(scores, length)))
         _check_weights(sequence, found)
@@ -230,7 +205,7 @@ def _meaning(program: Program, found: _Found, known: set[Node], longest: int, wi
     return _Meaning(scale, window, slopes if bool(slopes.any()) else None)
 
 
-def _scores(sequence: _Sequence, found: _Found, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The scores [N, S, S] that come of products [N, S, S]."""
     shape = sequence.shape(found.product)
     calls = _between(found.softmax, found.product, sequence.known)[:-1]
@@ -269,7 +244,12 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], length: int) -> tuple[
     scale = float((scores(torch.full(shape, _LARGE))[0, -1, -1] - none[0, -1, -1]) / _LARGE)
     biases = torch.where(expected, none, torch.zeros(()))
     largest = float(biases.abs().max()) + abs(scale) * 5
-    if not torch.allclose(torch.where(expected, some - none, 0.0), torch.where(expected, scale * noise, 0.0), rtol=0, atol=_TOLERANCE * largest):
+    if not torch.allclose(
+        torch.where(expected, some - none, 0.0),
+        torch.where(expected, scale * noise, 0.0),
+        rtol=0,
+        atol=_TOLERANCE * largest,
+    ):
         raise _NotAttentionError("its scores aren't products times a number")
     first = 0 if not window else length - window
     distance = (key - query).float()
@@ -282,7 +262,7 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], length: int) -> tuple[
     return scale, window, slopes
 
 
-def _check_weights(sequence: _Sequence, found: _Found) -> None:
+def _check_weights(sequence: Sequence, found: _Found) -> None:
     """Raises _NotAttentionError unless weights reach the product with v as the softmax gives them."""
     weights = torch.rand(sequence.shape(found.softmax), generator=torch.Generator().manual_seed(0))
     values = {found.softmax: weights}
@@ -291,50 +271,6 @@ def _check_weights(sequence: _Sequence, found: _Found) -> None:
     (value,) = values.values()
     if value.numel() != weights.numel() or not torch.equal(value.flatten().float(), weights.flatten()):
         raise _NotAttentionError("its weights aren't those that the softmax gives")
-
-
-class _Sequence:
-    """Values of what is known of a sequence of some length, each computed once."""
-
-    def __init__(self, program: Program, known: set[Node], length: int) -> None:
-        self.known, self.length = known, length
-        self._program = program
-        self._values: dict[Node, Any] = {}
-
-    def shape(self, node: Node) -> list[int]:
-        return [self._size(s) for s in node.meta["val"].shape]
-
-    def value(self, node: Node) -> Any:
-        """Of a known node, or something of the right shape in the place of one whose values aren't looked at."""
-        if node not in self._values:
-            self._values[node] = self._compute(node)
-        return self._values[node]
-
-    def call(self, node: Node, values: dict[Node, torch.Tensor]) -> Any:
-        """The value of a call, of those of ``values`` and of what is known."""
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: values[n] if n in values else self.value(n))
-        assert callable(node.target)
-        with torch.no_grad():
-            try:
-                return node.target(*args, **kwargs)
-            except (RuntimeError, TypeError, ValueError, IndexError) as e:
-                raise _NotAttentionError(f"{node.target} can't be evaluated: {e}") from e
-
-    def _compute(self, node: Node) -> Any:
-        value = node.meta["val"]
-        if node not in self.known:
-            return torch.zeros(self.shape(node), dtype=value.dtype) if isinstance(value, torch.Tensor) else self._size(value)
-        if node.op == "placeholder":
-            return torch.arange(self.length, dtype=value.dtype)
-        if node.op == "get_attr":
-            return self._program.weights[str(node.target)].evaluate()
-        return self.call(node, {})
-
-    def _size(self, size: Any) -> int:
-        expression = self._program.expression(size)
-        if expression.free_symbols - {_T}:
-            raise _NotAttentionError("its sizes depend on more than the number of tokens")
-        return int(expression.xreplace({_T: sympy.Integer(self.length)}))
 
 
 # ---- replacing
@@ -354,7 +290,10 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
         ]
         slopes = None
         if meaning.slopes is not None:
-            slopes = program.weight(_SLOPES.format(layer), _slopes(layer, meaning.slopes), where=where)
+            name = f"{where[0]}.slopes"
+            value = meaning.slopes
+            source = Source(f"{COMPUTED}{name}", tuple(value.shape), value.dtype, value.clone)
+            slopes = program.weight(name, source, where=where)
         out = program.call(
             ew.attention.default,
             *arguments,
@@ -375,13 +314,6 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
         raise _NotAttentionError("its heads aren't one axis")
     capture.layers.append(layer)
     program.replace(found.result, new)
-
-
-_SLOPES = "attention_slopes.{}"
-
-
-def _slopes(layer: int, slopes: torch.Tensor) -> Source:
-    return Source(f"{COMPUTED}{_SLOPES.format(layer)}", tuple(slopes.shape), slopes.dtype, slopes.clone)
 
 
 def _heads(program: Program, node: Node, where: tuple[str, ...]) -> Node:

@@ -23,6 +23,7 @@ from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.normalize_gated_activation import NormalizeGatedActivation
 from enginewright.passes.normalize.normalize_linear import NormalizeLinear
 from enginewright.passes.normalize.normalize_norm import NormalizeNorm
+from enginewright.passes.normalize.normalize_repeats import NormalizeRepeats
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
 from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
 from enginewright.passes.normalize.normalize_spellings import NormalizeSpellings
@@ -70,6 +71,7 @@ def default_pipeline() -> list[Pass]:
         NormalizeEmbedding(),
         NormalizeNorm(),
         NormalizeRope(),
+        NormalizeRepeats(),
         NormalizeActivation(),
         NormalizeGatedActivation(),
         # 3. What the rewrites left over.

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import Anything, Bind, Call, Match, Number, RewritePass, Rule
 
 from ..ir.program import Program
-from ..ir.weights import Source
+from ..ir.weights import COMPUTED, Source
 
 aten = torch.ops.aten
 
@@ -24,6 +24,72 @@ class MinimumOfTwo(Rule):
     def rewrite(self, program: Program, match: Match) -> Node:
         target = aten.minimum.default if match.root.target is aten.min.other else aten.maximum.default
         return program.call(target, match.node("a"), match.node("b"), where=match.where)
+
+
+class RepeatOnce(Rule):
+    """repeat of one time along each dimension -> the value itself."""
+
+    name = "repeat_once"
+    pattern = Call(aten.repeat.default, Bind("x"), Anything("repeats"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        rank = program.value(match.node("x")).dim()
+        return None if list(match.bound["repeats"]) == [1] * rank else "repeats, or adds dimensions"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return match.node("x")
+
+
+class GatherRows(Rule):
+    """gather(table [1, P, D], 1, ids [1, T, 1] for each of D columns) -> the rows of the table."""
+
+    name = "gather_rows"
+    pattern = Call(aten.gather.default, Bind("table"), 1, Call(aten.cat.default, Anything("columns"), -1))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        table, columns = program.shape(match.node("table")), match.bound["columns"]
+        if len(table) != 3 or table[0] != 1 or len(columns) != table[2] or len(set(columns)) != 1:
+            return "isn't of whole rows of one table"
+        return None if columns[0].target is aten.unsqueeze.default else "isn't by a number for each row"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        rows = program.call(aten.squeeze.dim, match.node("table"), 0, where=match.where)
+        (ids,) = set(match.bound["columns"])
+        numbers = program.call(aten.squeeze.dim, ids, -1, where=match.where)
+        return program.call(aten.embedding.default, rows, numbers, where=match.where)
+
+
+class IndexedPlace(Rule):
+    """x[..., [i], ...] of a single place i, which is a constant -> a slice."""
+
+    name = "indexed_place"
+    pattern = Call(aten.index.Tensor, Bind("x"), Anything("indices"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        index = _only_index(match)
+        weight = None if index is None else program.weight_of(_original(index[1]))
+        if not isinstance(weight, Source) or not weight.name.startswith(COMPUTED):
+            return "isn't indexed by one constant"
+        return None if weight.shape == (1,) and weight.dtype == torch.int64 else "several places are chosen"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        index = _only_index(match)
+        assert index is not None  # check has seen to it
+        dim, node = index
+        weight = program.weight_of(_original(node))
+        assert weight is not None
+        x = match.node("x")
+        place = int(weight.evaluate()) % int(program.shape(x)[dim])
+        return program.call(aten.slice.Tensor, x, dim, place, place + 1, where=match.where)
+
+
+def _only_index(match: Match) -> tuple[int, Node] | None:
+    found = [(i, n) for i, n in enumerate(match.bound["indices"]) if n is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _original(node: Node) -> object:
+    return node.args[0] if node.target is aten.clone.default else node
 
 
 class Repeat(Rule):
@@ -61,7 +127,15 @@ class WhereNumber(Rule):
 
 
 class NormalizeSpellings(RewritePass):
-    """aten.min, aten.max of two tensors, aten.repeat and aten.where with a number -> their general forms."""
+    """aten.min, aten.max of two tensors, aten.repeat, aten.gather of rows, aten.index of one place and aten.where with
+    a number -> their general forms."""
 
     name = "normalize_spellings"
-    rules: ClassVar[tuple[Rule, ...]] = (MinimumOfTwo(), Repeat(), WhereNumber())
+    rules: ClassVar[tuple[Rule, ...]] = (
+        MinimumOfTwo(),
+        GatherRows(),
+        IndexedPlace(),
+        RepeatOnce(),
+        Repeat(),
+        WhereNumber(),
+    )
