@@ -43,8 +43,15 @@ class IndexedTable(Embedding):
         return super().check(program, match)
 
 
+class SelectedRows(Embedding):
+    """index_select(table, 0, ids)."""
+
+    name = "selected_rows"
+    pattern = Call(aten.index_select.default, Bind("table"), 0, Bind("ids"))
+
+
 class NormalizeEmbedding(RewritePass):
-    """aten.embedding, or a table indexed, with ids [T] -> ``ew.embedding``."""
+    """aten.embedding, aten.index_select of rows, or a table indexed, with ids [T] -> ``ew.embedding``."""
 
     name = "normalize_embedding"
-    rules: ClassVar[tuple[Rule, ...]] = (Embedding(), IndexedTable())
+    rules: ClassVar[tuple[Rule, ...]] = (Embedding(), IndexedTable(), SelectedRows())

@@ -44,11 +44,12 @@ class GatherRows(Rule):
     """gather(table [1, P, D], 1, ids [1, T, 1] for each of D columns) -> the rows of the table."""
 
     name = "gather_rows"
-    pattern = Call(aten.gather.default, Bind("table"), 1, Call(aten.cat.default, Anything("columns"), -1))
+    pattern = Call(aten.gather.default, Bind("table"), 1, Call(aten.cat.default, Anything("columns"), Number("dim")))
 
     def check(self, program: Program, match: Match) -> str | None:
         table, columns = program.shape(match.node("table")), match.bound["columns"]
-        if len(table) != 3 or table[0] != 1 or len(columns) != table[2] or len(set(columns)) != 1:
+        whole = len(columns) == table[-1] and match.bound["dim"] in (2, -1)
+        if len(table) != 3 or table[0] != 1 or not whole or len(set(columns)) != 1:
             return "isn't of whole rows of one table"
         return None if columns[0].target is aten.unsqueeze.default else "isn't by a number for each row"
 
