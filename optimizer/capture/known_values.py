@@ -59,11 +59,11 @@ class Sequence:
         self._values: dict[Node, Any] = {}
 
     def shape(self, node: Node) -> list[int]:
-        """Of a node with one tensor. Raises UnknownError if it depends on more than the length."""
+        """Evaluates the shape of a node with one tensor. Raises UnknownError if it depends on more than the length."""
         return [self._size(s) for s in node.meta["val"].shape]
 
     def value(self, node: Node) -> Any:
-        """Of a known node, or something of the right shape in the place of one whose values aren't looked at."""
+        """Evaluates a known node, or makes something of the right shape in the place of one whose values aren't looked at."""
         if node not in self._values:
             self._values[node] = self._compute(node)
         return self._values[node]

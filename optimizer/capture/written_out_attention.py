@@ -44,7 +44,7 @@ _MASKED = -9e3
 """Scores below are masked: e to that power is 0, and biases of positions aren't so large."""
 _LARGE = 1024.0
 _TOLERANCE = 1e-5
-"""Of sums in 32-bit floats, for their largest number."""
+"""Says how far sums of 32-bit floats may differ, for their largest number."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
             raise _NotAttentionError(f"{node.target} makes scores of more than one product")
         node = unknown[0]
     if not _is_square(program, node):
-        raise _NotAttentionError("its scores are no product of queries and keys")
+        raise _NotAttentionError("its scores aren't a product of queries and keys")
     if node.target is aten.baddbmm.default and node.args[0] not in known:
         raise _NotAttentionError("something that depends on tokens is added to its scores")
     weights = softmax

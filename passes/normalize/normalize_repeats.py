@@ -53,7 +53,7 @@ class Stack(Rule):
 
 
 class NormalizeRepeats(RewritePass):
-    """aten.repeat_interleave and aten.stack that are no part of a rotation -> aten.cat."""
+    """aten.repeat_interleave and aten.stack that aren't part of a rotation -> aten.cat."""
 
     name = "normalize_repeats"
     rules: ClassVar[tuple[Rule, ...]] = (RepeatInterleave(), Stack())

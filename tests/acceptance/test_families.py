@@ -64,13 +64,18 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "Nemotron": {"head_dim": 16},  # squared ReLU
     "Exaone4": _ALTERNATING,
     "GPTBigCode": _GPT2_NAMES,  # one key/value head
+    # Attention is written out.
+    "Falcon": {},  # one key/value head
+    "Falcon biases": {"alibi": True},
+    "Falcon new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "Mpt": {"d_model": 64, "n_heads": 4, "n_layers": 2},
+    "Bloom": {"n_head": 4, "n_layer": 2},
+    "CodeGen": {**_GPT2_NAMES, "rotary_dim": 8},
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "Falcon": ({}, "attention classes of its own"),
-    "Mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2}, "applies the mask itself"),
-    "Bloom": ({"n_head": 4, "n_layer": 2}, r"transformer\.h\.0\.self_attention applies the mask itself"),
-    "CodeGen": ({**_GPT2_NAMES, "rotary_dim": 8}, r"transformer\.h\.0\.attn applies the mask itself"),
+    "Mamba": ({"num_hidden_layers": 2}, "fixes the number of tokens in a step"),
+    "Bert": ({"is_decoder": False}, "neither causal nor causal within a sliding window"),
 }
 
 

@@ -43,7 +43,7 @@ def call(layers=(0,), mask=None, **kwargs):
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 6)
     q_start = torch.tensor([0, 2, 5])
     with capturing(model) as capture:
-        begin_forward(q_start)
+        begin_forward(q_start, 5)
         for layer in layers:
             out, weights = attention_function(
                 model.inner[layer], q, k, v, CausalMask(0) if mask is None else mask, **kwargs
@@ -93,7 +93,7 @@ def test_own_masks_are_refused():
         call(mask=torch.zeros(1, 1, 5, 5))
     model = Decoder()
     with capturing(model), pytest.raises(UnsupportedModelError, match="no mask"):
-        begin_forward(torch.tensor([0, 5]))
+        begin_forward(torch.tensor([0, 5]), 5)
         attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), None)
 
 
@@ -105,7 +105,7 @@ def test_a_layer_without_a_number_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"Linear has no layer_idx"):
         model = Decoder()
         with capturing(model):
-            begin_forward(torch.tensor([0, 5]))
+            begin_forward(torch.tensor([0, 5]), 5)
             attention_function(torch.nn.Linear(1, 1), *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
 
 
@@ -119,7 +119,7 @@ def test_a_new_forward_pass_begins_anew():
     model = Decoder()
     with capturing(model) as capture:
         for _ in range(2):
-            begin_forward(torch.tensor([0, 5]))
+            begin_forward(torch.tensor([0, 5]), 5)
             attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
     assert capture.layers == [0]
 

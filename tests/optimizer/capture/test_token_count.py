@@ -44,7 +44,7 @@ class Step(torch.nn.Module):
 
 def culprit(function):
     model = Model(function)
-    with torch.no_grad(), watching(model) as watch:
+    with torch.no_grad(), watching(model, 4096) as watch:
         try:
             torch.export.export(
                 Step(model),
@@ -91,7 +91,7 @@ def test_nothing_runs_behind_the_module_that_is_named():
     later = []
     model = Model(scan)
     model.layers[2].function = lambda _, x: later.append(x) or x
-    with torch.no_grad(), watching(model) as watch, pytest.raises(TokenCountError, match=r"layers\.1 fixes"):
+    with torch.no_grad(), watching(model, 4096) as watch, pytest.raises(TokenCountError, match=r"layers\.1 fixes"):
         torch.export.export(
             Step(model),
             (torch.zeros(13, dtype=torch.long),),
@@ -110,6 +110,6 @@ def test_any_number_of_tokens_names_nobody(function):
 
 def test_hooks_are_removed():
     model = Model(lambda _, x: x)
-    with watching(model):
+    with watching(model, 4096):
         assert model.layers[0]._forward_hooks
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -113,8 +113,6 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=64), "applies the mask itself"),
-        (transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=64), "applies the mask itself"),
         (
             transformers.Llama4TextConfig(
                 **SIZES,

@@ -44,6 +44,15 @@ def test_an_indexed_table(width: int) -> None:
     assert op_counts(program) == {"ew.embedding": 2, "aten.add": 1}
 
 
+def test_rows_that_are_selected() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return m.table.index_select(0, i["positions"]) + m.table[i["ids"]]
+
+    program = program_from(call, Table(4))
+    rewrite(program, NormalizeEmbedding())
+    assert op_counts(program) == {"ew.embedding": 2, "aten.add": 1}
+
+
 def test_an_index_of_one_dimension_is_no_table() -> None:
     def call(m: nn.Module, i: Inputs) -> torch.Tensor:
         return m.table[:, 0][i["ids"]][:, None] * aten.embedding.default(m.table, i["ids"])

@@ -28,6 +28,8 @@ SPELLINGS: dict[str, tuple[Apply, str]] = {
     "max": (lambda m, x: torch.max(x, -x), "aten.maximum"),
     "repeat": (lambda m, x: x.repeat(1, 3), "aten.cat"),
     "where": (lambda m, x: torch.where(x > 0, x, -2.5), "aten.where"),
+    "repeat once": (lambda m, x: x.repeat(1, 1) * 2, "aten.mul"),
+    "one place": (lambda m, x: x[:, [-2]] * x, "aten.slice"),
 }
 
 
