@@ -63,7 +63,7 @@ class Sequence:
         return [self._size(s) for s in node.meta["val"].shape]
 
     def value(self, node: Node) -> Any:
-        """Evaluates a known node, or makes something of the right shape in the place of one whose values aren't looked at."""
+        """Evaluates a known node, or makes something of the shape of one whose values aren't looked at."""
         if node not in self._values:
             self._values[node] = self._compute(node)
         return self._values[node]
