@@ -37,8 +37,8 @@ _RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten.alias,
 _RESHAPES += (aten.expand, aten.unsqueeze, aten.squeeze, aten.slice)
 
 _LENGTHS = (2, 5, 17)
-_MOST_SCORES = 1 << 26
-"""Scores that are evaluated at once, to see a mask of many positions: 256 MiB."""
+_MOST_SCORES = 1 << 25
+"""Says how many scores are evaluated at once, to see a mask of many positions: 128 MiB."""
 
 _MASKED = -9e3
 """Scores below are masked: e to that power is 0, and biases of positions aren't so large."""
@@ -191,7 +191,7 @@ def _meaning(program: Program, found: _Found, known: set[Node], longest: int, wi
     for length in sorted({n for n in _LENGTHS if n < most} | {most}):
         sequence = Sequence(program, known, length)
         scores = _scores(sequence, found, heads)
-        meanings.append((length, *_seen(scores, length)))
+        meanings.append((length, *_seen(scores, heads, length)))
         _check_weights(sequence, found)
     # Numbers are read from short sequences, where biases are small, and must hold for all.
     _, scale, _, slopes = meanings[-2] if len(meanings) > 1 else meanings[-1]
@@ -220,15 +220,15 @@ def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Te
         for node in calls:
             values = {node: sequence.call(node, values)}
         (value,) = values.values()
+        if value.numel() != products.numel():
+            raise _NotAttentionError("its softmax is over other scores than it makes")
         return value.reshape(heads, sequence.length, sequence.length)
 
-    scores.heads = heads  # type: ignore[attr-defined]
     return scores
 
 
-def _seen(scores: Callable[[torch.Tensor], torch.Tensor], length: int) -> tuple[float, int, torch.Tensor]:
+def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: int) -> tuple[float, int, torch.Tensor]:
     """Scale, window and slopes [N] of scores over a sequence. Raises _NotAttentionError if they are something else."""
-    heads: int = scores.heads  # type: ignore[attr-defined]
     shape = (heads, length, length)
     none = scores(torch.zeros(shape))
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(length))
@@ -284,15 +284,17 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
     layer = next(n for n in range(len(capture.layers) + 1) if n not in capture.layers)
     with program.inserting_before(found.result):
         q, k, v = (_heads(program, x, where) for x in (query, key, value))  # [Nq, T, D], [Nkv, D, T], [Nkv, T, Dv]
+        heads, key_heads, value_heads = (program.shape(x)[0] for x in (q, k, v))
+        if key_heads != value_heads or key_heads not in (1, heads):
+            raise _NotAttentionError("its queries, keys and values have numbers of heads that don't fit")
         arguments = [
             program.call(aten.permute.default, x, order, where=where)
             for x, order in ((q, [1, 0, 2]), (k, [2, 0, 1]), (v, [1, 0, 2]))
         ]
         slopes = None
         if meaning.slopes is not None:
-            name = f"{where[0]}.slopes"
-            value = meaning.slopes
-            source = Source(f"{COMPUTED}{name}", tuple(value.shape), value.dtype, value.clone)
+            name, made = f"{where[0]}.slopes".lstrip("."), meaning.slopes
+            source = Source(f"{COMPUTED}{name}", tuple(made.shape), made.dtype, made.clone)
             slopes = program.weight(name, source, where=where)
         out = program.call(
             ew.attention.default,
