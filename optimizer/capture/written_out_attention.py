@@ -35,6 +35,8 @@ _SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
 _RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten.alias, aten._to_copy, aten.dropout)
 _RESHAPES += (aten.expand, aten.unsqueeze, aten.squeeze, aten.slice)
+_CHOICES = (aten.where,)
+"""What is elementwise without saying so, in some of its forms."""
 
 _LENGTHS = (2, 5, 17)
 _MOST_SCORES = 1 << 25
@@ -147,7 +149,7 @@ def _keeps_places(node: Node) -> bool:
     """Whether an op is one that ``_meaning`` can go through: what it does shows in values."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
-        torch.Tag.pointwise in target.tags or target.overloadpacket in _RESHAPES
+        torch.Tag.pointwise in target.tags or target.overloadpacket in (*_RESHAPES, *_CHOICES)
     )
 
 
