@@ -79,8 +79,8 @@ def sample_sequences(
 def _cache_bytes_per_token(model: Any) -> int:
     """Bytes of keys and values, as the model itself makes them of one token."""
     with torch.inference_mode():
-        past = model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=True).past_key_values
-    layers = getattr(past, "layers", ())
+        out = model(input_ids=torch.zeros((1, 1), dtype=torch.long), use_cache=True)
+    layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     tensors: list[torch.Tensor] = [t for layer in layers for t in (layer.keys, layer.values)]
     return max(1, sum(t.numel() * t.element_size() for t in tensors))
 
@@ -110,7 +110,7 @@ def _grow(
         if at + 1 < length:
             with torch.inference_mode():
                 out = model(input_ids=tokens[:, None], past_key_values=past, use_cache=True)
-            logits, past = out.logits[:, -1].float(), out.past_key_values
+            logits, past = out.logits[:, -1].float(), getattr(out, "past_key_values", None)
             if past is None:
                 raise UnsupportedModelError(
                     f"{type(model).__name__}: it keeps no cache, so nothing can be sampled from it in reasonable time",

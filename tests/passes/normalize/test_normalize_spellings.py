@@ -29,7 +29,6 @@ SPELLINGS: dict[str, tuple[Apply, str]] = {
     "repeat": (lambda m, x: x.repeat(1, 3), "aten.cat"),
     "where": (lambda m, x: torch.where(x > 0, x, -2.5), "aten.where"),
     "repeat once": (lambda m, x: x.repeat(1, 1) * 2, "aten.mul"),
-    "one place": (lambda m, x: x[:, [-2]] * x, "aten.slice"),
 }
 
 
