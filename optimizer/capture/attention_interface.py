@@ -48,7 +48,7 @@ class CausalMask:
         capture = _CAPTURE.get()
         if self.window:
             capture.windows.add(self.window)
-        positions = torch.arange(capture.tokens)
+        positions = torch.arange(capture.tokens)  # type: ignore[arg-type]  # a SymInt while the model is traced
         query, key = positions[:, None], positions[None, :]
         seen = key <= query
         if self.window:

@@ -20,8 +20,15 @@ aten = torch.ops.aten
 
 _T = named_symbol("T")
 
-_SIZES = (aten.sym_size.int, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default)
-_SIZES += (aten.new_full.default, aten.new_zeros.default, aten.new_ones.default)
+_SIZES: tuple[object, ...] = (
+    aten.sym_size.int,
+    aten.full_like.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.new_full.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+)
 """What looks at no values of its argument."""
 
 _LENGTHS = (2, 5, 17)

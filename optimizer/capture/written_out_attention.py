@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx.node import Node, map_arg
@@ -33,8 +34,19 @@ _T = named_symbol("T")
 
 _SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
-_RESHAPES = (aten.view, aten._unsafe_view, aten.reshape, aten.clone, aten.alias, aten._to_copy, aten.dropout)
-_RESHAPES += (aten.expand, aten.unsqueeze, aten.squeeze, aten.slice)
+_RESHAPES: tuple[object, ...] = (
+    aten.view,
+    aten._unsafe_view,
+    aten.reshape,
+    aten.clone,
+    aten.alias,
+    aten._to_copy,
+    aten.dropout,
+    aten.expand,
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.slice,
+)
 _CHOICES = (aten.where,)
 """What is elementwise without saying so, in some of its forms."""
 
@@ -158,13 +170,13 @@ def _spelling(found: _Found, known: set[Node]) -> object:
     number: dict[Node, object] = {found.product: "product", found.softmax: "softmax"}
     calls: list[object] = []
 
-    def name(node: Node) -> object:
+    def name(node: Node) -> Any:
         return node if node in known else number[node]
 
     chain = [*_between(found.softmax, found.product, known), *_between(found.weights, found.softmax, known)]
     for node in chain:
         number.setdefault(node, len(number))
-        calls.append((node.target, str(map_arg((node.args, node.kwargs), lambda n: name(n)))))
+        calls.append((node.target, str(map_arg((node.args, node.kwargs), name))))
     product = found.product
     if product.target is aten.baddbmm.default:
         calls.append(str((product.args[0], product.kwargs)))
