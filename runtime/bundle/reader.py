@@ -232,15 +232,10 @@ class Bundle:
         if not use.source:
             return self.weight(use.name, load)
         entry = self.tensor(use.source)
-        pieces = entry.shape[0] if len(entry.shape) > 2 else -(-entry.shape[0] // PANEL)
-        first, count = (
-            (use.first, use.shape[0])
-            if len(entry.shape) > 2
-            else (
-                use.first // PANEL,
-                -(-use.shape[0] // PANEL),
-            )
-        )
+        alone = len(entry.shape) > 2 or entry.layout in ("rows", "nibbles")  # rows, or experts; else panels of rows
+        unit = 1 if alone else PANEL
+        pieces = -(-entry.shape[0] // unit)
+        first, count = use.first // unit, -(-use.shape[0] // unit)
         if entry.stored_as is not None:
             weight = self.weight(use.source, load).reshape(-1).view(np.uint8)
             size = weight.nbytes // pieces

@@ -32,8 +32,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..shared.arena import plan_arena, plan_region
+from ..shared.arena import ALIGNMENT, plan_arena, plan_region
 from ..shared.contracts import CacheGroup
+from ..shared.dtypes import stored_bytes
 from ..shared.errors import RequestError
 from ..shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
 from ..shared.panel_layouts import PANEL
@@ -88,7 +89,7 @@ class Partition(Record, frozen=True, kw_only=True):
 
 
 def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, ...]:
-    """Cuts a program of the cpu target's form into one for each rank, with memory planned.
+    """Cuts a lowered program, of whatever target, into one for each rank, with memory planned.
 
     The logits are whole on rank 0 alone. Block tables and slots are the same on every rank; ``kv_heads`` of a cache
     group are those that a rank has.
@@ -373,6 +374,7 @@ class _Cut:
         self.heads = self._cut_heads()
         self.axes = [self._axis(step) for step in self.program.steps]
         self.shares = self._follow()
+        self.whole = self._read_whole()
 
     def programs(self) -> tuple[LoweredProgram, ...]:
         made = self._made(1)
@@ -495,6 +497,16 @@ class _Cut:
             repeated = dim < 0 or operand.shape[dim] != out.shape[1]
             inputs.append(None if repeated else _Slice(dim))
         return _Axis(out.shape[1].constant, tuple(inputs), (_Slice(1),))
+
+    def _read_whole(self) -> frozenset[str]:
+        """The weights that some step isn't cut along, such as a table of embeddings that is the head's, too."""
+        found: set[str] = set()
+        for step, axis in zip(self.program.steps, self.axes, strict=True):
+            if step.op not in _GROUPED:
+                cuts = axis.inputs if axis is not None else (None,) * len(step.inputs)
+                weights = zip(step.inputs, cuts, strict=False)  # a gated activation is given two inputs for its one
+                found.update(o.name for o, cut in weights if o.kind == "weight" and cut is None)
+        return frozenset(found)
 
     def _is_whole(self, operand: Operand) -> bool:
         """Whether a view has every element of its buffer's rows, in their order."""
@@ -725,8 +737,8 @@ class _Cut:
         return self._rows_of_weight(_cut(operand, cut.dim, lo * cut.scale, end), lo, operand)
 
     def _rows_of_weight(self, part: Operand, first: int, whole: Operand) -> Operand:
-        """A packed weight is named by its part, whose place the view doesn't say."""
-        if whole.kind != "weight" or self.weights[whole.name].layout == "rows" or part.shape == whole.shape:
+        """A weight is named by its part, so that a rank has that alone. Of rows it may stay a view of the whole."""
+        if whole.kind != "weight" or part.shape == whole.shape or self._stays_whole(whole, first):
             return part
         use = self.weights[whole.name]
         count = part.shape[0].constant
@@ -735,6 +747,12 @@ class _Cut:
             update={"name": name, "shape": (count, *use.shape[1:]), "source": whole.name, "first": first}
         )
         return part.model_copy(update={"name": name, "offset": Affine()})
+
+    def _stays_whole(self, weight: Operand, first: int) -> bool:
+        """Whether ranks have all rows of a weight: where each reads them all, or kernels can't read from ``first``."""
+        use = self.weights[weight.name]
+        bytes_of_row = stored_bytes(use.dtype, math.prod(use.shape[1:]))
+        return use.layout == "rows" and (use.name in self.whole or first * bytes_of_row % ALIGNMENT != 0)
 
     def _piece_of_experts(self, step: Step, lo: int, hi: int) -> Step:
         at = 1 if step.op == "grouped_linear" else 3
@@ -837,11 +855,9 @@ class _Made:
             before = next(b for b in self.cut.program.buffers if b.name == operand.name)
             self.shared[operand.name] = before.model_copy(update={"region": self.cut.place.region, "offset": None})
             return operand
-        assert operand.dtype in ("f32", "i32"), operand
         name = f"{operand.name}.gathered.{operand.offset}"
-        width = _width(operand)
-        rows = operand.shape[0]
-        self.shared[name] = Buffer(name=name, size=rows * (4 * width), region=self.cut.place.region)
+        bytes_of_row = stored_bytes(operand.dtype, _width(operand))
+        self.shared[name] = Buffer(name=name, size=operand.shape[0] * bytes_of_row, region=self.cut.place.region)
         strides = [Affine(1)]
         for length in reversed(operand.shape[1:]):
             strides.insert(0, strides[0] * length)

@@ -163,7 +163,7 @@ class WeightUse(Record, frozen=True, kw_only=True):
     """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there.
 
     Of a rank's program it may be a part: ``shape[0]`` rows, or experts, from ``first`` on, of what the index calls
-    ``source``. In a packed layout of rows, ``first`` is a multiple of a panel's 32.
+    ``source``. In panels of rows, ``first`` is a multiple of a panel's 32.
     """
 
     name: str
