@@ -32,8 +32,8 @@ HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx
 TARGETS = tuple(path.rpartition(".")[2] for path in OWN.values())
 """The packages of our targets, in ``plugins/``. What else is there are rooms that several of them share."""
 
-ON_TORCH = ("plugins/cuda/serve/", "plugins/cpu/serve/remote")
-"""The cuda target runs on torch, which is loaded when that target is opened. It joins ranks on several machines."""
+ON_TORCH = ("plugins/cuda/serve/", "plugins/cpu/serve/remote", "plugins/ranks/")
+"""The cuda target runs on torch, which is loaded when that target is opened. It joins ranks that share no memory."""
 
 RUNS_ON = {
     "plugins.onnx.serve.session": "onnxruntime",
@@ -186,7 +186,7 @@ def test_the_runtime_stands_at_the_bottom() -> None:
 
 
 def test_serving_does_without_torch_and_the_compiler() -> None:
-    rooms = ("steps", "engines", "doctor")
+    rooms = ("steps", "engines", "doctor", "ranks")
     halves = [f"plugins.{target}.{half}" for target in TARGETS for half in ("serve", "kernels")]
     for name in (*halves, "plugins.cpu", *(f"plugins.{room}" for room in rooms)):
         above = {"optimizer", *(f"plugins.{target}.compile" for target in TARGETS), "plugins.graphs"}

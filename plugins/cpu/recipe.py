@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import field_validator
 
 from enginewright.passes.formats.section import Section
-from enginewright.runtime.ranks.partition import Partition
-from enginewright.runtime.shared.errors import RequestError
+
+from ..ranks.recipe import known_partitions
 
 
 class CpuOptions(Section):
@@ -19,15 +19,7 @@ class CpuOptions(Section):
 
     partitions: tuple[str, ...] = ()
 
-    @field_validator("partitions")
-    @classmethod
-    def _are_partitions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            try:
-                Partition.parse(text)
-            except RequestError as e:
-                raise ValueError(f"{e.message}. {e.hint}") from e
-        return value
+    _are_partitions = field_validator("partitions")(known_partitions)
 
 
 TABLE = CpuOptions

@@ -9,13 +9,10 @@ and a thread of it waits for the end of its input.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -23,11 +20,12 @@ import msgspec
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.contracts import CacheGroup, head_bytes
-from enginewright.runtime.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import return_freed_memory
 from enginewright.runtime.shared.records import Record
 
+from ...ranks.records import RankReply, check_same, facts
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
 from ..extension import cpu_extension as _cpu
 
@@ -37,7 +35,7 @@ class PartSetting(Record, frozen=True, kw_only=True):
 
     Attributes:
         bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them.
-        same: what is the same on all ranks, by name: see ``facts``.
+        same: what is the same on all ranks, by name: see ``cpu_facts``.
     """
 
     bundle: str
@@ -71,33 +69,9 @@ class RankSetting(PartSetting, frozen=True, kw_only=True):
     parent: int
 
 
-class RankReply(Record, frozen=True, kw_only=True):
-    """What a rank says when it has opened its part: no ``problem``, or one, the name of its error, and what to do."""
-
-    problem: str = ""
-    kind: str = ""
-    hint: str | None = None
-
-
-def facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, str]:
-    """What a rank and rank 0 must agree on, under the names that an error says. ``program``: the rank's."""
-    return {
-        "version of Enginewright": metadata.version("enginewright"),
-        "order of sums": str(NUMERICS_VERSION),
-        "instruction set": isa,
-        "bundle": bundle.hash,
-        "program": hashlib.sha256(program.to_json().encode()).hexdigest(),
-    }
-
-
-def check_same(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raises BundleError naming what differs from ``there``, which is rank 0's."""
-    for name, value in there.items():
-        if here.get(name) != value:
-            raise BundleError(
-                f"its {name} is {here.get(name)}, and that of rank 0 is {value}",
-                hint="Run all ranks with the same installation and bundle, and leave the bundle as it is.",
-            )
+def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, str]:
+    """See ``plugins.ranks.records.facts``."""
+    return facts(bundle, program, {"order of sums": str(NUMERICS_VERSION), "instruction set": isa})
 
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -136,7 +110,7 @@ def _opened(setting: RankSetting) -> tuple[_cpu.RankLink, CpuProgram]:
         raise EnginewrightError(f"its processor has no {setting.isa}, the instruction set of rank 0")
     bundle = Bundle.open(setting.bundle)
     lowered = partition(bundle.program(setting.target), Partition.parse(setting.partition))[setting.rank]
-    check_same(facts(bundle, setting.isa, lowered), setting.same)
+    check_same(cpu_facts(bundle, setting.isa, lowered), setting.same)
     load: Load = "read" if setting.load == "read" else "map"
     weights = {use.name: bundle.part(use, load) for use in lowered.weights}
     link = _cpu.RankLink(setting.file, setting.rank, setting.cache_bytes, setting.spin, setting.in_flight)

@@ -15,7 +15,6 @@ import contextlib
 import math
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -36,18 +35,21 @@ import numpy.typing as npt
 
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.executors.host_blocks import cache_identity
-from enginewright.runtime.ranks.partition import Partition, expert_shares, partition
-from enginewright.runtime.shared.contracts import CacheGroup, StepInput, StepOutput
+from enginewright.runtime.ranks.partition import Partition, expert_shares
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
 
+from ...ranks.processes import errors_of, how_it_ended, last_lines
+from ...ranks.records import RankReply
 from ..executable import NUMERICS_VERSION, isas
 from ..extension import cpu_extension as _cpu
 from ..threads import available_threads, core_shares
 from .executor import CpuExecutor, tuning_of
 from .hidden import run_with_hidden
-from .rank_process import RankReply, RankSetting, cache_sizes, facts
+from .rank_process import RankSetting, cache_sizes, cpu_facts
 
 RANKS_A_CORE = 8
 """More ranks than that for each core are refused. So many are for tests: they are as slow as they are many."""
@@ -60,34 +62,6 @@ _START_SECONDS = 600.0
 _END_SECONDS = 5.0
 _LOST = "Open the bundle again with LLM(path)."
 _ERRORS = {kind.__name__: kind for kind in (BundleError, CapacityError, RequestError)}
-
-_cut: weakref.WeakKeyDictionary[Bundle, dict[tuple[str, Partition], tuple[LoweredProgram, ...]]]
-_cut = weakref.WeakKeyDictionary()
-
-
-def rank_programs(bundle: Bundle, target: str, how: Partition) -> tuple[LoweredProgram, ...]:
-    """The program of each rank. Raises BundleError, and RequestError for a partition that the model can't have."""
-    made = _cut.setdefault(bundle, {})
-    if (target, how) not in made:
-        made[target, how] = partition(bundle.program(target), how)
-    return made[target, how]
-
-
-def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[CacheGroup, ...]:
-    """The cache groups of all ranks together, as one rank would have them: heads that several ranks keep count as
-    often. In a ring each block is one rank's."""
-    if how.ring > 1:
-        return programs[0].cache_groups
-    found: dict[str, list[CacheGroup]] = {}
-    for program in programs:
-        for group in program.cache_groups:
-            found.setdefault(group.name, []).append(group)
-    groups = []
-    for parts in found.values():
-        layers = tuple(sorted({layer for group in parts for layer in group.layers}))
-        heads = sum(group.kv_heads * len(group.layers) for group in parts)
-        groups.append(parts[0].model_copy(update={"layers": layers, "kv_heads": heads // len(layers)}))
-    return tuple(groups)
 
 
 class RankedExecutor(CpuExecutor):
@@ -152,7 +126,7 @@ class RankedExecutor(CpuExecutor):
                 spin=spin,
                 in_flight=how.pipeline,
                 parent=os.getpid(),
-                same=facts(bundle, isa, programs[rank]),
+                same=cpu_facts(bundle, isa, programs[rank]),
             )
             for rank in range(1, how.ranks)
         ]
@@ -420,7 +394,7 @@ class _Process:
 
     def __init__(self, setting: RankSetting) -> None:
         self.rank = setting.rank
-        self._errors = os.memfd_create(f"enginewright-rank-{setting.rank}", os.MFD_CLOEXEC)
+        self._errors = errors_of(setting.rank)
         weakref.finalize(self, os.close, self._errors)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "enginewright.plugins.cpu.serve.rank_process"],
@@ -456,15 +430,8 @@ class _Process:
 
     def how_it_ended(self) -> str:
         """Says how, with the last lines of its errors."""
-        code = self._process.wait()
-        try:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        except ValueError:  # a signal without a name
-            how = f"was killed by signal {-code}"
-        size = os.fstat(self._errors).st_size
-        lines = os.pread(self._errors, 2000, max(0, size - 2000)).decode(errors="replace").strip().splitlines()
-        said = f"; its last lines: {' | '.join(lines[-4:])}" if lines else ""
-        return f"rank {self.rank} (process {self.pid}) {how}{said}"
+        how = how_it_ended(self._process.wait())
+        return f"rank {self.rank} (process {self.pid}) {how}{last_lines(self._errors)}"
 
     def cpu_ticks(self) -> str:
         """The processor time that it has had, in a unit of the system's."""

@@ -35,13 +35,13 @@ class _Rank:
         return str(ray.util.get_node_ip_address())
 
     def serve(self, address: str, rank: int) -> None:
-        from .remote_rank import serve_rank  # torch takes a while, and ``machine`` doesn't need it
+        from .remote_rank import serve  # torch takes a while, and ``machine`` doesn't need it
 
-        serve_rank(address, rank)
+        serve(address, rank)
 
 
 class RayPlaces:
-    """See the module, and ``remote.Places``.
+    """See the module, and ``plugins.ranks.others.Places``.
 
     Args:
         address: HOST:PORT of a cluster that this machine belongs to, or "auto".
@@ -106,11 +106,11 @@ class RayPlaces:
         self.machines: tuple[str, ...] = (own, *found)
 
     def start(self, address: str) -> None:
-        """See ``remote.Places``."""
+        """See ``plugins.ranks.others.Places``."""
         self._runs = [actor.serve.remote(address, rank) for rank, actor in enumerate(self._actors, 1)]
 
     def ended(self, rank: int) -> str:
-        """See ``remote.Places``."""
+        """See ``plugins.ranks.others.Places``."""
         if self._closed:
             return "was ended"
         run = self._runs[rank - 1]
@@ -123,7 +123,7 @@ class RayPlaces:
         return "has ended"
 
     def close(self) -> None:
-        """See ``remote.Places``; also leaves the cluster, if it was joined for this."""
+        """See ``plugins.ranks.others.Places``; also leaves the cluster, if it was joined for this."""
         with self._closing:
             if self._closed:
                 return

@@ -11,60 +11,25 @@ that names the rank and its machine, and no other stays.
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
-from typing import NoReturn, Protocol
-
-import msgspec
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
-from enginewright.runtime.shared.errors import (
-    BundleError,
-    CapacityError,
-    EnginewrightError,
-    MissingDependencyError,
-    RequestError,
-)
+from enginewright.runtime.shared.errors import RequestError
 
+from ...ranks.messages import SilentRankError, packed_copies
+from ...ranks.others import OtherRanks, Places
 from ..executable import isas
 from ..extension import cpu_extension as _cpu
 from ..step_profile import StepProfile
 from .executor import CpuExecutor, tuning_of
-from .rank_process import RankReply, facts
-from .ranked import PATIENCE, rank_programs, whole_groups
-from .remote_rank import END, GO, START_SECONDS, Mail, RemoteSetting, Report, SilentRankError, packed_copies
-
-_LOOK_SECONDS = 0.25
-_REPORT_SECONDS = 3.0
-"""That a rank which seems lost has to say whom it waits for itself."""
-
-_LOST = "Open the bundle again with LLM(path), when all machines are there."
-_ERRORS = {kind.__name__: kind for kind in (BundleError, CapacityError, MissingDependencyError, RequestError)}
-
-
-class Places(Protocol):
-    """Where the ranks but the first live."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """The address of each rank's machine, rank 0's included, that the others reach it by."""
-
-    def start(self, address: str) -> None:
-        """Has ``remote_rank.serve_rank(address, rank)`` run for each rank from 1 on."""
-
-    def ended(self, rank: int) -> str:
-        """How a rank has ended, such as "was killed by SIGKILL"; "" while it runs."""
-
-    def close(self) -> None:
-        """Ends them all; may be called again."""
+from .rank_process import cpu_facts
+from .ranked import PATIENCE
+from .remote_rank import RemoteSetting
 
 
 class RemoteExecutor:
@@ -99,19 +64,17 @@ class RemoteExecutor:
         target: str = "cpu",
         patience: float = PATIENCE,
     ) -> None:
-        self._how, self._places = how, places
+        self._how, self._machines = how, places.machines
         self._pending: deque[_Sent] = deque()
-        self._problem, self._closed = "", threading.Event()
-        self._lost_lock = threading.Lock()
-        weakref.finalize(self, places.close)
+        self._others = others = OtherRanks(how, places, patience)
+        self._mail = others.mail
         try:
             check_partition(how)
-            self._store = self._open_store(patience)
             programs = rank_programs(bundle, target, how)
             isa = isa or isas()[0]
             tuning = _tuning(bundle, isa) if tuning is None else tuning
-            for rank in range(1, how.ranks):
-                setting = RemoteSetting(
+            settings = {
+                rank: RemoteSetting(
                     bundle=str(bundle.path.absolute()),
                     target=target,
                     partition=str(how),
@@ -122,16 +85,16 @@ class RemoteExecutor:
                     tuning=dict(tuning),
                     machines=places.machines,
                     timeout=patience,
-                    same=facts(bundle, isa, programs[rank]),
+                    same=cpu_facts(bundle, isa, programs[rank]),
                 )
-                self._store.set(f"setting/{rank}", msgspec.json.encode(setting).decode())
-            places.start(f"{places.machines[0]}:{self._store.port}")
-            self._mail = Mail(0, places.machines, patience)
+                for rank in range(1, how.ranks)
+            }
+            others.start(settings)
             part = programs[0], _cpu.MessageExchange(0, self._mail.move)
             self._own = CpuExecutor(
                 bundle, blocks, threads=threads, isa=isa, tuning=tuning, load=load, target=target, part=part
             )
-            self._wait_until_ready()
+            others.wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -139,33 +102,32 @@ class RemoteExecutor:
         hidden = self._own.caps.hidden if how.pipeline == 1 else ()
         self.caps = replace(self._own.caps, row_seconds={}, hidden=hidden, in_flight=how.pipeline)
         self._order = [group.name for group in self._own.cache_groups]
-        threading.Thread(target=_watch, args=(weakref.ref(self), self._closed), name="ranks", daemon=True).start()
 
     def submit(self, step: StepInput) -> _Sent:
         while len(self._pending) > self._how.pipeline - 1:  # whose results were never asked for, or are later
             self._pending[0].run()
-        self._raise_if_lost()
+        self._others.raise_if_lost()
         packed = self._own.program.packed(step)
         try:
             self._mail.post(packed, packed_copies(self._order, step.copies))
         except SilentRankError as e:
-            self._lose(e.rank, e.problem, e)
+            self._others.lose(e.rank, e.problem, e)
         self._pending.append(_Sent(self, step))
         return self._pending[-1]
 
     def run_first(self) -> StepOutput:
         """Runs rank 0's part of the step that was sent first."""
         step = self._pending.popleft().step
-        self._raise_if_lost()
+        self._others.raise_if_lost()
         moved = self._mail.moved
         try:
             return self._own.submit(step).result()
         except SilentRankError as e:
-            self._lose(e.rank, e.problem, e)
+            self._others.lose(e.rank, e.problem, e)
         except BaseException as e:
             # Wrong inputs are seen by all ranks before they exchange anything. Else the others wait for this one.
             if not isinstance(e, RequestError) or self._how.pipeline > 1 or self._mail.moved != moved:
-                self._abandon(f"rank 0: {e}")
+                self._others.abandon(f"rank 0: {e}")
             raise
 
     @property
@@ -185,7 +147,7 @@ class RemoteExecutor:
     @property
     def lost(self) -> str:
         """How a rank was lost; "" as long as all are there."""
-        return self._problem
+        return self._others.problem
 
     @property
     def sent_bytes(self) -> int:
@@ -194,104 +156,11 @@ class RemoteExecutor:
 
     def describe(self) -> dict[str, str | int]:
         about = self._own.describe() | {"ranks": self._how.ranks, "partition": str(self._how)}
-        return about | {"machines": ", ".join(self._places.machines)}
+        return about | {"machines": ", ".join(self._machines)}
 
     def close(self) -> None:
         """Ends the other ranks."""
-        self._closed.set()
-        if not self._problem:
-            self._problem = "the model was closed"
-        if hasattr(self, "_store"):
-            self._store.set(END, "")
-        self._places.close()
-
-    def _open_store(self, patience: float) -> TCPStore:
-        host = self._places.machines[0]
-        try:
-            return TCPStore(
-                host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=max(patience, 30.0))
-            )
-        except RuntimeError as e:
-            raise EnginewrightError(
-                f"ranks: a port of {host} can't be opened: {_first_line(e)}",
-                hint="Free the ports of the machine that rank 0 runs on, or give it another address.",
-            ) from e
-
-    def _wait_until_ready(self) -> None:
-        limit = time.monotonic() + START_SECONDS
-        waiting = set(range(1, self._how.ranks))
-        while waiting:
-            for rank in sorted(waiting):
-                if self._store.check([f"reply/{rank}"]):
-                    self._check_reply(rank)
-                    waiting.discard(rank)
-                elif how := self._places.ended(rank):
-                    raise EnginewrightError(f"{self._named(rank)} {how}")
-            if time.monotonic() > limit:
-                raise EnginewrightError(f"{self._named(min(waiting))} didn't start within {START_SECONDS:g} s")
-            time.sleep(0.02)
-        self._store.set(GO, "")
-        try:
-            self._mail.open(self._store)
-        except RuntimeError as e:
-            raise EnginewrightError(
-                f"ranks on {', '.join(self._places.machines)} can't join: {_first_line(e)}",
-                hint="Let these machines reach each other on all ports of the network of these addresses.",
-            ) from e
-
-    def _check_reply(self, rank: int) -> None:
-        reply = RankReply.model_validate(msgspec.json.decode(self._store.get(f"reply/{rank}")))
-        if reply.problem:
-            kind = _ERRORS.get(reply.kind, EnginewrightError)
-            hint = "Have the same bundle at the same path on each machine." if kind is BundleError else reply.hint
-            raise kind(f"{self._named(rank)}: {reply.problem}", hint=hint)
-
-    def _named(self, rank: int) -> str:
-        return f"rank {rank} (machine {self._places.machines[rank]})"
-
-    def _raise_if_lost(self) -> None:
-        if self._problem:
-            raise EnginewrightError(self._problem, hint=_LOST)
-
-    def _lose(self, rank: int, problem: str, cause: BaseException) -> NoReturn:
-        """A rank was silent: it, or the one that it waits for, is lost."""
-        self.find_lost(rank, problem)
-        raise EnginewrightError(self._problem, hint=_LOST) from cause
-
-    def find_lost(self, rank: int, problem: str) -> None:
-        """Asks a rank that seems lost whom it waits for, and so on; the last one is to blame. Then all are ended."""
-        with self._lost_lock:
-            seen = {0}
-            while not self._problem and rank not in seen:
-                seen.add(rank)
-                report = self._report_of(rank)
-                if report is None:
-                    problem = self._places.ended(rank) or problem
-                    break
-                problem = report.problem
-                if report.of is None:
-                    break
-                rank = report.of
-            self._abandon(f"{self._named(rank)} {problem}")
-
-    def _report_of(self, rank: int) -> Report | None:
-        limit = time.monotonic() + _REPORT_SECONDS
-        while time.monotonic() < limit:
-            ended = self._places.ended(rank)
-            if self._store.check([f"report/{rank}"]):
-                return Report.model_validate(msgspec.json.decode(self._store.get(f"report/{rank}")))
-            if ended:
-                return None
-            time.sleep(0.02)
-        return None
-
-    def first_ended(self) -> int | None:
-        """A rank that runs no more."""
-        return next((rank for rank in range(1, self._how.ranks) if self._places.ended(rank)), None)
-
-    def _abandon(self, problem: str) -> None:
-        self._problem = self._problem or problem
-        self.close()
+        self._others.close()
 
 
 def check_partition(how: Partition) -> None:
@@ -330,22 +199,6 @@ class _Sent:
         return self._output
 
 
-def _watch(of: weakref.ref[RemoteExecutor], closed: threading.Event) -> None:
-    """Notices a rank that has ended, as nobody waits for it while there is no step."""
-    while not closed.wait(_LOOK_SECONDS):
-        executor = of()
-        if executor is None:
-            return
-        rank = executor.first_ended()
-        if rank is not None:
-            executor.find_lost(rank, "has ended")
-        del executor
-
-
 def _tuning(bundle: Bundle, isa: str) -> Mapping[str, int]:
     found, _ = tuning_of(bundle, isa)
     return found.choices if found is not None else {}
-
-
-def _first_line(e: Exception) -> str:
-    return str(e).splitlines()[0] if str(e) else type(e).__name__

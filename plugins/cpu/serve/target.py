@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget, program_groups
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import MissingDependencyError
 
@@ -69,8 +70,6 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Pl
     """Those of all ranks together, some of which may keep the same heads."""
     if placement.partition.ranks == 1:
         return program_groups(bundle, target, context)
-    from .ranked import rank_programs, whole_groups
-
     return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)
 
 

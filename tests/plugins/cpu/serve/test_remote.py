@@ -152,7 +152,7 @@ def test_a_step_that_is_cut_off_is_refused(tiny_bundle: Path) -> None:
 
 
 class Processes:
-    """Ranks as processes of this machine, which join as they would from others. See ``remote.Places``."""
+    """Ranks as processes of this machine, which join as they would from others. See ``plugins.ranks.others.Places``."""
 
     def __init__(self, ranks: int) -> None:
         self.machines = tuple(f"127.0.0.{1 + rank}" for rank in range(ranks))
@@ -367,7 +367,7 @@ class Group:
 
 
 class Simulated:
-    """Ranks as threads on a wire. See ``remote.Places``."""
+    """Ranks as threads on a wire. See ``plugins.ranks.others.Places``."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -383,17 +383,17 @@ class Simulated:
             thread.start()
 
     def _serve(self, rank: int) -> None:
-        from enginewright.plugins.cpu.serve.remote_rank import serve_rank
+        from enginewright.plugins.cpu.serve.remote_rank import serve
 
         with contextlib.suppress(Killed, ValueError, RuntimeError):  # rank 0 may be gone
-            serve_rank(self._address, rank)
+            serve(self._address, rank)
         self.wire.end(rank, "has ended")
 
     def ended(self, rank: int) -> str:
         return self.wire.ended.get(rank, "")
 
     def close(self) -> None:
-        from enginewright.plugins.cpu.serve.remote_rank import GO, join
+        from enginewright.plugins.ranks.rank import GO, join
 
         self.wire.close()
         if self._address and any(thread.is_alive() for thread in self.threads):
@@ -403,7 +403,9 @@ class Simulated:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[str, Wire], LLM]:
     """Opens the tiny bundle on simulated ranks."""
-    from enginewright.plugins.cpu.serve import remote, remote_rank
+    from enginewright.plugins.cpu.serve import remote
+    from enginewright.plugins.ranks import messages, others
+    from enginewright.plugins.ranks import rank as ranks
 
     bundle = Bundle.open(tiny_bundle)
     blocks = {group.name: 40 for group in target_groups(bundle, "cpu", 1024)}
@@ -414,7 +416,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[s
             wires[-1].ready.clear()  # they may go on, whenever they do
         mail._group = Group(wires[-1], mail._rank)
 
-    made = remote_rank.Mail.__init__
+    made = messages.Mail.__init__
 
     def make(mail: Any, rank: int, *rest: Any) -> None:
         made(mail, rank, *rest)
@@ -427,22 +429,22 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -> Callable[[s
             wires[-1].ready.add(int(rank))
         said(store, key, what)
 
-    said = remote_rank._say
-    monkeypatch.setattr(remote_rank, "_say", say)
-    monkeypatch.setattr(remote_rank.Mail, "__init__", make)
-    monkeypatch.setattr(remote_rank.Mail, "open", open_group)
-    monkeypatch.setattr(remote_rank, "_end_with_rank_0", lambda address: None)
+    said = ranks.say
+    monkeypatch.setattr(ranks, "say", say)
+    monkeypatch.setattr(messages.Mail, "__init__", make)
+    monkeypatch.setattr(messages.Mail, "open", open_group)
+    monkeypatch.setattr(ranks, "_end_with_rank_0", lambda address: None)
     loopback = TCPStore
 
     def on_loopback(host: str, *rest: Any, **more: Any) -> TCPStore:
         return loopback("127.0.0.1", *rest, **more)
 
-    monkeypatch.setattr(remote, "TCPStore", on_loopback)
+    monkeypatch.setattr(others, "TCPStore", on_loopback)
 
     def open_on(how: str, wire: Wire) -> LLM:
         wires.append(wire)
-        monkeypatch.setattr(remote, "time", wire)
-        monkeypatch.setattr(remote_rank, "time", wire)
+        for module in (others, messages, ranks):
+            monkeypatch.setattr(module, "time", wire)
         executor = remote.RemoteExecutor(bundle, blocks, Partition.parse(how), Simulated(wire), patience=30)
         return LLM.from_executor(executor, bundle.model)
 
@@ -480,7 +482,7 @@ def test_faults_at_any_moment(simulated: Callable[[str, Wire], LLM], tiny_bundle
         places, problem = None, ""
         try:
             with simulated(how, wire) as llm:
-                places = llm.engine.executor._places  # type: ignore[attr-defined]
+                places = llm.engine.executor._others._places  # type: ignore[attr-defined]
                 assert numbers(llm) == expected, about
                 found["answered"] += 1
                 assert wire.fault in ("paused", "slow") or wire.calls[at] <= wire.moment + 1, about
@@ -596,6 +598,8 @@ def test_what_isnt_possible_on_several_machines(tiny_bundle: Path, given: dict[s
 def test_without_a_package_the_extra_is_named(tiny_bundle: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ray_ranks", "remote", "remote_rank"):
         monkeypatch.delitem(sys.modules, f"enginewright.plugins.cpu.serve.{name}", raising=False)
+    for name in ("messages", "others", "rank"):
+        monkeypatch.delitem(sys.modules, f"enginewright.plugins.ranks.{name}", raising=False)
     if package == "torch":
         pytest.importorskip("ray")
     monkeypatch.setitem(sys.modules, package, None)

@@ -1,0 +1,87 @@
+"""Ranks as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import weakref
+
+from enginewright.runtime.shared.errors import CapacityError
+
+_LAST_BYTES, _LAST_LINES = 2000, 4
+
+
+class ProcessPlaces:
+    """See ``others.Places``: each rank is a process that runs a module, on this machine.
+
+    Args:
+        module: what is run, with HOST:PORT and the rank's number.
+        ranks: how many there are, rank 0 included.
+    """
+
+    def __init__(self, module: str, ranks: int) -> None:
+        self._module = module
+        self.machines = ("127.0.0.1",) * ranks
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._errors = [errors_of(rank) for rank in range(1, ranks)]
+        for descriptor in self._errors:
+            weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of ranks 1, 2, ..."""
+        return [process.pid for process in self._processes]
+
+    def start(self, address: str) -> None:
+        """See ``others.Places``. Raises CapacityError if one can't be started."""
+        for rank, errors in enumerate(self._errors, 1):
+            command = [sys.executable, "-m", self._module, address, str(rank)]
+            try:
+                # A Ctrl-C or Ctrl-Z is for rank 0 alone.
+                one = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, process_group=0)
+            except OSError as e:
+                raise CapacityError(
+                    f"the process of a rank can't be started: {e}",
+                    hint="End other processes, or raise the limit (ulimit -u).",
+                ) from e
+            self._processes.append(one)
+
+    def ended(self, rank: int) -> str:
+        """See ``others.Places``."""
+        process = self._processes[rank - 1]
+        code = process.poll()
+        if code is None:
+            return ""
+        return f"(process {process.pid}) {how_it_ended(code)}{last_lines(self._errors[rank - 1])}"
+
+    def close(self) -> None:
+        """See ``others.Places``."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+
+def errors_of(rank: int) -> int:
+    """Memory for what a rank writes to its standard error, to be shown if it dies."""
+    return os.memfd_create(f"enginewright-rank-{rank}", os.MFD_CLOEXEC)
+
+
+def how_it_ended(code: int) -> str:
+    """What a process's exit code says."""
+    try:
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    except ValueError:  # a signal without a name
+        return f"was killed by signal {-code}"
+
+
+def last_lines(errors: int) -> str:
+    """The last of what was written to such memory."""
+    size = os.fstat(errors).st_size
+    written = os.pread(errors, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+    lines = written.strip().splitlines()
+    return f"; its last lines: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""

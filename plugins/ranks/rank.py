@@ -1,0 +1,94 @@
+"""A rank but the first: a process that joins rank 0 by an address, and runs the steps that rank 0 sends.
+
+At the address, HOST:PORT, is rank 0's store (a TCPStore of torch.distributed). In it the rank finds what it is to open,
+and says what is wrong, or that it is ready. Then all join one gloo group, which has a connection between any two ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import msgspec
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from enginewright.runtime.shared.errors import EnginewrightError
+from enginewright.runtime.shared.memory import return_freed_memory
+from enginewright.runtime.shared.records import Record
+
+from .messages import LostRanksError, Mail, SilentRankError
+from .records import RankReply, Report
+
+START_SECONDS = 600.0
+"""That a rank may take to open its part."""
+
+GO, END = "go", "end"
+"""Keys of the store: all are ready; rank 0 has ended."""
+
+_LOOK_SECONDS = 0.5
+
+Part = tuple[Mail, Callable[[TCPStore], None]]
+"""What a rank has opened: its mail, which isn't open yet, and what runs steps as they come, as long as it can."""
+
+
+def join(address: str, timeout: float = START_SECONDS) -> TCPStore:
+    """Rank 0's store. Raises RuntimeError if nobody is there."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=timeout))
+
+
+def serve_rank(address: str, rank: int, open_part: Callable[[bytes, int], Part]) -> None:
+    """Runs a rank until rank 0 ends, or something goes wrong; then it returns, having reported it.
+
+    ``open_part`` takes what rank 0 has set for this rank, and its number.
+    """
+    store = join(address)
+    try:
+        mail, run_steps = open_part(store.get(f"setting/{rank}"), rank)
+    except EnginewrightError as e:
+        say(store, f"reply/{rank}", RankReply(problem=e.message, kind=type(e).__name__, hint=e.hint))
+        return
+    return_freed_memory()
+    say(store, f"reply/{rank}", RankReply())
+    store.wait([GO], timedelta(seconds=START_SECONDS))
+    mail.open(store)
+    threading.Thread(target=_end_with_rank_0, args=(address,), daemon=True).start()
+    try:
+        run_steps(store)
+    except SilentRankError as e:
+        say(store, f"report/{rank}", Report(problem=e.problem, of=e.rank))
+    except LostRanksError as e:
+        say(store, f"report/{rank}", Report(problem=str(e), met=True))
+    except Exception as e:  # noqa: BLE001  whatever it is, rank 0 says it
+        say(store, f"report/{rank}", Report(problem=f"failed: {type(e).__name__}: {e}"))
+
+
+def say(store: TCPStore, key: str, what: Record) -> None:
+    """Leaves a record in the store."""
+    store.set(key, msgspec.json.encode(what).decode())
+
+
+def _end_with_rank_0(address: str) -> None:
+    """Ends this process when the store says so, or is gone."""
+    try:
+        store = join(address)
+        while not store.check([END]):
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        os._exit(0)
+
+
+def run_process(open_part: Callable[[bytes, int], Part]) -> None:
+    """Runs the rank that the command line names, HOST:PORT RANK; the process ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is rank 0's
+    address, rank = sys.argv[1:3]
+    with contextlib.suppress(RuntimeError):  # rank 0 has gone
+        serve_rank(address, int(rank), open_part)
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,51 @@
+"""What ranks tell each other when they start and when they end. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib import metadata
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.records import Record
+
+
+class RankReply(Record, frozen=True, kw_only=True):
+    """What a rank says when it has opened its part: no ``problem``, or one, the name of its error, and what to do."""
+
+    problem: str = ""
+    kind: str = ""
+    hint: str | None = None
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """Why a rank ends: what went wrong in it, or what it heard no more from the rank ``of``.
+
+    ``met``: ranks met, and it can't say which one didn't come.
+    """
+
+    problem: str
+    of: int | None = None
+    met: bool = False
+
+
+def facts(bundle: Bundle, program: LoweredProgram, further: Mapping[str, str]) -> dict[str, str]:
+    """What a rank and rank 0 must agree on, under the names that an error says. ``program``: the rank's."""
+    return {
+        "version of Enginewright": metadata.version("enginewright"),
+        **further,
+        "bundle": bundle.hash,
+        "program": hashlib.sha256(program.to_json().encode()).hexdigest(),
+    }
+
+
+def check_same(here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Raises BundleError naming what differs from ``there``, which is rank 0's."""
+    for name, value in there.items():
+        if here.get(name) != value:
+            raise BundleError(
+                f"its {name} is {here.get(name)}, and that of rank 0 is {value}",
+                hint="Run all ranks with the same installation and bundle, and leave the bundle as it is.",
+            )
