@@ -254,11 +254,12 @@ def recipe_file(given: str | Path | Recipe) -> Path | None:
 
 
 def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
-    """The recipe with these in [cpu]. Raises RecipeError for one that isn't a partition."""
+    """The recipe with these in [cpu] and [engines]. Raises RecipeError for one that isn't a partition."""
     kind = _table_of("cpu")
     assert kind is not None
+    engines = (recipe.engines or EnginesSection()).model_copy(update={"partitions": tuple(partitions)})
     try:
-        return recipe.model_copy(update={"cpu": kind(partitions=tuple(partitions))})  # type: ignore[call-arg]
+        return recipe.model_copy(update={"cpu": kind(partitions=tuple(partitions)), "engines": engines})  # type: ignore[call-arg]
     except ValidationError as e:
         raise RecipeError(str(e.errors()[0]["msg"]).removeprefix("Value error, ")) from e
 

@@ -63,7 +63,7 @@ def product_kernel(
         begin = tl.load(starts + which)
         end = tl.load(starts + which + 1)
         first = begin + (tile - (begin // ROWS + which)) * ROWS
-        if first >= end:
+        if (first >= end) | (first < begin):  # the latter where the rows in front are other ranks' experts'
             return
     expert = which.to(tl.int64)
     m = (first + tl.arange(0, ROWS)).to(tl.int64)

@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool, field_validator
 from enginewright.passes.formats.section import Section
 from enginewright.runtime.shared.errors import TargetError
 
+from ..ranks.recipe import known_partitions
 from .formats import parse_capabilities
 
 MOST_BLOCKS = 1 << 22
@@ -46,6 +47,7 @@ class EnginesSection(Section):
             decoding kernel too, with their contexts in parts.
         split_products: of the target cuda, and not measured yet: products of at most 16 rows with weights of fewer than
             16 bits are cut along K, so that more multiprocessors read them.
+        partitions: of the target cuda: ways to cut a model, such as "tensor=2", for whose ranks there are kernels too.
         large_tiles: of the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
             memory, which TensorRT may refuse to launch.
     """
@@ -62,6 +64,8 @@ class EnginesSection(Section):
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
     mixed_decodes: StrictBool = False
     split_products: StrictBool = False
+    partitions: tuple[str, ...] = ()
     large_tiles: StrictBool = False
 
     _gpus_are_known = field_validator("gpus")(known_gpus)
+    _partitions_are_known = field_validator("partitions")(known_partitions)

@@ -92,17 +92,13 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
 
     Raises RequestError for a value out of range, as the cpu target's sampler does.
     """
+    check_options(sampling)
     arrays = {} if sampling is None else sampling.options()
     for name, off in SAMPLING_OPTIONS.items():
         whole = np.full(rows, off, option_type(name))
         if (array := arrays.get(name)) is not None:
-            _check(name, array)
             whole[: len(array)] = array.view(whole.dtype)
         staged[places[name] : places[name] + whole.nbytes // 4] = whole.view(np.int32)
-    if sampling is not None and sampling.bias is not None and (wrong := ~(sampling.bias < np.inf)).any():
-        assert sampling.biased_start is not None
-        row = int(np.searchsorted(sampling.biased_start, wrong.argmax(), side="right")) - 1
-        raise RequestError(f"step: sampled row {row} has a bias that is NaN or +infinity")
     begins = _begins(arrays)
     for name in SAMPLING_LISTS:
         starts = np.zeros(rows + 1, np.int32)
@@ -180,6 +176,20 @@ _RANGES = {
     "frequency_penalty": (*_FINITE, "(-inf, inf)"),
     "presence_penalty": (*_FINITE, "(-inf, inf)"),
 }
+
+
+def check_options(sampling: SamplingBatch | None) -> None:
+    """Raises RequestError for an option that is out of range, as the cpu target's sampler does."""
+    if sampling is None:
+        return
+    arrays = sampling.options()
+    for name in SAMPLING_OPTIONS:
+        if (array := arrays.get(name)) is not None:
+            _check(name, array)
+    if sampling.bias is not None and (wrong := ~(sampling.bias < np.inf)).any():
+        assert sampling.biased_start is not None
+        row = int(np.searchsorted(sampling.biased_start, wrong.argmax(), side="right")) - 1
+        raise RequestError(f"step: sampled row {row} has a bias that is NaN or +infinity")
 
 
 def _check(name: str, array: npt.NDArray[Any]) -> None:

@@ -279,12 +279,15 @@ def attention_calls(
     return calls
 
 
-def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
-    """x [.., 2I] -> out [.., I]."""
+def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str, up: torch.Tensor | None = None) -> Call:
+    """x [.., 2I] -> out [.., I]. With ``up`` x [.., I] is the first half alone, and up the other, in the same rows."""
     size = out.shape[-1]
     width = min(power_of_2(size), _PIECE)
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **_strides("X", x), **_strides("OUT", out)}
     constants |= {"KIND": kind, "WIDTH": width}
+    between = size if up is None else int(up.storage_offset() - x.storage_offset())
+    if between != size:
+        constants["UP"] = between
     return Call("gated_activation", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), -(-size // width), 1))
 
 

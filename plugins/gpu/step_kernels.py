@@ -283,13 +283,17 @@ def gated_activation_kernel(
     OUT_STRIDE: tl.constexpr,
     KIND: tl.constexpr,
     WIDTH: tl.constexpr,
+    UP: tl.constexpr = 0,
 ) -> None:
-    """x [.., INNER, 2 SIZE] -> out [.., INNER, SIZE]: KIND(first half) * second half; grid (rows, pieces of WIDTH)."""
+    """x [.., INNER, 2 SIZE] -> out [.., INNER, SIZE]: KIND(first half) * second half; grid (rows, pieces of WIDTH).
+
+    UP: elements from the one half to the other, if that isn't SIZE.
+    """
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = c < SIZE
     at = x + _row_at(row, INNER, X_OUTER, X_STRIDE) + c
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + (UP if UP else SIZE), mask=inside, other=0.0).to(tl.float32)
     to = out + _row_at(row, INNER, OUT_OUTER, OUT_STRIDE) + c
     tl.store(to, (activated(gate, KIND) * up).to(out.dtype.element_ty), mask=inside)

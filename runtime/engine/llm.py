@@ -51,8 +51,8 @@ class LLM:
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
             "tvm", "stablehlo" that it has and ``trust`` allows.
         threads: of the kernels, at most 1024; 0 takes as many as there are cores. With ranks: of each.
-        ranks: processes that run the cpu target's model together, each on a part of it; the tokens are the same. None
-            is 1, which is this process; 2 is ``partition="tensor=2"``.
+        ranks: processes that run the model together, each on a part of it; the tokens of the cpu target are the same.
+            The cuda target has a GPU for each. None is 1, which is this process; 2 is ``partition="tensor=2"``.
         partition: how the model is cut, such as "tensor=2"; None: as ``ranks`` says.
         rank_timeout: seconds that a rank may make no progress, while others wait for it, before all are ended.
         ray: HOST:PORT of a Ray cluster that this machine belongs to, or "auto": ranks are on its machines, each of

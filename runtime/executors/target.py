@@ -22,8 +22,8 @@ class Placement:
         provider: the onnx target's execution provider; None takes "cpu".
         variant: one of ``variants_of``; None takes the fastest that there is for the provider.
         load: of the cpu target's weights.
-        partition: the ranks that the cpu target runs on: processes, each with ``threads`` of its own; 0 shares the
-            cores out.
+        partition: the ranks that a target runs on: processes, each with a part of the model. Of the cpu target each has
+            ``threads`` of its own; 0 shares the cores out.
         rank_timeout: seconds without progress after which a rank counts as lost.
         ray: the address of a Ray cluster on whose machines the ranks are; None: all are on this one.
     """

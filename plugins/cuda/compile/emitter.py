@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
@@ -64,6 +66,7 @@ class CudaEmitter:
             chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
             mixed_decodes=engines.mixed_decodes,
             split_products=engines.split_products,
+            partitions=tuple(map(str, _cuts(engines.partitions))),
         )
         write_lowered(lowering, self.name, writer, progress)
         if options.buckets is not None:
@@ -80,14 +83,19 @@ class CudaEmitter:
         Gives the CUDA of the assembler for each capability, where machine code says it.
         """
         from ...gpu.carried_kernels import assembler_of
+        from ..serve.exchange import Unjoined
         from ..serve.kernels import TILES_FILE, SpecCollector, specs_of
 
+        cuts = [partition(program, how) for how in _cuts(section.partitions)]
         numbers = [int(name.replace(".", "")) for name in section.compute_capabilities]
         specs: list[KernelSpec] = []
         made_by: dict[str, str] = {}
         with KernelCompiler(available_threads()) as compiler:
             for number in numbers:
                 launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
+                for ranks in cuts:
+                    for rank in range(len(ranks)):
+                        specs_of(ranks[rank], section, launched, Unjoined(rank - ranks[rank].ranks[0]))
                 specs += launched.found
                 writer.write_text(f"{folder}/{TILES_FILE.format(number)}", launched.tiles_json())
                 progress(ProgressEvent("kernels", 0, len(specs), f"tiles for sm_{number}"))
@@ -99,6 +107,11 @@ class CudaEmitter:
                     made_by[f"{spec.capability // 10}.{spec.capability % 10}"] = by
                 progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
         return made_by
+
+
+def _cuts(partitions: Iterable[str]) -> list[Partition]:
+    """Those that the target has: a ring is the cpu target's."""
+    return [how for how in map(Partition.parse, partitions) if how.ring == 1 and how.ranks > 1]
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:

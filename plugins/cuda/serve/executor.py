@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,44 @@ import torch
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import (
     CacheGroup,
     ExecutorCaps,
     StepInput,
 )
 from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
 from ...gpu.cuda_driver import InstalledGpu, load_cuda
 from ...gpu.jit_launcher import JitLauncher
-from ...gpu.sampling import lacks_of, missing_kernels
+from ...gpu.sampling import check_options, lacks_of, missing_kernels
 from ...gpu.tiles import GPUS, gpu_of
 from ...steps.packed_steps import StepLimits
 from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
+from .exchange import Exchange
 from .kernels import CarriedLauncher
 from .ops import Choices, Launcher
 from .program import CudaProgram, step_memory, weight_tensor
 from .steps import Capture, CudaSteps, Graph
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one of several ranks runs.
+
+    Attributes:
+        program: the rank's.
+        gpu: which of the GPUs that there are kernels for; 0 is the first.
+        exchange: what it meets the others by.
+    """
+
+    program: LoweredProgram
+    gpu: int
+    exchange: Exchange
 
 
 class CudaExecutor:
@@ -42,6 +62,7 @@ class CudaExecutor:
         context: most tokens of a request.
         target: the target's name.
         capture: what makes graphs in place of CUDA; None: CUDA does.
+        part: of several ranks the one whose program this runs; None: there is one.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
@@ -57,12 +78,14 @@ class CudaExecutor:
         *,
         target: str = "cuda",
         capture: Capture | None = None,
+        part: Part | None = None,
     ) -> None:
-        section, program = cuda_section(bundle, target), bundle.program(target)
+        section = cuda_section(bundle, target)
+        program = bundle.program(target) if part is None else part.program
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._bundle, self._target, self._closed = bundle, target, False
-        self._place = place_of(section)
+        self._place = place_of(section, 0 if part is None else part.gpu)
         self._place.enter()
         device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
         self.caps = ExecutorCaps(
@@ -74,7 +97,7 @@ class CudaExecutor:
         self._launcher = launcher = self._place.launcher(kernels, section)
         limits = limits_of(section, self.cache_groups, context)
         try:
-            weights = {use.name: weight_tensor(use, bundle.weight(use.name), device) for use in program.weights}
+            weights = {use.name: weight_tensor(use, bundle.part(use), device) for use in program.weights}
             bound = CudaProgram(
                 program,
                 weights,
@@ -85,6 +108,7 @@ class CudaExecutor:
                 limits=limits,
                 processors=self._place.processors,
                 choices=choices_of(section),
+                exchange=None if part is None else part.exchange,
             )
             self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
         except torch.OutOfMemoryError as e:
@@ -95,6 +119,16 @@ class CudaExecutor:
                 f"{self._place.name}",
                 hint="Pass less memory for the caches, fewer max_requests or a smaller context.",
             ) from e
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self._place.device
+
+    def check(self, step: StepInput) -> None:
+        """Raises RequestError for a step that can't be, before anything of it runs."""
+        self._steps.check(step)
+        check_options(step.sampling)
 
     def submit(self, step: StepInput) -> Pending:
         self._bundle.check_unchanged()
@@ -144,7 +178,7 @@ class _Interpreted:
 
 
 class _OnGpu:
-    """The first GPU that the bundle has kernels for, and the stream on which all runs."""
+    """A GPU that the bundle has kernels for, and the stream on which all runs."""
 
     def __init__(self, found: InstalledGpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
@@ -181,12 +215,12 @@ class _OnGpu:
         return graph
 
 
-def place_of(section: CudaSection) -> _Interpreted | _OnGpu:
+def place_of(section: CudaSection, number: int = 0) -> _Interpreted | _OnGpu:
     """Where a bundle's target runs here: a GPU, or, if Triton interprets kernels in this process, the CPU.
 
-    Raises TargetError where it can't.
+    ``number``: which of the GPUs that there are kernels for. Raises TargetError where it can't.
     """
-    return _Interpreted() if _interprets() else _OnGpu(*_gpu_for(section))
+    return _Interpreted() if _interprets() else _OnGpu(*gpus_for(section, number + 1)[number])
 
 
 def _interprets() -> bool:
@@ -194,8 +228,25 @@ def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _gpu_for(section: CudaSection) -> tuple[InstalledGpu, str]:
-    """The first GPU here that there are kernels for, and the capability of those. Raises TargetError."""
+def check_ranks(bundle: Bundle, target: str, how: Partition) -> None:
+    """Raises BundleError if a bundle has no kernels for a partition, TargetError where ranks have no GPU each.
+
+    Where Triton interprets its kernels, neither is needed.
+    """
+    if _interprets():
+        return
+    section = cuda_section(bundle, target)
+    if str(how) not in section.partitions:
+        known = " or ".join(section.partitions) or "one rank alone"
+        raise BundleError(
+            f"{bundle.path}: target {target!r} has no kernels for partition {how}: it has those for {known}",
+            hint=f"Export again with --partition {how}.",
+        )
+    gpus_for(section, how.ranks)
+
+
+def gpus_for(section: CudaSection, ranks: int) -> list[tuple[InstalledGpu, str]]:
+    """The GPUs here that there are kernels for, and the capability of those. Raises TargetError if they are fewer."""
     if not torch.cuda.is_available():
         what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"
         raise TargetError(
@@ -203,9 +254,14 @@ def _gpu_for(section: CudaSection) -> tuple[InstalledGpu, str]:
             hint="Install a build of PyTorch with CUDA on a machine with an NVIDIA GPU, or take target cpu.",
         )
     gpus = load_cuda().gpus
-    for gpu in gpus:
-        if (capability := section.kernels_for(gpu.capability)) is not None:
-            return gpu, capability
+    fit = [(gpu, found) for gpu in gpus if (found := section.kernels_for(gpu.capability)) is not None]
+    if len(fit) >= ranks:
+        return fit
+    if fit:
+        raise TargetError(
+            f"ranks: {ranks} need a GPU each, and here are {len(fit)} that target cuda has kernels for",
+            hint=f"Use at most {len(fit)} ranks, or export again with --gpu and the capabilities of all GPUs here.",
+        )
     here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus) or "none"
     raise TargetError(
         f"target cuda: its kernels are for compute capability {', '.join(section.compute_capabilities)}; here: {here}",
@@ -233,27 +289,47 @@ def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) 
     return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
 
 
-def cuda_budget(bundle: Bundle, target: str, context: int) -> int:
-    """Bytes for the caches by default: most of what weights and steps leave of the GPU's free memory.
+def cuda_budget(bundle: Bundle, target: str, context: int, how: Partition = Partition()) -> int:
+    """Bytes for the caches by default, of all ranks together: most of what weights and steps leave of a GPU's free
+    memory. It is looked at on the first GPU; the others must have as much.
 
     ``context``: most tokens of a request. Raises CapacityError if nothing is left.
     """
-    section, program = cuda_section(bundle, target), bundle.program(target)
+    section, programs = cuda_section(bundle, target), rank_programs(bundle, target, how)
     if _interprets():
         return default_budget()
-    gpu, _ = _gpu_for(section)
+    gpu, _ = gpus_for(section, how.ranks)[0]
     free, _ = torch.cuda.mem_get_info(gpu.index)
-    weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
-    limits = limits_of(section, program.cache_groups, context)
-    steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
-    if free <= weights + steps:
-        raise CapacityError(
-            f"memory: {gpu.name} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "
-            f"contexts of {context:,} tokens ({format_bytes(steps)}) need more",
-            hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses the "
-            "GPU, or take a larger one.",
-        )
-    return int((free - weights - steps) * _FREE_SHARE)
+    return _budget(bundle, section, programs, how, context, free, gpu.name)
+
+
+def _budget(
+    bundle: Bundle,
+    section: CudaSection,
+    programs: Sequence[LoweredProgram],
+    how: Partition,
+    context: int,
+    free: int,
+    gpu: str,
+) -> int:
+    """Bytes for the caches of all ranks, with so many free on each one's GPU: as much as the rank has room for that has
+    the least, in blocks."""
+    whole = sum(group.bytes_per_block for group in whole_groups(programs, how))
+    found = []
+    for program in programs:
+        weights = sum(bundle.part(use).nbytes for use in program.weights)
+        limits = limits_of(section, program.cache_groups, context)
+        steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
+        if free <= weights + steps:
+            raise CapacityError(
+                f"memory: {gpu} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "
+                f"contexts of {context:,} tokens ({format_bytes(steps)}) need more",
+                hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses "
+                "the GPU, or take a larger one.",
+            )
+        own = sum(group.bytes_per_block for group in program.cache_groups)
+        found.append(int((free - weights - steps) * _FREE_SHARE) * whole // max(own, 1))
+    return min(found)
 
 
 _FREE_SHARE = 0.85

@@ -23,6 +23,7 @@ from ...gpu.specs import AttentionShape, KernelSpec
 from ...gpu.tiles import Tile, gpu_of
 from ...steps.packed_steps import StepLimits, StepShape, input_shapes
 from ..section import CudaSection
+from .exchange import Exchange
 from .ops import Choices
 from .program import TORCH_DTYPES, CudaProgram
 
@@ -72,11 +73,13 @@ class SpecCollector:
         return 1
 
 
-def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecCollector) -> SpecCollector:
+def specs_of(
+    program: LoweredProgram, section: CudaSection, collector: SpecCollector, exchange: Exchange | None = None
+) -> SpecCollector:
     """Has ``collector`` note every kernel that steps of a program may launch, sampling included.
 
     Sizes choose tiles and, of steps with one token a request, whether contexts are cut: so steps of many sizes are
-    bound, with tensors that have no memory. Raises what ``compile_attention`` raises.
+    bound, with tensors that have no memory. ``exchange``: of a rank. Raises what ``compile_attention`` raises.
     """
     limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(
@@ -88,6 +91,7 @@ def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecColle
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,
         choices=Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products),
+        exchange=exchange,
     )
     logits = None
     for shape in _shapes(section):
@@ -96,10 +100,10 @@ def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecColle
             for name, size in input_shapes(bound.groups, shape).items()
         }
         _, logits = bound.bound(shape, inputs)
-    assert logits is not None
-    for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
-        for call in each_sampling_call(of_any_step):
-            collector.bind(call)
+    if logits is not None:
+        for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
+            for call in each_sampling_call(of_any_step):
+                collector.bind(call)
     return collector
 
 

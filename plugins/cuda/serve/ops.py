@@ -6,16 +6,19 @@ products with narrower weights are Triton's; what is left is torch's own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.lowered_program import Step
+from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
 
 from ...gpu.call import Call
 from ...gpu.specs import AttentionShape, splits_of
@@ -33,6 +36,7 @@ from ...gpu.step_calls import (
     split_product_calls,
 )
 from ...gpu.tiles import GpuLimits, Tile
+from .exchange import Exchange
 
 Work = Callable[[], object]
 
@@ -66,6 +70,10 @@ class Cache:
     of: LayerCaches
 
 
+Room = Literal["sent", "received", "queries", "results"]
+"""Memory for what a rank sends, what it receives, and attention's operands where kernels need them in other places."""
+
+
 class Binder(Protocol):
     """What ops need of the program whose steps are bound."""
 
@@ -88,6 +96,13 @@ class Binder(Protocol):
 
     def scratch(self) -> Tensor:
         """Float32, for the parts of attention, or of a product."""
+
+    def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for one op at a time, at an address that stays."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """What ranks meet each other by. Raises BundleError where there is one rank."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """Chooses the tile of the attention kernel."""
@@ -185,12 +200,51 @@ def _heads_together(x: Tensor, works: list[Work]) -> Tensor:
     return dense
 
 
+def attended_heads(step: Step, kv_heads: int) -> tuple[int, int]:
+    """The first of a ``paged_attention``'s query heads, and how many the kernels are given.
+
+    They take as many of each key/value head. Ranks that divide a key/value head's queries may have more of the one than
+    of the other: then the missing ones are given too, and what comes of them is dropped.
+    """
+    heads = step.outputs[0].shape[1].constant
+    group, first = int(step.attrs.get("group", heads // kv_heads)), int(step.attrs.get("first_head", 0))
+    counts = Counter((first + head) // group for head in range(heads))
+    even = len(counts) == kv_heads and len(set(counts.values())) == 1
+    return (0, heads) if even else (first, kv_heads * group)
+
+
+def heads_bytes(step: Step, kv_heads: int, sizes: tuple[int, int, int]) -> dict[Room, int]:
+    """Bytes of ``Binder.room`` that a ``paged_attention`` takes in a step of so many T, B and R."""
+    q, out = step.inputs[0], step.outputs[0]
+    heads = attended_heads(step, kv_heads)[1]
+    tokens = out.shape[0].evaluate(*sizes)
+    found: dict[Room, int] = {}
+    if heads != out.shape[1]:
+        found["queries"] = tokens * heads * stored_bytes(q.dtype, q.shape[2].constant)
+    if heads != out.shape[1] or not _is_dense(out):
+        found["results"] = tokens * heads * stored_bytes(out.dtype, out.shape[2].constant)
+    return found
+
+
+def _is_dense(operand: Operand) -> bool:
+    _, heads, size = operand.shape
+    return operand.strides == (heads * size.constant, size, Affine(1))
+
+
 def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     q, cache, table, q_start, kv_len, *rest = x
     a = step.attrs
     sinks = rest.pop(0) if a.get("has_sinks") else None
     slopes = rest.pop(0) if a.get("has_slopes") else None
+    (tokens, have, size), result = q.shape, out[0]
+    first, heads = attended_heads(step, cache.group.kv_heads)
     works: list[Work] = []
+    if heads != have:
+        whole = p.room("queries", (tokens, heads, size), q.dtype)
+        works += [whole.zero_, partial(whole.narrow(1, first, have).copy_, q)]
+        q, sinks, slopes = whole, _among(sinks, first, heads), _among(slopes, first, heads)
+    if heads != have or not result.is_contiguous():
+        result = p.room("results", (tokens, heads, result.shape[2]), result.dtype)
     calls = attention_calls(
         _heads_together(q, works),
         cache.of,
@@ -199,7 +253,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
         kv_len,
         sinks,
         slopes,
-        out[0],
+        result,
         p.scratch(),
         p.gpu,
         p.tile,
@@ -216,11 +270,20 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
             most = max(1, p.resident(call) // cache.group.kv_heads)
             call = replace(call, grid=(min(most, call.grid[0]), *call.grid[1:]))
         works.append(p.launch(call))
+    if result is not out[0]:
+        works.append(lambda: out[0].copy_(result.narrow(1, first, have)))
     return works
 
 
+def _among(vector: Tensor | None, first: int, heads: int) -> Tensor | None:
+    """Values of some heads among those of all, the others 0."""
+    if vector is None:
+        return None
+    return torch.nn.functional.pad(vector, (first, heads - first - len(vector)))
+
+
 def _gated_activation(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    return [p.launch(gated_activation_call(x[0], out[0], str(step.attrs["kind"])))]
+    return [p.launch(gated_activation_call(x[0], out[0], str(step.attrs["kind"]), *x[1:]))]
 
 
 def _take_rows(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
@@ -283,6 +346,138 @@ def _combine_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     return [run]
 
 
+@dataclass(frozen=True)
+class _Message:
+    """The pieces of a message, one matrix behind the other.
+
+    Attributes:
+        places: of each matrix [M, C], the byte that it begins at, M and C.
+        size: bytes of all.
+    """
+
+    places: tuple[tuple[int, int, int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, rows: Sequence[int], columns: Sequence[int], widths: Sequence[int]) -> _Message:
+        """Lays out matrices of elements of so many bytes; each begins at a multiple of 16."""
+        places, at = [], 0
+        for m, c, width in zip(rows, columns, widths, strict=True):
+            places.append((at, m, c))
+            at += -(-m * c * width // 16) * 16
+        return cls(tuple(places), at)
+
+    def pieces(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+        """Views of its matrices in bytes, of the types that these have."""
+        return [
+            memory.narrow(0, at, m * c * one.element_size()).view(one.dtype).view(m, c)
+            for (at, m, c), one in zip(self.places, like, strict=True)
+        ]
+
+
+def _cuts(step: Step) -> list[list[int]]:
+    """Where the columns of each matrix of an exchange are cut among the ranks."""
+    return [[int(cut) for cut in cuts.split(",")] for cuts in str(step.attrs["cuts"]).split(";")]
+
+
+def _messages(cuts: Sequence[Sequence[int]], rows: Sequence[int], widths: Sequence[int]) -> list[_Message]:
+    """What each rank gives. All send as many bytes as the longest has: NCCL's collectives know one size."""
+    ranks = range(len(cuts[0]) - 1)
+    return [_Message.of(rows, [c[r + 1] - c[r] for c in cuts], widths) for r in ranks]
+
+
+def exchanged_bytes(step: Step, sizes: tuple[int, int, int]) -> dict[Room, int]:
+    """Bytes of ``Binder.room`` that an op of ``EXCHANGED`` takes in a step of so many T, B and R."""
+    operands = step.inputs[:1] if step.op == "gather_experts" else step.outputs if step.op == "all_gather" else ()
+    operands = operands or (step.inputs if step.op == "send" else step.outputs)
+    rows = [o.shape[0].evaluate(*sizes) for o in operands]
+    widths = [stored_bytes(o.dtype, 1) for o in operands]
+    if step.op in ("send", "gather_experts"):
+        return {"sent": _Message.of(rows, [o.shape[1].constant for o in operands], widths).size}
+    messages = _messages(_cuts(step), rows, widths)
+    longest = max(message.size for message in messages)
+    received: dict[Room, int] = {"received": len(messages) * longest}
+    return received if step.op == "receive" else {"sent": longest, **received}
+
+
+def _gathered(p: Binder, step: Step, out: Sequence[Tensor]) -> tuple[Tensor, list[Work]]:
+    """Room for what several ranks send of matrices, [ranks, n], and what puts what others sent into the matrices."""
+    cuts = _cuts(step)
+    messages = _messages(cuts, [len(one) for one in out], [one.element_size() for one in out])
+    longest = max(message.size for message in messages)
+    received = p.room("received", (len(messages), longest), torch.uint8)
+    pieces = [message.pieces(memory, out) for message, memory in zip(messages, received, strict=True)]
+    own = p.exchange.place if step.op == "all_gather" else -1
+    works: list[Work] = []
+    for i, whole in enumerate(out):
+        widths = {hi - lo for lo, hi in zip(cuts[i], cuts[i][1:], strict=False)}
+        if len(widths) == 1 and len(out) == 1 and longest == messages[0].size:  # one copy for all
+            together = received.view(whole.dtype)[:, : len(whole) * widths.pop()].unflatten(1, (len(whole), -1))
+            to = whole.unflatten(1, (len(messages), -1))
+            works.append(partial(to.copy_, together.transpose(0, 1)))
+            continue
+        for rank, of_rank in enumerate(pieces):
+            if rank != own:
+                to = whole.narrow(1, cuts[i][rank], cuts[i][rank + 1] - cuts[i][rank])
+                works.append(partial(to.copy_, of_rank[i]))
+    return received, works
+
+
+def _packed(p: Binder, x: Sequence[Tensor], size: int = 0) -> tuple[Tensor, list[Work]]:
+    """Matrices as one message, of so many bytes or more, and what packs them."""
+    message = _Message.of([len(one) for one in x], [one.shape[1] for one in x], [one.element_size() for one in x])
+    sent = p.room("sent", (size or message.size,), torch.uint8)
+    return sent, [partial(to.copy_, one) for to, one in zip(message.pieces(sent, x), x, strict=True)]
+
+
+def _all_gather(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    received, unpack = _gathered(p, step, out)
+    sent, pack = _packed(p, x, received.shape[1])
+    to, exchange = int(step.attrs["to"]), p.exchange
+    if to < 0:
+        return [*pack, lambda: exchange.all_gather(received, sent), *unpack]
+    return [*pack, lambda: exchange.gather(to, received, sent), *(unpack if exchange.place == to else ())]
+
+
+def _gather_experts(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    """Each row is one rank's, which only the GPU knows. So all add their rows to the others' zeros, as integers: the
+    sum has the row's bits."""
+    y, starts = x
+    exchange, (cuts,) = p.exchange, _cuts(step)
+    lo, hi = cuts[exchange.place], cuts[exchange.place + 1]
+    message = _Message.of([len(y)], [y.shape[1]], [y.element_size()])
+    memory = p.room("sent", (message.size,), torch.uint8)
+    (rows,), numbers = message.pieces(memory, [y]), memory.view(torch.int32)
+    places = torch.arange(len(y), device=y.device)
+
+    def run() -> None:
+        own = (places >= starts[lo]) & (places < starts[hi])
+        rows.copy_(torch.where(own.unsqueeze(1), y, 0))
+        exchange.add(numbers)
+        out[0].copy_(rows)
+
+    return [run]
+
+
+def _send(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    sent, pack = _packed(p, x)
+    exchange, ranks = p.exchange, _ranks_of(step)
+    return [*pack, lambda: exchange.send(sent, ranks)]
+
+
+def _receive(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
+    received, unpack = _gathered(p, step, out)
+    messages = _messages(_cuts(step), [len(one) for one in out], [one.element_size() for one in out])
+    theirs = [memory[: message.size] for memory, message in zip(received, messages, strict=True)]
+    exchange, ranks = p.exchange, _ranks_of(step)
+    return [lambda: exchange.receive(theirs, ranks), *unpack]
+
+
+def _ranks_of(step: Step) -> range:
+    first = int(step.attrs["first"])
+    return range(first, first + int(step.attrs["ranks"]))
+
+
 def _elementwise(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
     a, result = step.attrs, out[0]
     fn: Any = _FUNCTIONS.get(str(a["fn"])) or getattr(torch, str(a["fn"]))
@@ -341,4 +536,11 @@ HANDLERS: Mapping[str, Callable[[Binder, Step, list[Any], list[Tensor]], list[Wo
     "route_experts": _route_experts,
     "combine_experts": _combine_experts,
     "elementwise": _elementwise,
+    "all_gather": _all_gather,
+    "gather_experts": _gather_experts,
+    "send": _send,
+    "receive": _receive,
 }
+
+EXCHANGED = frozenset({"all_gather", "gather_experts", "send", "receive"})
+"""Ops in which ranks give each other something."""

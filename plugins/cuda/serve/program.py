@@ -31,7 +31,19 @@ from ...gpu.step_calls import (
 from ...gpu.tiles import GpuLimits, Tile
 from ...steps.packed_steps import StepLimits, StepShape
 from ...steps.paged_section import Q_START
-from .ops import HANDLERS, Cache, Choices, Launcher, Work
+from .exchange import Exchange
+from .ops import (
+    EXCHANGED,
+    HANDLERS,
+    Cache,
+    Choices,
+    Launcher,
+    Room,
+    Work,
+    attended_heads,
+    exchanged_bytes,
+    heads_bytes,
+)
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: torch.uint8 if DTYPES[name].bits == 4 else getattr(torch, DTYPES[name].torch) for name in get_args(Dtype)
@@ -54,9 +66,7 @@ class CudaProgram:
         limits: of steps.
         processors: multiprocessors of the GPU.
         choices: how steps run.
-
-    Attributes:
-        logits: of the last step, [R, V] in the arena.
+        exchange: what a program of several ranks meets the others by.
     """
 
     def __init__(
@@ -71,7 +81,9 @@ class CudaProgram:
         limits: StepLimits,
         processors: int = 1,
         choices: Choices = Choices(),
+        exchange: Exchange | None = None,
     ) -> None:
+        self._exchange = exchange
         self.program, self.limits, self.gpu, self.choices = program, limits, gpu, choices
         self.device, self.processors = device, processors
         self._lists: dict[int, Tensor] = {}
@@ -85,10 +97,14 @@ class CudaProgram:
             for group in self.groups
             for layer in group.layers
         }
-        most = program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+        begins, most = _memory_of_regions(program, limits)
         self.arena = torch.empty(most, dtype=torch.uint8, device=device)
         self._typed = {name: self.arena.view(dtype) for name, dtype in TORCH_DTYPES.items()}
-        self._places = {buffer.name: buffer.offset for buffer in program.buffers}
+        self._places = {b.name: b.offset + begins[b.region] for b in program.buffers if b.offset is not None}
+        self._rooms = {
+            name: torch.empty(size, dtype=torch.uint8, device=device)
+            for name, size in room_bytes(program, limits).items()
+        }
         self._scratch = torch.empty(
             max(scratch_floats(program, limits, choices), 1), dtype=torch.float32, device=device
         )
@@ -101,10 +117,11 @@ class CudaProgram:
     def nbytes(self) -> int:
         """The bytes of weights, arena and scratch; not of caches."""
         weights = sum(weight.nbytes for weight in self._weights.values())
-        return weights + self.arena.nbytes + self._scratch.nbytes
+        rooms = sum(room.nbytes for room in self._rooms.values())
+        return weights + self.arena.nbytes + self._scratch.nbytes + rooms
 
-    def bound(self, shape: StepShape, inputs: Mapping[str, Tensor]) -> tuple[list[Work], Tensor]:
-        """What runs a step of these sizes, in order, and its logits [R, V].
+    def bound(self, shape: StepShape, inputs: Mapping[str, Tensor]) -> tuple[list[Work], Tensor | None]:
+        """What runs a step of these sizes, in order, and its logits [R, V]; None of ranks that have none.
 
         ``inputs``: by the names of ``plugins.steps.paged_section``, int32 at addresses that stay. Raises BundleError
         for a program that isn't of this form.
@@ -121,12 +138,13 @@ class CudaProgram:
                     hint="Export the bundle again, with this version of Enginewright.",
                 )
             works += handler(self, step, *self._operands(step))
-        return works, self._view(self.program.outputs["logits"])
+        logits = self.program.outputs.get("logits")
+        return works, None if logits is None else self._view(logits)
 
     def close(self) -> None:
         """Drops all memory, weights too."""
         self._weights, self._inputs = {}, {}
-        for held in (self.caches, self._typed, self._biases, self._lists):
+        for held in (self.caches, self._typed, self._biases, self._lists, self._rooms):
             held.clear()
         self.arena = self._scratch = torch.empty(0, device=self.device)
 
@@ -151,7 +169,11 @@ class CudaProgram:
     # ---- operands
 
     def _operands(self, step: Step) -> tuple[list[Any], list[Tensor]]:
-        return [self._operand(operand) for operand in step.inputs], [self._view(o) for o in step.outputs]
+        linked = _linked(step)  # ranks that share no memory have none between stages
+        given = [operand for operand in step.inputs if operand.name not in linked]
+        return [self._operand(operand) for operand in given], [
+            self._view(operand) for operand in step.outputs if operand.name not in linked
+        ]
 
     def _operand(self, operand: Operand) -> Any:
         if operand.kind == "cache":
@@ -169,7 +191,6 @@ class CudaProgram:
                 return weight
             return torch.as_strided(weight, shape, strides, offset)
         place = self._places[operand.name]
-        assert place is not None, "memory is planned before a program is stored"
         memory = self._typed[operand.dtype]
         at = place.evaluate(*self._sizes) // memory.element_size() + offset
         return torch.as_strided(memory, shape, strides, at)
@@ -195,6 +216,18 @@ class CudaProgram:
     def scratch(self) -> Tensor:
         """See ``cuda_ops.Binder``."""
         return self._scratch
+
+    def room(self, name: Room, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See ``cuda_ops.Binder``."""
+        size = math.prod(shape) * dtype.itemsize
+        return self._rooms[name].narrow(0, 0, size).view(dtype).view(*shape)
+
+    @property
+    def exchange(self) -> Exchange:
+        """See ``cuda_ops.Binder``."""
+        if self._exchange is None:
+            raise BundleError("program: it is of several ranks, and there is one", hint="Export the bundle again.")
+        return self._exchange
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
         """See ``cuda_ops.Binder``."""
@@ -237,15 +270,52 @@ class CudaProgram:
         return self._mixed
 
 
+def _linked(step: Step) -> frozenset[str]:
+    """The buffers between stages that a step names."""
+    operands = {"send": step.outputs, "receive": step.inputs}.get(step.op, ())
+    return frozenset(operand.name for operand in operands)
+
+
+def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dict[int, int], int]:
+    """Where a rank's own arena (0) and its copies of what ranks share begin in one piece of memory, and its size."""
+    sizes = limits.tokens, limits.requests, limits.rows
+    linked = frozenset[str]().union(*map(_linked, program.steps))
+    used = {buffer.region for buffer in program.buffers if buffer.name not in linked}
+    begins, most = {0: 0}, program.arena_bytes.evaluate(*sizes)
+    for region, size in program.regions:
+        begins[region] = most
+        most += size.evaluate(*sizes) if region in used else 0
+    return begins, most
+
+
+def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
+    """Counts the bytes that ops of several ranks take for what they send and receive, and for heads in other order."""
+    sizes = limits.tokens, limits.requests, limits.rows
+    kv_heads = {f"{group.name}/{layer}": group.kv_heads for group in program.cache_groups for layer in group.layers}
+    found: dict[Room, int] = {}
+    for step in program.steps:
+        if step.op in EXCHANGED:
+            needed: Mapping[Room, int] = exchanged_bytes(step, sizes)
+        elif step.op == "paged_attention":
+            have = kv_heads[next(o.name for o in step.inputs if o.kind == "cache")]
+            needed = heads_bytes(step, have, sizes)
+        else:
+            continue
+        for name, size in needed.items():
+            found[name] = max(size, found.get(name, 0))
+    return found
+
+
 def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices = Choices()) -> int:
     """Counts the floats of the parts that attention cuts a step's longest contexts into, or products their factors."""
     uses = {use.name: use for use in program.weights}
-    blocks = {f"{group.name}/{layer}": group.block_size for group in program.cache_groups for layer in group.layers}
+    groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     needed = [0]
     for step in program.steps:
         if step.op == "paged_attention":
-            heads, size = (step.outputs[0].shape[i].constant for i in (1, 2))
-            block_size = blocks[next(o.name for o in step.inputs if o.kind == "cache")]
+            group = groups[next(o.name for o in step.inputs if o.kind == "cache")]
+            heads, size = attended_heads(step, group.kv_heads)[1], step.outputs[0].shape[2].constant
+            block_size = group.block_size
             tokens = min(limits.tokens, limits.requests)
             mixed = choices.mixed_decodes
             needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=mixed))
@@ -257,7 +327,7 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices
 
 def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, choices: Choices = Choices()) -> int:
     """Bytes that steps take beside weights and caches: activations, attention's parts and lists, sampling, logits."""
-    total = program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+    total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits).values())
     total += 4 * scratch_floats(program, limits, choices)
     windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
     smallest = min((group.block_size for group in program.cache_groups), default=1)
@@ -275,18 +345,12 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, choices
 
 
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
-    """A bundle's weight, a numpy array, on a device: of 4-bit values their bytes, two values each."""
-    if use.dtype in ("bf16", "fp8"):
-        array = array.view("int16" if use.dtype == "bf16" else "uint8")
+    """A bundle's weight, a numpy array of any type and shape, on a device: of 4-bit values bytes of two values each."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
-        tensor = torch.from_numpy(array)
-    if use.dtype in ("bf16", "fp8"):
-        return tensor.view(TORCH_DTYPES[use.dtype]).to(device)
-    tensor = tensor.to(device)
-    if use.dtype in ("i4", "u4"):
-        return tensor.view(torch.uint8).view(*use.shape[:-1], use.shape[-1] // 2)
-    return tensor
+        stored = torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
+    shape = (*use.shape[:-1], use.shape[-1] // 2) if use.dtype in ("i4", "u4") else use.shape
+    return stored.view(TORCH_DTYPES[use.dtype]).view(shape)
 
 
 def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCaches:

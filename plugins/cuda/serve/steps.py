@@ -66,7 +66,7 @@ class _Bound:
     staged: Tensor
     uploaded: Tensor
     works: list[Work]
-    logits: Tensor
+    logits: Tensor | None  # None of a rank that has none
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
     options: dict[str, Tensor]
     draws: dict[Drawing, list[Work]] = field(default_factory=dict)
@@ -103,8 +103,7 @@ class CudaSteps:
     @torch.inference_mode()
     def start(self, step: StepInput) -> _Started:
         """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be."""
-        if not len(step.ids):
-            raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        self.check(step)
         for name, cleared in step.clears.items():
             self._program.clear(name, cleared.tolist())
         for name, pairs in step.copies.items():
@@ -113,13 +112,7 @@ class CudaSteps:
             return self._in_parts(step)
         if len(step.rows) > self._limits.rows:
             return self._by_rows(step)
-        blocks = max(table.shape[1] for table in step.block_tables.values())
-        if blocks > self._limits.blocks:
-            raise RequestError(
-                f"step: a request of {blocks} blocks is longer than the {self._limits.blocks} that there is memory for",
-                hint="Plan requests by the executor's context.",
-            )
-        shape = self._shape_of(step, blocks)
+        shape = self._shape_of(step, _blocks_of(step))
         bound = self._bound_for(shape)
         arrays = padded(step, step.rows, self._program.groups, shape)
         if bound.copied is not None:
@@ -132,12 +125,24 @@ class CudaSteps:
         if bound.copied is not None:
             bound.copied.record()
         self._run(bound, shape)
+        logits = None if bound.logits is None else bound.logits[: len(step.rows)]
         if step.sampling is not None and len(step.rows):
             self._draw(bound, step.sampling)
-            return self._started(step, bound.logits[: len(step.rows)], self._memory.tokens[: len(step.rows)])
-        return self._started(step, bound.logits[: len(step.rows)], None)
+            return self._started(step, logits, self._memory.tokens[: len(step.rows)])
+        return self._started(step, logits, None)
 
-    def _started(self, step: StepInput, logits: Tensor, drawn: Tensor | None) -> _Started:
+    def check(self, step: StepInput) -> None:
+        """Raises RequestError for a step that can't be; nothing of it has run then."""
+        if not len(step.ids):
+            raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        blocks = _blocks_of(step)
+        if blocks > self._limits.blocks:
+            raise RequestError(
+                f"step: a request of {blocks} blocks is longer than the {self._limits.blocks} that there is memory for",
+                hint="Plan requests by the executor's context.",
+            )
+
+    def _started(self, step: StepInput, logits: Tensor | None, drawn: Tensor | None) -> _Started:
         """The rest of a step: ids on their way to the host. What the next step would change of what this one gives is
         copied."""
         tokens, ready = None, None
@@ -149,7 +154,8 @@ class CudaSteps:
                 ready = torch.cuda.Event()
                 ready.record()
         wanted = step.return_logits or (step.sampling is not None and step.sampling.logprobs is not None)
-        return _Started(step, logits.to(torch.float32, copy=True) if wanted else None, tokens, ready)
+        kept = logits.to(torch.float32, copy=True) if wanted and logits is not None else None
+        return _Started(step, kept, tokens, ready)
 
     def _in_parts(self, step: StepInput) -> _Started:
         """Requests that don't fit into one step, one part after the other; their logits together."""
@@ -157,11 +163,11 @@ class CudaSteps:
         for members in parts(np.diff(step.q_start), self):
             part, order = of_requests(replace(step, sampling=None, return_logits=True), members)
             logits = self.start(part).logits
-            assert logits is not None
+            if logits is None:
+                continue
             if found is None:
                 found = torch.empty((len(step.rows), logits.shape[1]), dtype=logits.dtype, device=logits.device)
             found[torch.from_numpy(order).to(found.device)] = logits
-        assert found is not None
         return self._started(step, found, self._draw_apart(found, step.sampling))
 
     def _by_rows(self, step: StepInput) -> _Started:
@@ -170,9 +176,8 @@ class CudaSteps:
         for start in range(0, len(step.rows), self._limits.rows):
             rows = step.rows[start : start + self._limits.rows]
             logits = self.start(replace(once, rows=rows)).logits
-            assert logits is not None
-            pieces.append(logits)
-        found = torch.cat(pieces)
+            pieces += [logits] if logits is not None else []
+        found = torch.cat(pieces) if pieces else None
         return self._started(step, found, self._draw_apart(found, step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
@@ -251,6 +256,7 @@ class CudaSteps:
         drawing = drawing_of(sampling)
         if drawing.penalties or drawing.edits:
             self._upload_lists(*packed_lists(sampling))
+        assert bound.logits is not None, "a rank without logits was asked for tokens"
         if drawing not in bound.draws:
             options = {**bound.options, "lists": self._lists}
             calls = sampling_calls(bound.logits, options, self._memory, drawing)
@@ -258,9 +264,9 @@ class CudaSteps:
         for work in bound.draws[drawing]:
             work()
 
-    def _draw_apart(self, logits: Tensor, sampling: SamplingBatch | None) -> Tensor | None:
+    def _draw_apart(self, logits: Tensor | None, sampling: SamplingBatch | None) -> Tensor | None:
         """Tokens of logits that were put together from several steps, [R]; None if none are wanted."""
-        if sampling is None or not len(logits):
+        if sampling is None or logits is None or not len(logits):
             return None
         found = []
         for start in range(0, len(logits), self._limits.rows):
@@ -300,6 +306,11 @@ class CudaSteps:
         """Waits for all that was put on the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _blocks_of(step: StepInput) -> int:
+    """Blocks of the longest table."""
+    return max(int(table.shape[1]) for table in step.block_tables.values())
 
 
 @contextmanager

@@ -5,9 +5,20 @@ from __future__ import annotations
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
+from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.errors import RequestError
 
 
 def _make(asked: ExecutorArguments) -> Executor:
+    how = asked.placement.partition
+    if how.ranks > 1:
+        from .ranked import RankedCudaExecutor
+
+        patience = asked.placement.rank_timeout
+        return RankedCudaExecutor(
+            asked.bundle, asked.blocks, asked.context, how, target=asked.target, patience=patience
+        )
     from .executor import CudaExecutor
 
     return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)
@@ -16,7 +27,21 @@ def _make(asked: ExecutorArguments) -> Executor:
 def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:
     from .executor import cuda_budget
 
-    return cuda_budget(bundle, target, context)
+    return cuda_budget(bundle, target, context, placement.partition)
 
 
-TARGET = ServedTarget(Opening(_make, memory_of=_memory, gives_back=True), carries="compiled kernels")
+def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> tuple[CacheGroup, ...]:
+    """Those of all ranks together. Raises RequestError for a partition that this target hasn't got."""
+    how = placement.partition
+    if how.ring > 1:
+        raise RequestError(
+            f"partition: {how}: target {target!r} doesn't divide keys among ranks",
+            hint=f"Use tensor={how.ranks}, which divides them by heads, or pipeline={how.ranks}.",
+        )
+    return whole_groups(rank_programs(bundle, target, how), how)
+
+
+TARGET = ServedTarget(
+    Opening(_make, memory_of=_memory, groups_of=_groups, gives_back=True, takes=("partition",)),
+    carries="compiled kernels",
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -105,11 +106,10 @@ class FakeGraph(TorchDispatchMode):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
         self._calls: list[Callable[[], object]] = []
-        global _recording
-        _recording = self
+        _thread.recording = self
         with self:
             work()
-        _recording = None
+        _thread.recording = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -134,7 +134,16 @@ class FakeGraph(TorchDispatchMode):
             call()
 
 
-_recording: FakeGraph | None = None
+_thread = threading.local()
+
+
+def recorded(launch: Callable[[], object]) -> None:
+    """Runs something, as one call of the graph that this thread is recording, if it is."""
+    graph: FakeGraph | None = getattr(_thread, "recording", None)
+    if graph is not None:
+        graph.add(launch)
+    with _disable_current_modes():
+        launch()
 
 
 class RecordingLauncher(JitLauncher):
@@ -142,14 +151,7 @@ class RecordingLauncher(JitLauncher):
 
     def bind(self, call: Call) -> Callable[[], object]:
         launch = super().bind(call)
-
-        def run() -> None:
-            if _recording is not None:
-                _recording.add(launch)
-            with _disable_current_modes():
-                launch()
-
-        return run
+        return lambda: recorded(launch)
 
 
 def replayed(case: str) -> tuple[int, float]:

@@ -1,0 +1,85 @@
+"""A rank but the first: a process that runs the steps which rank 0 sends, on a GPU of its own.
+
+    python -m enginewright.plugins.cuda.serve.rank HOST:PORT RANK
+
+See ``plugins.ranks.rank`` for how it starts and ends. It has no tokenizer, no scheduler and no sampler.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import msgspec
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import rank_programs
+from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.records import Record
+
+from ...ranks.messages import Mail, unpacked_step
+from ...ranks.rank import Part as Opened
+from ...ranks.rank import run_process
+from ...ranks.records import check_same, facts
+from .exchange import Collectives
+from .executor import CudaExecutor, Part
+
+
+class CudaRank(Record, frozen=True, kw_only=True):
+    """What a rank is told.
+
+    Attributes:
+        bundle, target, partition, blocks, context: as rank 0 has them.
+        patience: seconds that a rank waits for what another one is to send.
+        machines: of each rank, its address.
+        same: what is the same on all ranks, by name: see ``cuda_facts``.
+        trust: whether the bundle's kernels may run, as rank 0 was told.
+    """
+
+    bundle: str
+    target: str
+    partition: str
+    blocks: dict[str, int]
+    context: int
+    patience: float
+    machines: tuple[str, ...]
+    same: dict[str, str]
+    trust: str | None
+
+
+def cuda_facts(bundle: Bundle, program: LoweredProgram) -> dict[str, str]:
+    """See ``plugins.ranks.records.facts``."""
+    return facts(bundle, program, {"version of PyTorch": str(torch.__version__)})
+
+
+def part_of(rank: int, program: LoweredProgram, setting: CudaRank) -> tuple[Part, Collectives]:
+    """What a rank runs, and the collectives that it isn't joined by yet."""
+    count = Partition.parse(setting.partition).ranks
+    collectives = Collectives(rank, count, program.ranks, setting.patience, setting.machines[rank])
+    return Part(program, rank, collectives), collectives
+
+
+def open_part(told: bytes, rank: int) -> Opened:
+    """Opens the part of a rank that was told a ``CudaRank``. Raises EnginewrightError."""
+    setting = CudaRank.model_validate(msgspec.json.decode(told))
+    bundle = Bundle.open(setting.bundle, trust=setting.trust)
+    program = rank_programs(bundle, setting.target, Partition.parse(setting.partition))[rank]
+    check_same(cuda_facts(bundle, program), setting.same)
+    mail = Mail(rank, setting.machines, setting.patience)
+    part, collectives = part_of(rank, program, setting)
+    executor = CudaExecutor(bundle, setting.blocks, setting.context, target=setting.target, part=part)
+    groups = [group.name for group in program.cache_groups]
+
+    def run_steps(store: Store) -> NoReturn:
+        collectives.open(store, executor.device)
+        while True:
+            packed, _ = mail.next_step()
+            executor.submit(unpacked_step(groups, packed))
+
+    return mail, run_steps
+
+
+if __name__ == "__main__":
+    run_process(open_part)

@@ -1,0 +1,182 @@
+"""The cuda target on several ranks: processes of this machine, each with a GPU and a part of the model.
+
+Rank 0 is in this process. ``submit`` sends a step's inputs to all others by gloo, and puts rank 0's part on its GPU;
+``result`` waits for the sampled ids. What ranks give each other within a step are NCCL's collectives (``exchange``).
+They are the same on all ranks and come in the same order, since all have the same limits and get the same steps: so
+they also make graphs of the same steps.
+
+Where kernels are interpreted, all ranks are on the CPU, and gloo's collectives are waited for in ``submit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
+from enginewright.runtime.shared.contracts import StepInput, StepOutput
+from enginewright.runtime.shared.errors import EnginewrightError
+
+from ...ranks.messages import LostRanksError, SilentRankError, packed_step
+from ...ranks.others import OtherRanks
+from ...ranks.processes import ProcessPlaces
+from .executor import CudaExecutor, check_ranks
+from .rank import CudaRank, cuda_facts, part_of
+
+_LOOK_SECONDS = 0.25
+
+
+class RankedCudaExecutor:
+    """See the module, and ``executors.base.Executor``.
+
+    Args:
+        bundle: with a ready target ``target``.
+        blocks: cache group -> blocks to allocate; the same on all ranks.
+        context: most tokens of a request.
+        how: the partition, of two ranks or more.
+        target: the target's name.
+        patience: seconds that a rank waits for what another one is to send.
+
+    Raises:
+        BundleError, CapacityError: as ``CudaExecutor`` does, of any rank, which is named; also without kernels for the
+            partition.
+        TargetError: as ``CudaExecutor`` does, or there are fewer GPUs than ranks.
+        RequestError: the model can't be cut so.
+        EnginewrightError: a rank died while it started.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        context: int,
+        how: Partition,
+        *,
+        target: str = "cuda",
+        patience: float = 30.0,
+    ) -> None:
+        check_ranks(bundle, target, how)
+        programs = rank_programs(bundle, target, how)
+        self._how, self._patience, self._closed = how, patience, False
+        self._waiting = 0.0  # since when a step's result is waited for; 0: none is
+        self._places = ProcessPlaces("enginewright.plugins.cuda.serve.rank", how.ranks)
+        self._others = others = OtherRanks(how, self._places, patience)
+        try:
+            settings = [
+                CudaRank(
+                    bundle=str(bundle.path.absolute()),
+                    target=target,
+                    partition=str(how),
+                    blocks=dict(blocks),
+                    context=context,
+                    patience=patience,
+                    machines=self._places.machines,
+                    same=cuda_facts(bundle, program),
+                    trust=bundle.trust,
+                )
+                for program in programs
+            ]
+            others.start(dict(enumerate(settings[1:], 1)))
+            part, self._collectives = part_of(0, programs[0], settings[0])
+            self._own = CudaExecutor(bundle, blocks, context, target=target, part=part)
+            others.wait_until_ready()
+            self._open_collectives()
+        except BaseException:
+            self.close()
+            raise
+        self.cache_groups, self.blocks = whole_groups(programs, how), dict(blocks)
+        self.caps = replace(self._own.caps, in_flight=how.pipeline)
+        self._order = [group.name for group in self.cache_groups]
+        threading.Thread(target=_watch, args=(weakref.ref(self),), name="ranks' steps", daemon=True).start()
+
+    def _open_collectives(self) -> None:
+        try:
+            self._collectives.open(self._others.store, self._own.device)
+        except LostRanksError as e:
+            self._others.lose_one(str(e), e)
+
+    def submit(self, step: StepInput) -> Pending:
+        self._own.check(step)  # nothing has been sent yet: the others don't wait
+        self._others.raise_if_lost()
+        try:
+            self._others.mail.post(packed_step(self._order, step), np.zeros(0, np.uint8))
+            return _Sent(self, self._own.submit(step))
+        except SilentRankError as e:
+            self._others.lose(e.rank, e.problem, e)
+        except LostRanksError as e:
+            self._others.lose_one(str(e), e)
+        except BaseException as e:  # the others wait for this one
+            self._others.abandon(f"rank 0: {e}")
+            raise
+
+    def finish(self, pending: Pending) -> StepOutput:
+        """Waits for a step. Raises EnginewrightError if a rank was lost meanwhile: what it gave is worth nothing."""
+        self._waiting = time.monotonic()
+        try:
+            output = pending.result()
+        except RuntimeError as e:  # of CUDA, where the others were aborted
+            self._others.raise_if_lost()
+            raise EnginewrightError(f"a step failed: {e}") from e
+        finally:
+            self._waiting = 0.0
+        self._others.raise_if_lost()
+        return output
+
+    def look_after(self) -> bool:
+        """Ends what waits on this GPU for a rank that is lost, or that isn't heard of for too long; False if there is
+        nothing more to look after."""
+        since = self._waiting
+        if since and not self._others.problem and time.monotonic() - since > self._patience:
+            with contextlib.suppress(EnginewrightError):  # who waits for the step raises it
+                self._others.lose_one(f"sent nothing for {self._patience:g} s", TimeoutError())
+        if self._others.problem and self._own.device.type == "cuda":
+            self._collectives.abort()
+        return not self._others.problem
+
+    @property
+    def lost(self) -> str:
+        """How a rank was lost; "" as long as all are there."""
+        return self._others.problem
+
+    @property
+    def places(self) -> ProcessPlaces:
+        """The other ranks' processes."""
+        return self._places
+
+    def describe(self) -> dict[str, str | int]:
+        return self._own.describe() | {"ranks": self._how.ranks, "partition": str(self._how)}
+
+    def close(self) -> None:
+        """Ends the other ranks, and gives back all that this one took of its GPU."""
+        self._others.close()
+        if hasattr(self, "_own") and not self._closed:
+            self._closed = True
+            self._own.close()
+
+
+class _Sent:
+    """A step that all ranks have begun. See ``executors.base.Pending``."""
+
+    def __init__(self, executor: RankedCudaExecutor, pending: Pending) -> None:
+        self._executor, self._pending = executor, pending
+
+    def result(self) -> StepOutput:
+        return self._executor.finish(self._pending)
+
+
+def _watch(of: weakref.ref[RankedCudaExecutor]) -> None:
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        executor = of()
+        if executor is None or not executor.look_after():
+            return
+        del executor
