@@ -10,7 +10,7 @@ from enginewright.optimizer.calibration import Calibration, calibration_report
 from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.optimizer.report.export_report import report_files
 from enginewright.optimizer.search.compose import Searched
-from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
+from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, AutoReport, heads_report
 from enginewright.optimizer.shared.export_records import ExportedOn, PassVerification
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
@@ -115,7 +115,7 @@ def _report(
         passes=rewritten.summaries,
         calibration=calibration_report(calibration, info.vocab_size, metrics),
         quantization=quantization_report((name, program.weights[name]) for name in program.weights),
-        auto=searched.auto,
+        auto=_with_time(searched.auto, ran.ms_per_token),
         pruning=searched.pruning,
         pass_verification=measured,
         verification=ran.verification,
@@ -131,3 +131,10 @@ def _report(
         template_appends=model.template_appends,
         already_quantized=already_quantized((name, program.weights[name]) for name in program.weights),
     )
+
+
+def _with_time(auto: AutoReport | None, ms_per_token: float | None) -> AutoReport | None:
+    """The search, with what a token of the bundle took."""
+    if auto is None or auto.time is None:
+        return auto
+    return replace(auto, time=replace(auto.time, measured=ms_per_token))

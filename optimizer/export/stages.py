@@ -33,7 +33,7 @@ from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.compose import Searched, Searching, search
-from enginewright.optimizer.search.formats import check_bytes
+from enginewright.optimizer.search.formats import check_bytes, check_time
 from enginewright.optimizer.shared.export_records import FusionEffects, VerificationReport
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
@@ -206,7 +206,14 @@ def search_within_budget(
     """What the recipe leaves to a budget, in numbers."""
     weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
     given = Searching(
-        model.captured, sequences, scratch, asked.limit.memory_budget(), asked.on_progress, weights, shaped_by
+        model.captured,
+        sequences,
+        scratch,
+        asked.limit.memory_budget(),
+        asked.on_progress,
+        weights,
+        shaped_by,
+        _common_formats(asked),
     )
     return search(model.recipe, given)
 
@@ -246,7 +253,7 @@ def run_passes(
         memory_budget=asked.limit.memory_budget(),
         recovered=weights,
         shaped_by=shaped_by,
-        common_formats=not all(TARGETS[name].every_format for name in asked.targets),
+        common_formats=_common_formats(asked),
     )
     of_targets = _passes_of_targets(asked, model)
     return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.on_progress)
@@ -302,6 +309,7 @@ def _write_scales(program: Program, writer: BundleWriter) -> None:
 @dataclass(frozen=True)
 class Ran:
     """What a bundle showed when it was run as a user's will be; each list has an entry for each target that is run.
+    ``ms_per_token``: where the recipe's budget has a time, that of the first target.
 
     Engines for GPUs run where there is such a GPU, and else aren't.
     """
@@ -310,6 +318,7 @@ class Ran:
     storage: list[StoredBytes]
     rooflines: list[Roofline]
     fusion_effects: list[FusionEffects]
+    ms_per_token: float | None
 
 
 def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, folder: Path, clock: Clock) -> Ran:
@@ -338,6 +347,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
     clock.end("verify")
     storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, on_progress, limit.memory_budget())
     check_bytes(storage, model.recipe)
+    timed = check_time(Bundle.open(folder, CODE), here[0], model.recipe) if here else None
     clock.end("roofline")
     matched = {(s.target, s.name): s.matched for s in rewritten.summaries}
     bundle = Bundle.open(folder)
@@ -354,7 +364,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
         if name == MEASURED  # fusions of others aren't measured one by one
     ]
     clock.end("fusions")
-    return Ran(verification, storage, rooflines, effects)
+    return Ran(verification, storage, rooflines, effects, timed)
 
 
 def source_bytes(source: str | Path | PreTrainedModel) -> int:
@@ -368,6 +378,10 @@ def source_bytes(source: str | Path | PreTrainedModel) -> int:
 def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
     """What training has made of the weights, and the recipe that gave them their shapes."""
     return (None, None) if asked.trained is None else (asked.trained.weights(), asked.trained.recipe)
+
+
+def _common_formats(asked: ExportRequest) -> bool:
+    return not all(TARGETS[name].every_format for name in asked.targets)
 
 
 def _passes_of_targets(asked: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:

@@ -30,7 +30,7 @@ from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
-from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.passes.framework.weight_formats import WeightFormats, chooses
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
@@ -128,7 +128,7 @@ class Recipe(Section):
     @property
     def _formats(self) -> tuple[WeightFormat, ...]:
         """Every format that is named, candidates included."""
-        return (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
+        return (*self.weights.formats, *((self.auto.candidates or ()) if self.auto is not None else ()))
 
     @property
     def searched(self) -> bool:
@@ -149,8 +149,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _auto_fits(self) -> Self:
         method = self.weights.method
-        if method != "nearest" and not any(f.storage == "int4" for f in self._formats):
-            raise ValueError(f"method {method!r} chooses integers of int4, which no format here is")
+        every = self.auto is not None and self.auto.candidates is None
+        if method != "nearest" and not every and not any(chooses(method, f) for f in self._formats):
+            of = "int4" if method == "awq" else "fewer than 8 bits"
+            raise ValueError(f"method {method!r} chooses integers of {of}, which no format here has")
         if self.weights.sparsify is not None and not self.sparse:
             raise ValueError(f"sparsify {self.weights.sparsify!r} is for formats of sparsity '2:4', which none here is")
         if self.weights.keep_blocks and (remade := self._remade):
@@ -161,8 +163,8 @@ class Recipe(Section):
             raise ValueError("sparsify 'sparsegpt' chooses integers too, so that method can't be 'awq'")
         if self.auto is None:
             return self
-        if self.budget.max_kl is None and self.budget.max_bytes is None:
-            raise ValueError("[auto] needs a budget: max_kl or max_bytes in [budget]")
+        if self.budget == BudgetSection():
+            raise ValueError("[auto] needs a budget: max_kl, max_bytes or max_ms_per_token in [budget]")
         if self.weights != WeightFormats(method=method, gptq=self.weights.gptq, sparsify=self.weights.sparsify):
             raise ValueError("[auto] chooses all formats: leave all but the method out of [weights]")
         if self.shares and self.budget.max_kl is None:

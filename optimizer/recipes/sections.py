@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
@@ -36,21 +36,31 @@ class BudgetSection(Section):
 
     ``max_kl``: mean KL divergence per token in nats, above which the export fails. None takes the default of formats
     that lose precision; exact recipes are held to rounding instead. ``max_bytes``: of all weights as they are stored.
+    ``max_ms_per_token``: milliseconds of a decode step of one request, for [auto]; on this machine, or on ``device``,
+    a GPU that ``optimize plan`` knows.
     """
 
     max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_bytes: int | None = Field(default=None, gt=0)
+    max_ms_per_token: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    device: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _device_has_a_time(self) -> Self:
+        if self.device is not None and self.max_ms_per_token is None:
+            raise ValueError("device says where max_ms_per_token counts, which isn't there")
+        return self
 
 
 class AutoSection(Section):
     """Formats that are chosen weight by weight: as few bytes as [budget] ``max_kl`` allows, or the least KL within its
-    ``max_bytes``.
+    ``max_bytes`` or ``max_ms_per_token``.
 
-    ``candidates``: what there is to choose from. ``tokens``: most that a candidate's cost is measured with; fewer are
-    taken of large models.
+    ``candidates``: what there is to choose from; None: every format that the targets have kernels for. ``tokens``: most
+    that a candidate's cost is measured with; fewer are taken of large models.
     """
 
-    candidates: tuple[WeightFormat, ...] = Field(min_length=2)
+    candidates: tuple[WeightFormat, ...] | None = Field(default=None, min_length=2)
     tokens: int = Field(default=256, ge=16)
 
 

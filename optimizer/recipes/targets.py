@@ -62,7 +62,7 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
 def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:
     """Every format of weights that the recipe names, with its key; of several keys the plainest comes last."""
     weights = recipe.weights
-    for i, candidate in enumerate(recipe.auto.candidates if recipe.auto is not None else ()):
+    for i, candidate in enumerate((recipe.auto.candidates or ()) if recipe.auto is not None else ()):
         yield candidate, f"auto.candidates.{i}"
     for i, override in enumerate(weights.overrides):
         yield override.format, f"weights.overrides.{i}.format"

@@ -69,6 +69,44 @@ def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
     return Assignment.from_choices(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Something else that each option of each unit takes, such as bytes or time, and the most of it."""
+
+    taken: tuple[tuple[int, ...], ...]
+    most: int
+
+    def of(self, chosen: Sequence[int]) -> int:
+        """What a choice takes."""
+        return sum(taken[o] for taken, o in zip(self.taken, chosen, strict=True))
+
+
+def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tuple[int, ...] | None:
+    """The choice of the least predicted KL found that keeps one limit, or two; None if none does.
+
+    Two are made one size by their shares of what is allowed, in some proportions.
+    """
+    best: tuple[float, tuple[int, ...]] | None = None
+    for shares in [(part / _PARTS, 1 - part / _PARTS) for part in range(_PARTS + 1)] if len(limits) > 1 else [(1.0,)]:
+        sizes = [
+            tuple(
+                round(sum(s * _WHOLE * n.taken[i][o] / n.most for s, n in zip(shares, limits, strict=True)))
+                for o in range(len(unit.sizes))
+            )
+            for i, unit in enumerate(units)
+        ]
+        found = least_cost([Options(s, u.costs) for s, u in zip(sizes, units, strict=True)], _WHOLE)
+        if found is None or any(n.of(found.chosen) > n.most for n in limits):
+            continue
+        if best is None or found.cost < best[0]:
+            best = found.cost, found.chosen
+    return None if best is None else best[1]
+
+
+_WHOLE, _PARTS = 1 << 40, 8
+"""The size that a limit allows, where several are one; and in how many proportions they are."""
+
+
 def _spend(
     start: Sequence[int], budget: float, lowered: Sequence[Sequence[float]], paid: Sequence[Sequence[float]]
 ) -> list[int]:

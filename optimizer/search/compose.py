@@ -41,6 +41,7 @@ class Searching:
         scratch, memory_budget: see ``PassContext``.
         progress: called with the stages "prune", "heads" and "auto".
         recovered: weights that training has made, in the shapes of ``shaped_by``.
+        common_formats: see ``PassContext``.
     """
 
     captured: CapturedModel
@@ -50,6 +51,7 @@ class Searching:
     progress: Progress
     recovered: RecoveredWeights | None = None
     shaped_by: Recipe | None = None
+    common_formats: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         memory_budget=given.memory_budget,
         recovered=given.recovered,
         shaped_by=given.shaped_by,
+        common_formats=given.common_formats,
     )
     return search_captured(kind, given.captured, recipe, context, given.progress)
 

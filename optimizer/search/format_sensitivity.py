@@ -20,9 +20,9 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation, Values
 from enginewright.passes.framework.token_sequences import mean_kl
-from enginewright.passes.ir.prequantized import CodeFormat
+from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.quantized import quantized
+from enginewright.passes.ir.quantized import quantized, round_rows
 from enginewright.passes.ir.two_of_four import TwoOfFour
 from enginewright.passes.ops.experts import grouped_linear
 from enginewright.passes.ops.quantization import quantize_activation
@@ -35,6 +35,9 @@ ew = torch.ops.ew
 
 _ENOUGH_TOKENS = 128
 """With fewer for each unit, layers are changed as a whole instead."""
+
+MOST_ROWS = 512
+"""Of a weight that errors are looked at in, evenly spread."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,37 @@ def measure_sensitivities(
 
 
 def _errors(run: StepwiseEvaluation, node: Node, values: Values, formats: Sequence[WeightFormat]) -> list[float]:
-    """The squared error that each format makes in what a node gives, relative to that."""
-    exact = _product(run, node, values, lambda x: x, _weight(run, node))
+    """The squared error that each format makes in what a node gives, relative to that: in some of its numbers, where
+    weights are looked up, or rows are many."""
+    if node.target is ew.grouped_linear.default or any(f.sparsity != "dense" for f in formats):
+        exact = _product(run, node, values, lambda x: x, _weight(run, node))
+        off = [_rounded(run, node, f, values) - exact for f in formats]
+    elif node.target is ew.embedding.default:
+        exact = _weight(run, node)[_input(node, values).long().flatten().unique()]
+        off = [round_weight(exact, f) - exact for f in formats]
+    else:
+        x, weight = _input(node, values), _weight(run, node)
+        rows = weight[:: -(-len(weight) // MOST_ROWS)]
+        exact = x @ rows.t()
+        off = [rounded_activation(x, f) @ round_weight(rows, f).t() - exact for f in formats]
     size = max(float(exact.square().sum()), torch.finfo(torch.float32).tiny)
-    return [float((_rounded(run, node, f, values) - exact).square().sum()) / size for f in formats]
+    return [float(each.square().sum()) / size for each in off]
+
+
+def round_weight(rows: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
+    """What rows [N, K] are in a dense format, as float32."""
+    code_format = CodeFormat.of(weight_format.for_inputs(rows.shape[-1]))
+    if code_format is None:
+        return rows.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
+    found = round_rows(rows, code_format)
+    return decode(Codes(found.values, found.scales, found.offsets), code_format)
+
+
+def _input(node: Node, values: Values) -> torch.Tensor:
+    first = node.args[0]
+    assert isinstance(first, Node)
+    found: torch.Tensor = values[first]
+    return found
 
 
 def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, values: Values) -> torch.Tensor:
@@ -124,7 +154,7 @@ def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, v
     else:
         rounded = expr.evaluate().float() if isinstance(expr, TwoOfFour) else _weight(run, node)
         rounded = rounded.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
-    return _product(run, node, values, lambda x: _rounded_activation(x, weight_format), rounded)
+    return _product(run, node, values, lambda x: rounded_activation(x, weight_format), rounded)
 
 
 def _weight(run: StepwiseEvaluation, node: Node) -> torch.Tensor:
@@ -139,9 +169,7 @@ def _product(
     weight: torch.Tensor,
 ) -> torch.Tensor:
     """What a node gives with this weight, of its input after ``x``."""
-    first = node.args[0]
-    assert isinstance(first, Node)
-    given = values[first]
+    given = _input(node, values)
     if node.target is ew.embedding.default:
         return weight[given.long()]
     bias, starts = node.args[WEIGHT_ARGUMENT[node.target] + 1], node.args[1]
@@ -152,7 +180,8 @@ def _product(
     return torch.nn.functional.linear(x(given), weight, added)
 
 
-def _rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
+def rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
+    """What x [.., K] is as products with weights of a format see it."""
     if weight_format.activation == "int8":
         group = weight_format.activation_group_size
         values, scales, _ = quantize_activation(x, group)

@@ -25,6 +25,7 @@ from enginewright.passes.quantization.choose_formats import (
     why_dense,
 )
 from enginewright.runtime.bundle.weights import stored_bytes
+from enginewright.runtime.shared.panel_layouts import Layout
 
 ew = torch.ops.ew
 
@@ -121,11 +122,17 @@ def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
     values = stored_bytes(shape, "sparse32" if sparse else stored.layout, dtype)
     if not stored.group_sizes:
         return values
-    factors = (*shape[:-1], groups_of(shape[-1], weight_format.group_size))
-    return values + (2 if weight_format.zero_point else 1) * stored_bytes(factors, "panel32", "f16")
+    groups, block = groups_of(shape[-1], weight_format.group_size), weight_format.scale_block
+    if block:
+        layout: Layout = "blocks16" if block == 16 else "blocks8"
+        of_scales = stored_bytes((*shape[:-1], groups // block * (2 + block)), layout, "i8")
+    else:
+        of_scales = stored_bytes((*shape[:-1], groups), "panel32", "f16")
+    return values + (2 if weight_format.zero_point else 1) * of_scales
 
 
 def _fits(shape: tuple[int, ...], weight_format: WeightFormat) -> bool:
     if weight_format.sparsity != "dense" and shape[-1] % QUAD:
         return False
-    return weight_format.stored.fits(shape[-1], weight_format.group_size or shape[-1])
+    fits = weight_format.stored.fits(shape[-1], weight_format.group_size or shape[-1])
+    return fits and weight_format.fits_blocks(shape[-1])

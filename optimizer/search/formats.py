@@ -1,4 +1,5 @@
-"""[auto]: formats for all weights, so that a KL budget is met with the fewest bytes, or a size with the least KL.
+"""[auto]: formats for all weights, so that a KL budget is met with the fewest bytes, or a size, or a time, with the
+least KL.
 
 A model whose shape the recipe changes is looked at as these passes leave it; what they cost is of the same budget.
 """
@@ -10,31 +11,45 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+from enginewright.optimizer.bench.token_seconds import token_seconds
+from enginewright.optimizer.plan.devices import CPU
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.token_sequences import beginnings
-from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats, chooses
 from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import VerificationError
 
-from .assign import Assignment, Options, fewest_bytes
+from .assign import Assignment, Limit, Options, fewest_bytes, least_cost_within
+from .format_candidates import try_formats, undominated, writable_formats
+from .format_seconds import CONTEXT, TokenClock, time_formats
 from .format_sensitivity import measure_sensitivities, plan_measurements
 from .format_units import FormatUnit, bytes_of_others, find_units
-from .report import AutoReport, FormatOption, ParetoPoint, UnitChoice
+from .report import AutoReport, FormatOption, ParetoPoint, TokenTime, UnitChoice
 from .search import NothingToChooseError, NothingWithinError, Search, Tried, some_of
 
 LENGTH = 64
 """Tokens of a sequence that units are measured with: shorter ones show more of a text, and less of attention."""
 
+TIMES_AGREE = 0.1
+"""The share that a time may be off: of what was chosen from what was predicted, and of a bundle from its budget."""
+
 
 class FormatSearch(Search[AutoReport]):
-    """For a recipe that has [auto]; ``options`` are in the order of each unit's formats, sizes are bytes."""
+    """For a recipe that has [auto]; ``options`` are in the order of each unit's formats, sizes are bytes.
+
+    ``slower``: what times of units are multiplied with, once a choice was timed; ``timed``: its milliseconds.
+    """
 
     stage: ClassVar[str] = "auto"
     section: ClassVar[str] = "auto"
     passes: ClassVar[tuple[str, ...]] = (ChooseFormats.name,)
+
+    slower: float = 1.0
+    timed: float = 0.0
 
     @property
     def auto(self) -> AutoSection:
@@ -43,7 +58,8 @@ class FormatSearch(Search[AutoReport]):
         return self.recipe.auto
 
     def find_units(self) -> None:
-        self.units = find_units(self.program, self.auto.candidates)
+        self.candidates = self.auto.candidates or self._every_format()
+        self.units = find_units(self.program, self.candidates)
         if all(len(u.formats) == 1 for u in self.units):
             raise NothingToChooseError(
                 f"recipe {self.recipe.name}: auto.candidates: no weight of this model can have more than one of them",
@@ -56,12 +72,19 @@ class FormatSearch(Search[AutoReport]):
         )
         self.options = [Options(u.sizes, c) for u, c in zip(self.units, costs, strict=True)]
         self.fixed = bytes_of_others(self.program, self.units)
+        self.clock: TokenClock | None = None
+        if self.recipe.budget.max_ms_per_token is not None:
+            device = self.recipe.budget.device or CPU
+            self.clock = TokenClock(self.program, self.later, self.recipe, self.context, device)
+            self.seconds = time_formats(self.clock, self.units, self._recipe_of, self.on_progress)
         self.check = self.checked_on(self.later, self.source)
         if self.source is not None:
             self.spent = max(self.check.measure_program().values())
 
     def choose(self) -> Tried:
         name, max_kl, max_bytes = self.recipe.name, self.recipe.budget.max_kl, self.recipe.budget.max_bytes
+        if self.clock is not None:
+            return self._within_time(self.clock)
         if max_kl is None:
             assert max_bytes is not None
             taken = self.least_kl(max_bytes)
@@ -92,6 +115,91 @@ class FormatSearch(Search[AutoReport]):
             )
         return best
 
+    def _every_format(self) -> tuple[WeightFormat, ...]:
+        """Those of the targets that no other is better than. Bytes of scales take longer to read than float16."""
+        tried = try_formats(
+            self.program, writable_formats(common=self.context.common_formats, method=self.recipe.weights.method)
+        )
+        kept = undominated(tried)
+        if self.recipe.budget.max_ms_per_token is not None:
+            kept += [t for t in undominated([t for t in tried if not t.format.scale_block]) if t not in kept]
+        return tuple(t.format for t in kept)
+
+    def _within_time(self, clock: TokenClock) -> Tried:
+        """The choice of the least KL within the time, and within the bytes if there is a budget of these.
+
+        What was chosen is timed as a whole. If that is off by more than ``TIMES_AGREE``, the budget is corrected by it,
+        once. One format for all that keeps the time, and is predicted to cost the least KL, is measured too.
+        """
+        budget = self.recipe.budget
+        assert budget.max_ms_per_token is not None
+        best = self._least_kl_within(budget.max_ms_per_token)
+        timed = clock.time(self._recipe_of(best))[1].total * 1e3
+        self.slower = timed / self._ms(best)
+        if abs(self.slower - 1) > TIMES_AGREE:
+            best = self._least_kl_within(budget.max_ms_per_token)
+            timed = clock.time(self._recipe_of(best))[1].total * 1e3
+        self.timed = timed
+        if timed > (1 + TIMES_AGREE) * budget.max_ms_per_token:
+            raise self._too_slow(f"what was chosen takes {timed:.3g} ms where {self._ms(best):.3g} were predicted")
+        found = [self.measure(Assignment.from_choices(self.options, best))]
+        single = self._best_single(budget.max_ms_per_token)
+        if single is not None and single != best:
+            found.append(self.measure(Assignment.from_choices(self.options, single)))
+        taken = min(found, key=lambda t: t.kl)
+        if budget.max_kl is not None and taken.kl > budget.max_kl:
+            raise NothingWithinError(
+                f"recipe {self.recipe.name}: no choice of formats is within both max_ms_per_token = "
+                f"{budget.max_ms_per_token:g} and max_kl = {budget.max_kl:g}: the least KL is {taken.each}",
+                hint="Allow more of one of them in [budget].",
+            )
+        return taken
+
+    def _least_kl_within(self, most_ms: float) -> tuple[int, ...]:
+        """Raises NothingWithinError with the least time, or bytes, that is possible."""
+        limits = self._limits(most_ms)
+        chosen = least_cost_within(self.options, limits) if all(limit.most > 0 for limit in limits) else None
+        if chosen is not None:
+            return chosen
+        fastest = tuple(of.index(min(of)) for of in self.seconds.units)
+        if self._ms(fastest) > most_ms:
+            raise self._too_slow(f"the fastest takes {self._ms(fastest):.3g} ms")
+        smallest = tuple(unit.smallest for unit in self.units)
+        raise NothingWithinError(
+            f"recipe {self.recipe.name}: no choice of formats is within both max_ms_per_token = {most_ms:g} and "
+            f"max_bytes = {self.recipe.budget.max_bytes:,}: the smallest takes "
+            f"{self._bytes(Assignment.from_choices(self.options, smallest)):,} bytes and {self._ms(smallest):.3g} ms",
+            hint="Allow more of one of them in [budget].",
+        )
+
+    def _too_slow(self, found: str) -> NothingWithinError:
+        budget = self.recipe.budget
+        return NothingWithinError(
+            f"recipe {self.recipe.name}: no choice of formats is within max_ms_per_token = "
+            f"{budget.max_ms_per_token:g} on {budget.device or 'this machine'}: {found}",
+            hint="Allow more with max_ms_per_token in [budget], or add a faster format to the candidates of [auto].",
+        )
+
+    def _limits(self, most_ms: float) -> list[Limit]:
+        limits = [Limit(self.seconds.units, int(most_ms / self.slower * 1e6) - self.seconds.fixed)]
+        if self.recipe.budget.max_bytes is not None:
+            limits.append(Limit(tuple(u.sizes for u in self.units), self.recipe.budget.max_bytes - self.fixed))
+        return limits
+
+    def _best_single(self, most_ms: float) -> tuple[int, ...] | None:
+        """One format for all that can have it, of those within the limits that of the least predicted KL."""
+        limits = self._limits(most_ms)
+        fitting = [c for c in map(self._everywhere, self.candidates) if all(n.of(c) <= n.most for n in limits)]
+        return min(fitting, key=lambda c: Assignment.from_choices(self.options, c).cost, default=None)
+
+    def _ms(self, chosen: Sequence[int]) -> float:
+        """Predicts a token's milliseconds."""
+        of_units = sum(of[o] for of, o in zip(self.seconds.units, chosen, strict=True))
+        return self.slower * (of_units + self.seconds.fixed) / 1e6
+
+    def _recipe_of(self, chosen: Sequence[int]) -> Recipe:
+        return self.applied(Assignment.from_choices(self.options, chosen))
+
     def fewest(self, most_kl: float) -> Assignment:
         return fewest_bytes(self.options, most_kl) or self.curve[0]
 
@@ -105,12 +213,12 @@ class FormatSearch(Search[AutoReport]):
             for path in unit.paths
             if f != default
         ]
-        has_int4 = any(f.storage == "int4" for f in formats)
+        chosen = any(chooses(recipe.weights.method, f) for f in formats)
         weights = WeightFormats(
             default=default,
             overrides=tuple(overrides),
-            method=recipe.weights.method if has_int4 else "nearest",
-            gptq=recipe.weights.gptq if has_int4 else None,
+            method=recipe.weights.method if chosen else "nearest",
+            gptq=recipe.weights.gptq if chosen else None,
             sparsify=recipe.weights.sparsify if any(f.sparsity != "dense" for f in formats) else None,
         )
         # The shapes that were measured, whatever groups the chosen formats have:
@@ -130,25 +238,34 @@ class FormatSearch(Search[AutoReport]):
             measured_kl=taken.measured,
             shapes_kl=self.spent,
             curve=tuple(self._point(a) for a in some_of(self.curve)),
-            single={str(c): self._single(c) for c in self.auto.candidates},
+            single={str(c): self._single(c) for c in self.candidates},
             tried=tuple(self._point(t.choice, t.kl) for t in self.tried),
             units=tuple(_unit_choice(*each) for each in zip(self.units, costs, taken.choice.chosen, strict=True)),
             seconds=seconds,
+            time=self._token_time(taken.choice),
         )
+
+    def _token_time(self, choice: Assignment) -> TokenTime | None:
+        budget = self.recipe.budget
+        if budget.max_ms_per_token is None:
+            return None
+        return TokenTime(budget.max_ms_per_token, budget.device or CPU, self._ms(choice.chosen), self.timed)
 
     def _bytes(self, choice: Assignment) -> int:
         return choice.size + self.fixed
 
     def _point(self, choice: Assignment, measured: float | None = None) -> ParetoPoint:
-        return ParetoPoint(self._bytes(choice), choice.cost, measured)
+        ms = None if self.clock is None else self._ms(choice.chosen)
+        return ParetoPoint(self._bytes(choice), choice.cost, measured, ms)
 
     def _single(self, weight_format: WeightFormat) -> ParetoPoint:
         """One format for all that can have it; the others their smallest."""
-        size, cost = self.fixed, 0.0
-        for unit, options in zip(self.units, self.options, strict=True):
-            o = unit.formats.index(weight_format) if weight_format in unit.formats else unit.smallest
-            size, cost = size + options.sizes[o], cost + options.costs[o]
-        return ParetoPoint(size, cost)
+        return self._point(Assignment.from_choices(self.options, self._everywhere(weight_format)))
+
+    def _everywhere(self, weight_format: WeightFormat) -> tuple[int, ...]:
+        return tuple(
+            unit.formats.index(weight_format) if weight_format in unit.formats else unit.smallest for unit in self.units
+        )
 
 
 def _unit_choice(unit: FormatUnit, costs: Sequence[float], chosen: int) -> UnitChoice:
@@ -164,3 +281,21 @@ def check_bytes(stored: Sequence[StoredBytes], recipe: Recipe) -> None:
             f"recipe {recipe.name}: the weights take {taken:,} bytes, and max_bytes is {most:,}",
             hint="Take a recipe of smaller formats, or allow more with max_bytes in [budget].",
         )
+
+
+def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
+    """The milliseconds of a token of a bundle, where the recipe's budget has a time on this machine; else None.
+
+    Raises VerificationError if they are more than the budget, by more than ``TIMES_AGREE``.
+    """
+    most = recipe.budget.max_ms_per_token
+    if most is None or recipe.budget.device not in (None, CPU):
+        return None
+    taken = 1e3 * token_seconds(bundle, target, CONTEXT)
+    if taken > (1 + TIMES_AGREE) * most:
+        raise VerificationError(
+            f"recipe {recipe.name}: a token takes {taken:.3g} ms on this machine, and max_ms_per_token is {most:g}",
+            hint="Export it while nothing else runs; or take a recipe of faster formats, or allow more with "
+            "max_ms_per_token in [budget].",
+        )
+    return taken

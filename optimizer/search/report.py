@@ -42,6 +42,7 @@ class ParetoPoint:
 
     Attributes:
         bytes: of all weights.
+        ms_per_token: predicted, where the budget has a time; None elsewhere.
         predicted_kl: sum of what each unit's format costs alone, in nats a token.
         measured_kl: of the quantized program on the tokens of the check; None if it was not measured.
     """
@@ -49,6 +50,26 @@ class ParetoPoint:
     bytes: int
     predicted_kl: float
     measured_kl: float | None = None
+    ms_per_token: float | None = None
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """What a token takes, a decode step of one request, in milliseconds.
+
+    Attributes:
+        budget: the most.
+        device: where.
+        predicted: by the formats' times, corrected if the chosen program took another time.
+        timed: of the chosen program on made-up weights, or as predicted for a GPU.
+        measured: of the bundle; None where it doesn't run here.
+    """
+
+    budget: float
+    device: str
+    predicted: float
+    timed: float
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +103,7 @@ class AutoReport(SearchReport):
         tried: what was measured on the way, in order.
         units: in the order of the program.
         shapes_kl: of the measured KL, what the model's shape costs that the recipe changes, on the worst kind.
+        time: of a token, where the budget has one.
     """
 
     max_bytes: int | None
@@ -92,6 +114,7 @@ class AutoReport(SearchReport):
     tried: tuple[ParetoPoint, ...]
     units: tuple[UnitChoice, ...]
     shapes_kl: float = 0.0
+    time: TokenTime | None = None
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,6 @@ import torch
 LEAST, MOST = -8, 7
 """The range of values of 4 bits without offsets."""
 
-STEPS = 15
-"""The largest of values of 4 bits with offsets, which go from 0 to this."""
-
-DIVISORS = (-8.7, -8.0, -7.5, -7.0, -6.5, 6.0, 6.5, 7.0)
-"""What m may be divided by where more is known than the weights, as in gptq.py. Positive: m gets the shorter side."""
-
 SHARES = (1.0, 0.9, 0.8)
 """How much of a group's range the integers cover before the first refinement."""
 

@@ -17,6 +17,7 @@ from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 
 from ..ops.dequantize import LARGEST_E4M3
 from ..ops.quantization import LARGEST, groups_of
+from .grid import Grid
 from .round_to_4_bits import round_symmetric, round_with_offsets
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, of.torch) for name, of in DTYPES.items()}
@@ -91,20 +92,12 @@ def _round_to_codes(rows: torch.Tensor, group_size: int, offsets: bool, *, codes
     return RoundedRows(places.flatten(1)[:, : rows.shape[1]], scales, None, 0, vanished)
 
 
-def nearest_level(numbers: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
-    """The nearest of some integers, which ascend, to each number: int8 of its shape."""
-    known = torch.tensor(levels, dtype=torch.float32)
-    places = torch.bucketize(numbers.contiguous(), (known[1:] + known[:-1]) / 2)
-    return known.to(torch.int8)[places]
-
-
-def _round_to_levels(rows: torch.Tensor, group_size: int, offsets: bool, *, levels: Sequence[int]) -> RoundedRows:
+def _round_to_levels(rows: torch.Tensor, group_size: int, offsets: bool, *, grid: Grid) -> RoundedRows:
     """float32 [N, K], whose groups divide K, as some integers; a group's largest magnitude becomes the first."""
     groups = rows.unflatten(-1, (-1, group_size))  # [N, groups, G]
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
-    scales = (largest / levels[0]).half()
-    divisor = torch.where(scales == 0, torch.inf, scales.float())
-    values = nearest_level(groups / divisor[..., None], levels)
+    scales = (largest / grid.low).half()
+    values = grid.quantized(groups, scales.float()[..., None]).to(torch.int8)
     return RoundedRows(values.flatten(-2), scales, None, 0, int(((scales == 0) & (largest != 0)).sum()))
 
 
@@ -137,6 +130,6 @@ ROUNDINGS: Mapping[Storage, Rounding] = {
     "nf4": Rounding(0.6, partial(_round_to_codes, codes=FORMATS["nf4"].codes), trained=False),
     "int5": Rounding(0.4, partial(_round_to_few_bits, bits=5)),
     "int6": Rounding(0.3, partial(_round_to_few_bits, bits=6)),
-    "iq4": Rounding(0.6, partial(_round_to_levels, levels=FORMATS["iq4"].levels), trained=False),
-    "fp4": Rounding(0.7, partial(_round_to_levels, levels=FORMATS["fp4"].levels), trained=False),
+    "iq4": Rounding(0.6, partial(_round_to_levels, grid=Grid.of("iq4", offsets=False)), trained=False),
+    "fp4": Rounding(0.7, partial(_round_to_levels, grid=Grid.of("fp4", offsets=False)), trained=False),
 }

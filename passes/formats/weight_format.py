@@ -86,6 +86,10 @@ class WeightFormat(Section):
         """Whether every target reads it, not only those with kernels of our own for it."""
         return self.stored.everywhere and not self.scale_block and self.group_size != 16
 
+    def fits_blocks(self, size: int) -> bool:
+        """Whether the groups of a weight with K = ``size`` fill whole blocks of scales, if they are in blocks."""
+        return not self.scale_block or size % (self.group_size * self.scale_block) == 0
+
     def for_inputs(self, size: int) -> WeightFormat:
         """The same for a weight with K = ``size``. Of 4 bits, one scale a channel is one group of K values."""
         if self.group_size or not self.stored.multiple:

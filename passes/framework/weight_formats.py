@@ -13,6 +13,14 @@ from ..formats.weight_format import WeightFormat
 Method = Literal["nearest", "gptq", "awq"]
 """How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""
 
+
+def chooses(method: Method, weight_format: WeightFormat) -> bool:
+    """Whether a method chooses the integers of a format: GPTQ those of fewer than 8 bits, AWQ those of int4."""
+    if method == "gptq":
+        return weight_format.stored.integers and weight_format.stored.bits < 8
+    return method == "awq" and weight_format.storage == "int4"
+
+
 Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
 """How a sparse format chooses which two of every four weights it keeps: ``passes/sparsity/select_sparsity_mask.py``."""
 
@@ -42,9 +50,9 @@ class WeightFormats(Section):
 
     ``embeddings`` is the default of token tables and of the product that gives the logits, where it isn't that of the
     others. ``keep_blocks``: a weight that its file holds in blocks of a format that can be made keeps it bit for bit,
-    unless an override names it. ``method``: how integers of 4 bits are chosen where they are; ``gptq`` is for that
-    method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default of both. ``smooth``: channels
-    are scaled so that rounding what weights are multiplied with costs less.
+    unless an override names it. ``method``: how integers are chosen of the formats that it is for (``chooses``);
+    ``gptq`` has options of that method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default
+    of both. ``smooth``: channels are scaled so that rounding what weights are multiplied with costs less.
     """
 
     default: WeightFormat = WeightFormat()
@@ -73,8 +81,8 @@ class WeightFormats(Section):
 
     @model_validator(mode="after")
     def _blocks_are_rounded(self) -> Self:
-        if self.method != "nearest" and any(f.scale_block for f in self.formats):
-            raise ValueError(f'scale_block is for method = "nearest", and the method is {self.method!r}')
+        if self.method == "awq" and any(f.scale_block and chooses("awq", f) for f in self.formats):
+            raise ValueError('scale_block can\'t go with method = "awq", whose groups each have a range of their own')
         return self
 
     @model_validator(mode="after")

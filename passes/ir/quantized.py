@@ -27,8 +27,9 @@ import torch
 from enginewright.runtime.shared.errors import PassError, SourceError
 from enginewright.runtime.shared.weight_formats import FORMATS
 
-from ..formats.rounding import ROUNDINGS, RoundedRows, nearest_level
-from ..ops.quantization import LARGEST, groups_of, scales_as_floats, scales_in_blocks
+from ..formats.grid import Grid
+from ..formats.rounding import ROUNDINGS, RoundedRows
+from ..ops.quantization import groups_of, scales_as_floats, scales_in_blocks
 from .chosen_rows import Chosen
 from .prequantized import CodeFormat, Codes, Prequantized, decode
 from .provenance import Part
@@ -218,24 +219,26 @@ def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
     return Codes(torch.empty(shape, dtype=code_format.dtype), torch.empty(factors, dtype=kind), offsets)
 
 
-def in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
+def round_rows(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
+    """Rows [N, K] float32 by the format's own rounding, which looks at nothing but them."""
+    found = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
+    return _in_blocks(found, rows, code_format) if code_format.scale_block else found
+
+
+def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
     """Rows [N, K] that were rounded with a float16 for each group, with scales and offsets in blocks instead.
 
     Bytes are the nearest to the scales that were found, and values the nearest for what these became.
     """
-    block, half = code_format.scale_block, 1 << (code_format.bits - 1)
+    block = code_format.scale_block
     groups = groups_of(rows.shape[1], code_format.group_size)
     scales = scales_in_blocks(found.scales, block)
     offsets = None if found.offsets is None else scales_in_blocks(found.offsets, block)
     exact = scales_as_floats(scales, groups)[..., None]
     shift = 0.0 if offsets is None else scales_as_floats(offsets, groups)[..., None]
-    by = torch.where(exact == 0, torch.inf, exact)
-    low, high = (-half, half - 1) if offsets is None else (0, 2 * half - 1)
-    low = max(low, -LARGEST)
-    numbers = (rows.unflatten(-1, (groups, -1)) - shift) / by
-    levels = FORMATS[code_format.storage].levels
-    values = nearest_level(numbers, levels) if levels else numbers.round_().clamp_(low, high).to(torch.int8)
-    return RoundedRows(values.flatten(-2), scales, offsets, found.saturated, found.vanished)
+    grid = Grid.of(code_format.storage, offsets=code_format.offsets)
+    values = grid.quantized(rows.unflatten(-1, (groups, -1)), exact, shift)
+    return RoundedRows(values.flatten(-2).to(torch.int8), scales, offsets, found.saturated, found.vanished)
 
 
 def _finite(factors: Iterable[torch.Tensor], size: int, code_format: CodeFormat) -> bool:
@@ -305,9 +308,7 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
     counts = QuantizationCounts(value.numel())
     for start in range(0, len(flat), step):
         rows = flat[start : start + step].float()
-        found = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
-        if code_format.scale_block:
-            found = in_blocks(found, rows, code_format)
+        found = round_rows(rows, code_format)
         made = [t for t in (found.values, found.scales, found.offsets) if t is not None]
         for to, part in zip(_tensors(codes), made, strict=True):
             to[start : start + step] = part

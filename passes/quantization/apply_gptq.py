@@ -1,4 +1,4 @@
-"""Integers of 4 bits chosen by what layers give on calibration tokens (GPTQ), one layer after the other.
+"""Integers of 4 to 6 bits chosen by what layers give on calibration tokens (GPTQ), one layer after the other.
 
 One run of the program over all tokens goes through it call by call. Where a linear is to have integers, its input is
 there as the integers of the layers before make it, rounded as it will be: from it come the Hessian, the integers, and
@@ -21,15 +21,15 @@ from enginewright.passes.framework.base import Metric, Pass, PassContext, PassRe
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs, spread
-from enginewright.passes.framework.weight_formats import GptqOptions
+from enginewright.passes.framework.weight_formats import GptqOptions, chooses
 from enginewright.runtime.shared.errors import CapacityError, PassError
 
-from ..formats.round_to_4_bits import round_symmetric, round_with_offsets
 from ..formats.weight_format import WeightFormat
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
+from ..ir.quantized import round_rows
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
@@ -47,7 +47,7 @@ TOKENS_USED = "tokens used"
 
 
 class ApplyGptq(Pass):
-    """Gives the weights of 4 bits integers that GPTQ chose, if the recipe's method is "gptq".
+    """Gives the weights of 4, 5 and 6 bits integers that GPTQ chose, if the recipe's method is "gptq".
 
     Cases that keep other integers, which is recorded:
 
@@ -82,16 +82,16 @@ class ApplyGptq(Pass):
 
 
 def _targets(program: Program, result: PassResult) -> list[Node]:
-    """Linears of int4 with a weight that isn't integers already, in the program's order."""
+    """Linears of few bits with a weight that isn't integers already, in the program's order."""
     found = []
     for node in program.nodes_of(*LINEARS):
-        if node.meta[FORMAT].storage != "int4":
+        if not chooses("gptq", node.meta[FORMAT]):
             continue
         expr = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
         assert expr is not None  # ChooseFormats gives no format to a weight that is computed
         if isinstance(expr, ChosenCodes):
             continue  # together with what of it is kept
-        if _is_chosen(expr, code_format_of(node.meta[FORMAT])):
+        if _is_chosen(expr, CodeFormat.of(node.meta[FORMAT])):
             reason = "its file has integers of that format, which it keeps"
             result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
         else:
@@ -140,12 +140,7 @@ def _working_bytes(program: Program, node: Node) -> int:
     return 16 * rows * size + 3 * prod(experts) * rows * size + 16 * size * size
 
 
-def code_format_of(wanted: WeightFormat) -> CodeFormat:
-    """What integers of a weight format of 4 bits look like."""
-    return CodeFormat(4, wanted.group_size, wanted.zero_point)
-
-
-def _is_chosen(expr: WeightExpr, code_format: CodeFormat) -> bool:
+def _is_chosen(expr: WeightExpr, code_format: CodeFormat | None) -> bool:
     match expr:
         case Prequantized():
             return expr.code_format == code_format
@@ -163,7 +158,7 @@ def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
     """Whatever has the weight in the same format gets the integers: a tied embedding too."""
     new = program.weight(f"{weight.target}.gptq", chosen, where=weight.meta[WHERE])
     for user in list(weight.users):
-        if FORMAT in user.meta and code_format_of(user.meta[FORMAT]) == chosen.format:
+        if FORMAT in user.meta and CodeFormat.of(user.meta[FORMAT]) == chosen.format:
             user.replace_input_with(weight, new)
 
 
@@ -216,7 +211,8 @@ class _Sweep:
         """Chooses the integers of all experts, or of the one matrix; ``rows`` [M, K] are what each is given."""
         expr = self._program.weight_of(weight)
         assert expr is not None
-        where, code_format = join_where(node.meta[WHERE]), code_format_of(node.meta[FORMAT])
+        where, code_format = join_where(node.meta[WHERE]), CodeFormat.of(node.meta[FORMAT])
+        assert code_format is not None
         grouped = len(expr.shape) == 3
         found: list[Codes] = []
         few: list[int] = []
@@ -298,9 +294,8 @@ def _matrices(expr: WeightExpr) -> Any:
 
 
 def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
-    groups = weight.unflatten(-1, (-1, code_format.group_size))
-    values, *factors = round_with_offsets(groups) if code_format.offsets else round_symmetric(groups)
-    return Codes(values.flatten(-2), *factors)
+    found = round_rows(weight, code_format)
+    return Codes(found.values, found.scales, found.offsets)
 
 
 def _stacked(codes: Sequence[Codes]) -> Codes:

@@ -67,6 +67,8 @@ class ChooseFormats(Pass):
     that one's format, so that it is stored once. An override that names a module is taken at its word in all of these
     cases. What is computed from the inputs, or holds integers, has no other format at all.
 
+    Of a format with scales in blocks, weights whose groups don't fill whole blocks have a float16 for each group.
+
     Of a sparse format, tables, products that give the logits and experts have the dense form, unless an override asks
     for it, which is an error.
     """
@@ -98,6 +100,7 @@ class ChooseFormats(Pass):
                     result.rejected.append(_blocks_that_differ(node, kept))
                 weight = node.args[WEIGHT_ARGUMENT[node.target]]
                 chosen = _unless(reason, by_weight.get(weight, own) if is_table else own, node, result)
+                chosen = _without_partial_blocks(program, node, chosen, result)
                 if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
                     result.rejected.append(
                         Rejection(node.name, join_where(node.meta[WHERE]), f"it stays dense: {reason}")
@@ -270,6 +273,17 @@ def why_dense(node: Node, heads: set[Node]) -> str | None:
     return "its product gives the logits, which rounding hurts most" if node in heads else None
 
 
+def _without_partial_blocks(program: Program, node: Node, wanted: WeightFormat, result: PassResult) -> WeightFormat:
+    """The format, without blocks of scales if the weight has groups for a part of one."""
+    weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    if weight is None or wanted.fits_blocks(weight.shape[-1]):
+        return wanted
+    together = wanted.group_size * wanted.scale_block
+    reason = f"a scale for each group: its {weight.shape[-1]} inputs aren't blocks of {together}"
+    result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+    return wanted.model_copy(update={"scale_block": 0})
+
+
 def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> WeightFormat:
     """The format for a weight of this one's size. Raises PassError for one that it can't have."""
     if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
@@ -295,7 +309,7 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
         )
-    if chosen.scale_block and size % (group * chosen.scale_block):
+    if not chosen.fits_blocks(size):
         raise PassError(
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {chosen.scale_block} groups of "
             f"{group}, which share their scales",

@@ -1,4 +1,4 @@
-"""GPTQ: integers of 4 bits chosen column by column, each one's rounding error compensated by the columns to come.
+"""GPTQ: integers of 4 to 6 bits chosen column by column, each one's rounding error compensated by the columns to come.
 
 Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Of a weight W [N, K] and inputs X [T, K] it makes
 ||X W^T - X Q^T|| small, of which it only needs X^T X [K, K]. What is done here as there: columns in blocks, the factor
@@ -7,7 +7,7 @@ of the damped inverse Hessian, columns of the largest inputs first (activation o
 - Groups are static: their scales are chosen ahead, so that the order of columns is free and a group's stay together.
 - A scale is the best of some candidates for its group's squared error, a column's being weighted by its inputs.
 - Once the integers are known all scales of a row are solved for together, which only makes the error smaller. Not so
-  for weights of more than 2048 columns, where it would take longer than all else.
+  for weights of more than 2048 columns, where it would take longer than all else, and for scales in blocks.
 - The factor is made in float64, in place and in panels: X^T X of a few strong directions is far from well conditioned.
 - A column that is zero on every token is rounded to the nearest, not set to zero: other texts may need it.
 """
@@ -21,8 +21,9 @@ import torch
 from enginewright.passes.framework.weight_formats import GptqOptions
 from enginewright.runtime.shared.errors import PassError
 
-from ..formats.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
+from ..formats.grid import Grid, find_scales, find_scales_and_offsets
 from ..ir.prequantized import CodeFormat, Codes
+from ..ops.quantization import scales_as_floats, scales_in_blocks
 
 DAMPING = GptqOptions().damping
 """What is added to the Hessian's diagonal, as a share of its mean."""
@@ -153,7 +154,7 @@ def gptq(
     Args:
         weight: [N, K] float32.
         hessian: X^T X of its inputs, [K, K] float32.
-        code_format: 4 bits, in groups that divide K.
+        code_format: integers, in groups that divide K.
         factor: of ``hessian``, if there is one already.
         keep_zeros: what is zero in the weight stays zero, as its sparsity asks for.
 
@@ -163,8 +164,8 @@ def gptq(
     factor = factor or factorize(hessian)
     importance = hessian.diagonal() / (hessian.diagonal().mean() or 1.0)
     scales, offsets = choose_scales(weight, importance, code_format)
-    values = _round_columns(weight, factor, scales, offsets, code_format.group_size, keep_zeros)
-    if len(hessian) <= MOST_TO_REFIT:
+    values = _round_columns(weight, factor, scales, offsets, code_format, keep_zeros)
+    if len(hessian) <= MOST_TO_REFIT and not code_format.scale_block:
         scales, offsets = refit_scales(weight, hessian, values, scales, offsets, factor.damping)
     return Codes(values, scales, offsets)
 
@@ -172,68 +173,28 @@ def gptq(
 def choose_scales(
     weight: torch.Tensor, importance: torch.Tensor, code_format: CodeFormat
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales float16 [N, groups] of the least squared error, columns weighted by ``importance`` [K]; and offsets.
+    """Scales of the least squared error, columns weighted by ``importance`` [K]; and offsets.
 
-    Raises PassError if one is too large for float16.
+    They are float16 [N, groups], or the nearest to these in blocks, as ``scales_in_blocks`` gives them. Raises
+    PassError if one is too large for float16.
     """
-    size = code_format.group_size
+    size, block = code_format.group_size, code_format.scale_block
     weights = (importance.clamp(min=1e-6 * float(importance.max()) or 1.0)).view(-1, size)  # [groups, G]
     rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
-    search = _search_with_offsets if code_format.offsets else _search_symmetric
-    found = [search(part.unflatten(-1, (-1, size)), weights) for part in weight.split(rows)]
-    scales, *rest = (torch.cat(parts) for parts in zip(*found, strict=True))
-    if not torch.isfinite(scales).all() or not all(torch.isfinite(o).all() for o in rest):
+    grid = Grid.of(code_format.storage, offsets=code_format.offsets)
+    parts = [part.unflatten(-1, (-1, size)) for part in weight.split(rows)]
+    if code_format.offsets:
+        found = [find_scales_and_offsets(part, weights, grid) for part in parts]
+    else:
+        found = [(find_scales(part, weights, grid),) for part in parts]
+    factors = [torch.cat(some) for some in zip(*found, strict=True)]
+    stored = [scales_in_blocks(f, block) for f in factors] if block else factors
+    if not all(torch.isfinite(scales_as_floats(f, len(weights))).all() for f in stored):
         raise PassError(
             f"a weight of magnitude {weight.abs().max().item():g} is too large for float16 scales",
             hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
         )
-    return scales, rest[0] if rest else None
-
-
-def _search_symmetric(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """[N, groups, G] -> scales [N, groups]; ``weights`` [groups, G]."""
-    peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
-    best, least = torch.full_like(peak, torch.inf, dtype=torch.half), torch.full_like(peak, torch.inf)
-    for divisor in DIVISORS:
-        first = (peak / divisor).half()
-        values = _nearest(groups, first[..., None], None)
-        products, squares = (groups * values * weights).sum(-1), (values * values * weights).sum(-1)
-        scales = torch.where(squares > 0, products / squares, 0.0).half()
-        error = scales.float() * (scales.float() * squares - 2 * products)
-        error = torch.where(torch.isfinite(first), error, torch.inf)
-        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
-    return (best,)
-
-
-def _search_with_offsets(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """[N, groups, G] -> scales and offsets [N, groups]."""
-    low, high = torch.aminmax(groups, dim=-1)
-    best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
-    least, total = torch.full_like(low, torch.inf), weights.sum(-1)
-    for share in SHARES:
-        reach = share * (high - low)
-        scales, offsets = (reach / STEPS).half(), ((low + high - reach) / 2).half()
-        for _ in range(1 + REFINEMENTS):
-            values = _nearest(groups, scales[..., None], offsets[..., None])
-            off = values * scales.float()[..., None] + offsets.float()[..., None] - groups
-            error = (off.square() * weights).sum(-1)
-            for kept, new in zip(best, (scales, offsets), strict=True):
-                kept.copy_(torch.where(error < least, new, kept))
-            least = torch.minimum(error, least)
-            middle, mean = (values * weights).sum(-1) / total, (groups * weights).sum(-1) / total
-            centred = (values - middle[..., None]) * weights
-            spread = (centred * values).sum(-1)
-            scales = torch.where(spread > 0, (centred * groups).sum(-1) / spread, 0.0).half()
-            offsets = (mean - scales.float() * middle).half()
-    return tuple(best)
-
-
-def _nearest(x: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-    """The integers nearest to ``x`` for float16 scales (and offsets) that broadcast with it, as floats."""
-    divisor = torch.where(scales == 0, torch.inf, scales.float())
-    if offsets is None:
-        return (x / divisor).round_().clamp_(LEAST, MOST)
-    return ((x - offsets.float()) / divisor).round_().clamp_(0, STEPS)
+    return stored[0], stored[1] if code_format.offsets else None
 
 
 def _round_columns(
@@ -241,15 +202,15 @@ def _round_columns(
     factor: Factor,
     scales: torch.Tensor,
     offsets: torch.Tensor | None,
-    group_size: int,
+    code_format: CodeFormat,
     keep_zeros: bool = False,
 ) -> torch.Tensor:
     """The integers [N, K], int8: columns in the factor's order, each error spread over those behind it."""
-    upper, order = factor.upper, factor.order
+    upper, order, grid = factor.upper, factor.order, Grid.of(code_format.storage, offsets=code_format.offsets)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
-    group_of = order // group_size
-    by_group = scales.t().contiguous()  # [groups, N]
-    offset_by_group = None if offsets is None else offsets.t().contiguous()
+    group_of, groups = order // code_format.group_size, weight.shape[1] // code_format.group_size
+    by_group = scales_as_floats(scales, groups).t().contiguous()  # [groups, N]
+    offset_by_group = None if offsets is None else scales_as_floats(offsets, groups).t().contiguous()
     values = torch.empty(columns.shape, dtype=torch.int8)
     for start in range(0, len(columns), _BLOCK):
         stop = min(start + _BLOCK, len(columns))
@@ -258,14 +219,13 @@ def _round_columns(
         for i, column in enumerate(block):
             at = start + i
             scale = by_group[group_of[at]]
-            offset = None if offset_by_group is None else offset_by_group[group_of[at]]
-            chosen = _nearest(column, scale, offset)
+            offset = 0.0 if offset_by_group is None else offset_by_group[group_of[at]]
+            chosen = grid.quantized(column, scale, offset)
             if keep_zeros:
                 chosen *= weight[:, order[at]] != 0
             values[order[at]] = chosen.to(torch.int8)
-            chosen *= scale.float()
-            if offset is not None:
-                chosen += offset.float()
+            chosen *= scale
+            chosen += offset
             torch.div(column - chosen, upper[at, at], out=errors[i])
             if at + 1 < stop:
                 block[i + 1 :].addr_(upper[at, at + 1 : stop], errors[i], alpha=-1)

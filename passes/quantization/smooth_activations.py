@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.weight_formats import chooses
 from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
@@ -96,7 +97,7 @@ def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
     wanted = linear.meta[FORMAT]
     if not wanted.stored.integers:
         return False
-    if context.formats.method != "nearest" and wanted.storage == "int4":
+    if chooses(context.formats.method, wanted):
         return False
     expr = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
     return expr is not None and expr.dtype.is_floating_point

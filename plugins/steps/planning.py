@@ -124,6 +124,19 @@ class Device:
     threads: int = 0
 
 
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of one step of the engine: of each step of its program, in their order, and of all ``around`` them."""
+
+    steps: tuple[float, ...]
+    around: float
+
+    @property
+    def total(self) -> float:
+        """Sums them."""
+        return sum(self.steps) + self.around
+
+
 class StepModel(Protocol):
     """How long steps of one program take on one device."""
 
@@ -172,6 +185,7 @@ class Planning:
     Attributes:
         gpus: whether its programs run on GPUs; else on this machine's processor.
         model: gives the times of a program's steps on a device; may measure, and then tells progress.
+        timed: the seconds of a step of one size, without what a model needs for all sizes.
         formats: of a program, those that GPUs must have instructions for.
         scratch: bytes of a step beside the program's arena: (program, requests, tokens of each) -> bytes.
         of_bundle, of_recipe: what else decides how long steps take, of a bundle, or of a recipe's [engines].
@@ -180,6 +194,7 @@ class Planning:
 
     gpus: bool
     model: Callable[[PlannedSteps, Device, Progress], StepModel]
+    timed: Callable[[PlannedSteps, Device, StepSizes, Progress], StepSeconds]
     formats: Callable[[LoweredProgram], frozenset[str]] = stored_formats
     scratch: Callable[[LoweredProgram, int, int], int] = lambda program, requests, context: 0
     of_bundle: Callable[[Bundle], Hashable] = lambda bundle: None

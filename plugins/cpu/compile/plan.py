@@ -25,7 +25,7 @@ from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
-from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind
+from ...steps.planning import CountedSteps, Device, PlannedSteps, Planning, StepKind, StepSeconds
 from ..executable import isas
 from ..sampling import RowSampler
 from ..threads import available_threads
@@ -307,4 +307,20 @@ def _model(planned: PlannedSteps, device: Device, progress: Progress) -> CpuMode
     return measure(planned.steps, planned.context_length, planned.engine, device.threads, progress)
 
 
-PLANNING = Planning(gpus=False, model=_model, meeting=meeting_seconds)
+def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
+    """Takes a second. Products of experts aren't run: see ``measure``."""
+    steps, threads, requests = planned.steps, device.threads or available_threads(), len(sizes.lengths)
+    timed = StepProbe(steps, [sizes], threads).seconds(sizes)
+    of_kind = dict(timed.kinds)
+    costs = dict(zip((kind.key for kind in steps.kinds), steps.costs(sizes), strict=True))
+    if left := costs.keys() - of_kind.keys():
+        types = {kind for key in left for kind in costs[key].products}
+        machine = measure_machine(isas()[0], threads, types, steps.total(sizes).weights)
+        of_kind |= {key: limit_seconds(costs[key], machine) for key in left}
+    around = timed.around * len(steps.keys) + planned.engine(requests)
+    if (logits := steps.program.outputs.get("logits")) is not None:
+        around += sampler_seconds(logits.shape[-1].constant, (requests,), threads).at(requests)
+    return StepSeconds(tuple(of_kind[key] for key in steps.keys), around)
+
+
+PLANNING = Planning(gpus=False, model=_model, timed=_timed, meeting=meeting_seconds)

@@ -21,7 +21,7 @@ from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from ...gpu.specs import attention_scratch
 from ...gpu.tiles import product_tile
-from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares
+from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares, StepSeconds
 from ..section import CudaSection
 
 
@@ -45,8 +45,13 @@ class GpuModel:
 
     def seconds(self, sizes: StepSizes) -> float:
         """Predicts the seconds of a step of the engine."""
+        return self.around(sizes) + sum(self.each(sizes))
+
+    def each(self, sizes: StepSizes) -> tuple[float, ...]:
+        """Predicts the seconds of each step of the program."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
-        return self._shares.between_steps + sum(k.count * max(self._parts(k.step, c, sizes)) for k, c in pairs)
+        of_kind = {kind.key: max(self._parts(kind.step, cost, sizes)) for kind, cost in pairs}
+        return tuple(of_kind[key] for key in self._steps.keys)
 
     def around(self, sizes: StepSizes) -> float:
         """Seconds of the engine for which the GPU waits."""
@@ -144,4 +149,9 @@ def _asked(engines: Any) -> bool:
     return bool(engines.mixed_decodes)
 
 
-PLANNING = Planning(True, _model, _formats, _scratch, _mixed_decodes, _asked)
+def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
+    model = _model(planned, device, progress)
+    return StepSeconds(model.each(sizes), model.around(sizes))
+
+
+PLANNING = Planning(True, _model, _timed, _formats, _scratch, _mixed_decodes, _asked)

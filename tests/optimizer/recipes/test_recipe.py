@@ -396,14 +396,16 @@ def test_formats_may_be_chosen_automatically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (_AUTO, "[auto] needs a budget: max_kl or max_bytes"),
+        (_AUTO, "[auto] needs a budget: max_kl, max_bytes or max_ms_per_token"),
+        ("[budget]\nmax_ms_per_token = 0\n" + _AUTO, "budget.max_ms_per_token: Input should be greater than 0"),
+        ('[budget]\ndevice = "H100"\n', "device says where max_ms_per_token counts"),
         (
             "[budget]\nmax_kl = 0.1\n[weights]\nkeep_blocks = true\n" + _AUTO,
             "leave all but the method out of [weights]",
         ),
         ("[budget]\nmax_bytes = 0\n" + _AUTO, "budget.max_bytes: Input should be greater than 0"),
         ("[budget]\nmax_kl = 0.1\n[auto]\ncandidates = []\n", "auto.candidates: it must not be empty"),
-        ('[weights]\nmethod = "awq"\n', "chooses integers of int4, which no format here is"),
+        ('[weights]\nmethod = "awq"\n', "chooses integers of int4, which no format here has"),
         ('[weights]\nsparsify = "wanda"\n', "sparsify 'wanda' is for formats of sparsity '2:4', which none here is"),
     ],
 )

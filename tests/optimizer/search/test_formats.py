@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.plan.programs import planning_of
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
+from enginewright.optimizer.search import format_seconds
 from enginewright.optimizer.search.format_units import find_units
 from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.search.measure_choices import Check
@@ -19,8 +22,10 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import Method, WeightFormats
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.steps.planning import Device, PlannedSteps, StepSeconds
 from enginewright.runtime.shared.errors import RecipeError, VerificationError
-from enginewright.runtime.shared.progress import ProgressEvent, silent
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
 from tests.optimizer.search.formats_prepared import before_formats, random_tokens
 from tests.passes.captured import captured
 
@@ -34,7 +39,7 @@ SEEN, CHECKED = random_tokens(40, 33), random_tokens(50, 30, seed=1)
 
 def search(
     program: Program,
-    candidates: tuple[WeightFormat, ...] = (INT4, OFFSETS, INT8, BF16),
+    candidates: tuple[WeightFormat, ...] | None = (INT4, OFFSETS, INT8, BF16),
     *,
     method: Method = "nearest",
     events: list[ProgressEvent] | None = None,
@@ -125,6 +130,72 @@ def test_a_budget_that_nothing_meets_says_how_near_it_came() -> None:
         search(captured("Llama"), max_bytes=1000)
     with pytest.raises(VerificationError, match=r"within both max_kl = 0.001 and max_bytes = 60,000: \d"):
         search(captured("Llama"), max_kl=0.001, max_bytes=60_000)
+
+
+def by_bytes(monkeypatch: pytest.MonkeyPatch, of_mixed: float = 1.0) -> None:
+    """Steps take a microsecond for each byte of weights that they read; ``of_mixed`` times that once formats differ."""
+
+    def timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
+        uses = {use.name: use for use in planned.steps.program.weights}
+        slower = of_mixed if len({use.dtype for use in uses.values() if use.dtype != "f16"} - {"f32"}) > 1 else 1.0
+        read = (
+            sum(stored_bytes(uses[o.name]) for o in s.inputs if o.kind == "weight") for s in planned.steps.program.steps
+        )
+        return StepSeconds(tuple(1e-6 * slower * n for n in read), 0.0)
+
+    real = planning_of("cpu")
+    assert real is not None
+    monkeypatch.setattr(format_seconds, "planning_of", lambda target: replace(real, timed=timed))
+
+
+def test_a_time_is_kept_with_the_least_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_bytes(monkeypatch)
+    program = captured("Llama")
+    reports = [search(program, (INT4, INT8, BF16), max_ms_per_token=ms).report for ms in (70.0, 100.0)]
+    for report, most in zip(reports, (70.0, 100.0), strict=True):
+        assert report.time is not None
+        assert 0.85 * most < report.time.timed <= most
+        assert report.time.predicted == pytest.approx(report.time.timed, rel=0.02)
+        keeping = [p for p in report.single.values() if p.ms_per_token is not None and p.ms_per_token <= most]
+        assert keeping and report.chosen.predicted_kl <= min(p.predicted_kl for p in keeping)
+    assert reports[1].chosen.predicted_kl < reports[0].chosen.predicted_kl
+
+
+def test_a_time_and_a_size_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_bytes(monkeypatch)
+    report = search(captured("Llama"), (INT4, INT8, BF16), max_ms_per_token=100.0, max_bytes=75_000).report
+    assert report.time is not None and report.time.timed <= 100.0
+    assert report.chosen.bytes <= 75_000
+
+
+def test_times_that_are_off_are_corrected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_bytes(monkeypatch, of_mixed=1.3)
+    report = search(captured("Llama"), (INT4, INT8, BF16), max_ms_per_token=100.0).report
+    assert report.time is not None
+    assert report.time.timed <= 110.0
+    assert report.time.predicted == pytest.approx(report.time.timed, rel=0.05)
+
+
+def test_a_time_that_nothing_keeps_says_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_bytes(monkeypatch)
+    with pytest.raises(VerificationError, match=r"max_ms_per_token = 1 on this machine: the fastest takes \d") as e:
+        search(captured("Llama"), max_ms_per_token=1.0)
+    assert "max_ms_per_token" in str(e.value.hint)
+    with pytest.raises(
+        VerificationError, match=r"within both max_ms_per_token = 100 and max_bytes = 1,000: the smallest"
+    ):
+        search(captured("Llama"), max_ms_per_token=100.0, max_bytes=1000)
+    with pytest.raises(VerificationError, match=r"within both max_ms_per_token = 100 and max_kl = 1e-09"):
+        search(captured("Llama"), max_ms_per_token=100.0, max_kl=1e-9)
+
+
+def test_without_candidates_every_format_is_one() -> None:
+    program = captured("Llama")
+    few = search(program, max_bytes=75_000).report
+    every = search(program, None, max_bytes=75_000).report
+    assert len(every.single) > 10
+    assert every.chosen.bytes <= 75_000
+    assert every.chosen.predicted_kl < few.chosen.predicted_kl
 
 
 def test_there_must_be_something_to_choose() -> None:

@@ -290,12 +290,19 @@ def narrow(size: int) -> Program:
     return program_from(call, inner)
 
 
-def test_blocks_of_scales_that_are_not_whole_are_refused() -> None:
+def test_blocks_of_scales_that_are_not_whole() -> None:
+    """A default does without them, an override is refused."""
     blocks = INT4.model_copy(update={"scale_block": 8})
+    program = narrow(576)
+    result = choose(program, blocks)
+    assert formats(program) == {"narrow": INT4}
+    assert [r.reason for r in result.rejected] == ["a scale for each group: its 576 inputs aren't blocks of 256"]
     with pytest.raises(PassError, match="its input dimension of 576 isn't a multiple of 8 groups of 32") as e:
-        choose(narrow(576), blocks)
+        choose(narrow(576), F32, ("narrow", blocks))
     assert "scale_block = 0" in str(e.value.hint)
-    assert choose(narrow(512), blocks).matched == 1
+    whole = narrow(512)
+    assert choose(whole, blocks).rejected == ()
+    assert formats(whole) == {"narrow": blocks}
 
 
 @pytest.mark.parametrize(

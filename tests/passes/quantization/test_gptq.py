@@ -85,7 +85,7 @@ def test_integers_are_those_of_the_plain_algorithm(
     importance = hessian.diagonal() / hessian.diagonal().mean()
     scales, shifts = choose_scales(weight, importance, code_format)
     expected = by_elimination(weight, hessian, scales, shifts, group)
-    values = module._round_columns(weight, factorize(hessian), scales, shifts, group)
+    values = module._round_columns(weight, factorize(hessian), scales, shifts, code_format)
     assert (values == expected).all(1).float().mean() >= 0.97
 
 
@@ -125,7 +125,7 @@ def test_inputs_without_relation_leave_nothing_to_make_up_for() -> None:
     _, weight = problem(64, 16, 64)
     code_format = CodeFormat(4, 32)
     scales, offsets = choose_scales(weight, torch.ones(64), code_format)
-    values = module._round_columns(weight, factorize(torch.eye(64) * 7), scales, offsets, 32)
+    values = module._round_columns(weight, factorize(torch.eye(64) * 7), scales, offsets, code_format)
     assert torch.equal(values, (weight / scales.float().repeat_interleave(32, 1)).round().clamp(-8, 7).to(torch.int8))
 
 

@@ -1,0 +1,26 @@
+"""How long a token of one request takes: the engine's decode step, by the median of some."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import context_of
+
+from .options import BenchPlan, new_tokens
+from .server import Server
+
+_STEPS, _ROUNDS = 24, 3
+
+
+def token_seconds(bundle: Bundle, target: str, context: int) -> float:
+    """Times a decode step of one request that has ``context`` tokens before it, or as many as the bundle has room for.
+
+    Raises what ``open_executor`` raises.
+    """
+    before = max(1, min(context, context_of(bundle, None, target) - new_tokens(_STEPS)))
+    server = Server(bundle, target, BenchPlan((), (1,), (before,), _STEPS))
+    try:
+        return median(seconds for _ in range(_ROUNDS) for seconds in server.decode(1, before, _STEPS))
+    finally:
+        server.close()

@@ -1,0 +1,105 @@
+"""What ``auto`` chooses from where a recipe names no candidates: every format that a kernel reads and that can be
+written, less those that another one is better than in everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.passes.framework.weight_formats import Method
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.weight_formats import FORMATS, SCALE_BLOCKS
+
+from .format_sensitivity import round_weight, rounded_activation
+from .format_units import bytes_of, find_units, weight_node
+
+_SAMPLED_UNITS, _SAMPLED_ROWS, _INPUTS = 8, 32, 64
+"""Weights that formats are tried on, evenly spread over a model, rows of each, and made-up inputs."""
+
+_ALIKE = 0.02
+"""Errors of samples that differ by a smaller share than this say nothing."""
+
+
+def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...]:
+    """Every dense format that kernels read.
+
+    Args:
+        common: only those that every target reads.
+        method: how integers are chosen; formats that it can't choose them for are left out.
+    """
+    found = []
+    for storage, stored in FORMATS.items():
+        if stored.layout is None:
+            continue
+        sizes = [g for g in stored.group_sizes if g or not stored.multiple] or [0]
+        shifts = (False, True) if stored.shifted else (False,)
+        for size, shift, block in product(sizes, shifts, (0, *SCALE_BLOCKS)):
+            if block and not (stored.integers and size and method != "awq"):
+                continue
+            found.append(
+                WeightFormat(
+                    storage=storage,
+                    group_size=size,
+                    zero_point=shift,
+                    activation=stored.activation,
+                    activation_group_size=size if stored.integers else 0,
+                    scale_block=block,
+                )
+            )
+    return tuple(f for f in found if f.everywhere or not common)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A format on samples of weights: bytes of each, and the relative squared error of made-up products; None of those
+    that can't have it."""
+
+    format: WeightFormat
+    found: tuple[tuple[int, float] | None, ...]
+
+    def beaten_by(self, other: Tried) -> bool:
+        """Whether the other takes no more bytes, and is as exact, wherever this can be, and is better somewhere."""
+        better = False
+        for own, its in zip(self.found, other.found, strict=True):
+            if own is None:
+                continue
+            if its is None or its[0] > own[0] or its[1] > own[1] * (1 + _ALIKE):
+                return False
+            better = better or its[0] < own[0] or its[1] < own[1] * (1 - _ALIKE)
+        return better
+
+
+def try_formats(program: Program, formats: Sequence[WeightFormat]) -> list[Tried]:
+    """Rounds some rows of some weights of a program to each format. What none of them can have is left out."""
+    units = find_units(program, formats)
+    step = max(1, len(units) // _SAMPLED_UNITS)
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for unit in units[::step]:
+        expr = program.weight_of(weight_node(unit.nodes[0]))
+        assert expr is not None
+        rows = expr.evaluate().float().flatten(0, -2)
+        rows = rows[:: max(1, len(rows) // _SAMPLED_ROWS)][:_SAMPLED_ROWS]
+        samples.append((unit, rows, torch.randn(_INPUTS, rows.shape[1], generator=generator)))
+    found = []
+    for one in formats:
+        of = [(bytes_of(tuple(r.shape), one), _error(r, x, one)) if one in u.formats else None for u, r, x in samples]
+        if any(each is not None for each in of):
+            found.append(Tried(one, tuple(of)))
+    return found
+
+
+def _error(rows: torch.Tensor, x: torch.Tensor, weight_format: WeightFormat) -> float:
+    """The relative squared error of x [M, K] times rows [N, K] with both in a format."""
+    exact = x @ rows.t()
+    off = rounded_activation(x, weight_format) @ round_weight(rows, weight_format).t() - exact
+    return float(off.square().sum()) / max(float(exact.square().sum()), torch.finfo(torch.float32).tiny)
+
+
+def undominated(tried: Sequence[Tried]) -> list[Tried]:
+    """Those that no other is better than."""
+    return [one for one in tried if not any(one.beaten_by(other) for other in tried)]

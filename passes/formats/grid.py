@@ -1,0 +1,108 @@
+"""Which integers the values of a format may be, and the scales that bring them closest to groups of weights.
+
+The error of a weight counts as much as the mean square of what its column is multiplied with, which calibration tokens
+show: llama.cpp's importance matrix is made of the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from enginewright.runtime.shared.weight_formats import FORMATS, Storage
+
+from ..ops.quantization import LARGEST
+from .round_to_4_bits import REFINEMENTS, SHARES
+
+REACHES_LOW = (8.7 / 8, 1.0, 7.5 / 8, 7 / 8, 6.5 / 8)
+REACHES_HIGH = (6 / 7, 6.5 / 7, 1.0)
+"""What the value of the largest magnitude becomes, as a share of the lowest integer, or of the highest one. More than 1
+clips it, less leaves steps unused that are too coarse for the others."""
+
+REACHES_OF_LEVELS = (8.5 / 12, 8 / 12)
+"""Tried besides where integers lie closer to each other around 0: the largest is one of those before the last."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers from ``low`` to ``high``, or of these only ``levels``, which ascend."""
+
+    low: int
+    high: int
+    levels: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(storage: Storage, *, offsets: bool) -> Grid:
+        """The integers of a format; with offsets they begin at 0."""
+        stored = FORMATS[storage]
+        if stored.levels:
+            return Grid(stored.levels[0], stored.levels[-1], stored.levels)
+        if offsets:
+            return Grid(0, (1 << stored.bits) - 1)
+        half = 1 << (stored.bits - 1)
+        return Grid(max(-half, -LARGEST), half - 1)
+
+    def nearest(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The nearest integer to each number, as float32 of its shape."""
+        if not self.levels:
+            return numbers.round().clamp_(self.low, self.high)
+        known = torch.tensor(self.levels, dtype=torch.float32)
+        return known[torch.bucketize(numbers.contiguous(), (known[1:] + known[:-1]) / 2)]
+
+    def quantized(
+        self, groups: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | float = 0.0
+    ) -> torch.Tensor:
+        """The nearest integers for scales and offsets that broadcast with the groups; 0, or near it, where a scale
+        is 0."""
+        return self.nearest((groups - offsets) / torch.where(scales == 0, torch.inf, scales))
+
+    @property
+    def peaks(self) -> tuple[float, ...]:
+        """What a group's value of the largest magnitude may become."""
+        more = REACHES_OF_LEVELS if self.levels else ()
+        low, high = ((*reaches, *more) for reaches in (REACHES_LOW, REACHES_HIGH))
+        return (*(self.low * share for share in low), *(self.high * share for share in high))
+
+
+def find_scales(groups: torch.Tensor, weights: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Scales float16 [N, C] of the least squared error of groups [N, C, G], each column counted by ``weights`` [C, G].
+
+    Of some candidates, refined once by least squares; infinite where none fits.
+    """
+    peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    best, least = torch.full_like(peak, torch.inf, dtype=torch.half), torch.full_like(peak, torch.inf)
+    for reached in grid.peaks:
+        first = (peak / reached).half()
+        values = grid.quantized(groups, first.float()[..., None])
+        products, squares = (groups * values * weights).sum(-1), (values * values * weights).sum(-1)
+        scales = torch.where(squares > 0, products / squares, 0.0).half()
+        error = scales.float() * (scales.float() * squares - 2 * products)
+        error = torch.where(torch.isfinite(first), error, torch.inf)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    return best
+
+
+def find_scales_and_offsets(
+    groups: torch.Tensor, weights: torch.Tensor, grid: Grid
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and offsets float16 [N, C], as ``find_scales`` finds scales alone."""
+    low, high = torch.aminmax(groups, dim=-1)
+    best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
+    least, total = torch.full_like(low, torch.inf), weights.sum(-1)
+    for share in SHARES:
+        reach = share * (high - low)
+        scales, offsets = (reach / grid.high).half(), ((low + high - reach) / 2).half()
+        for _ in range(1 + REFINEMENTS):
+            values = grid.quantized(groups, scales.float()[..., None], offsets.float()[..., None])
+            off = values * scales.float()[..., None] + offsets.float()[..., None] - groups
+            error = (off.square() * weights).sum(-1)
+            for kept, new in zip(best, (scales, offsets), strict=True):
+                kept.copy_(torch.where(error < least, new, kept))
+            least = torch.minimum(error, least)
+            middle, mean = (values * weights).sum(-1) / total, (groups * weights).sum(-1) / total
+            centred = (values - middle[..., None]) * weights
+            spread = (centred * values).sum(-1)
+            scales = torch.where(spread > 0, (centred * groups).sum(-1) / spread, 0.0).half()
+            offsets = (mean - scales.float() * middle).half()
+    return best[0], best[1]
