@@ -212,11 +212,15 @@ class Search(ABC, Generic[Report]):
             RecipeError: there is nothing to choose.
         """
         start = time.perf_counter()
+        self.prepare()
+        taken = self.choose()
+        return Found(self.applied(taken.choice), self.report(taken, round(time.perf_counter() - start, 3)))
+
+    def prepare(self) -> None:
+        """Measures each unit alone; ``options`` are there then. Raises RecipeError if there is nothing to choose."""
         before, self.later = split_before(choose_passes(self.recipe.passes)[0], *self.passes)
         self.source, self.program = _shaped(self.task.program, before, self.context)
         self.find_units()
-        taken = self.choose()
-        return Found(self.applied(taken.choice), self.report(taken, round(time.perf_counter() - start, 3)))
 
     def on_progress(self, done: int, total: int, where: str) -> None:
         """Reports how far the search is."""
