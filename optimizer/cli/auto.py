@@ -33,6 +33,7 @@ def print_auto(console: Console, auto: AutoReport) -> None:
         row(name, point)
     budget = [f"KL {auto.max_kl:g}"] if auto.max_kl is not None else []
     budget += [format_bytes(auto.max_bytes)] if auto.max_bytes is not None else []
+    budget += [f"{auto.time.budget:g} ms a token"] if auto.time is not None else []
     counts = Counter(unit.format for unit in auto.units).most_common()
     console.print(f"\nformats by cost, for at most {' and '.join(budget)}:", markup=False)
     console.print(table)
@@ -40,6 +41,14 @@ def print_auto(console: Console, auto: AutoReport) -> None:
     console.print(
         "KL: " + ", ".join(f"{kl:.4f} on {kind}" for kind, kl in auto.measured_kl.items()), markup=False, soft_wrap=True
     )
+
+    if (time := auto.time) is not None:
+        measured = "" if time.measured is None else f", {time.measured:.3g} of the bundle"
+        console.print(
+            f"milliseconds a token on {time.device}: {time.predicted:.3g} predicted, {time.timed:.3g} timed{measured}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _spread(curve: tuple[ParetoPoint, ...]) -> list[ParetoPoint]:

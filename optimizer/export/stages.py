@@ -27,13 +27,14 @@ from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.check_bundle import engine_problem
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
+from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.compose import Searched, Searching, search
-from enginewright.optimizer.search.formats import check_bytes, check_time
+from enginewright.optimizer.search.formats import check_bytes
 from enginewright.optimizer.shared.export_records import FusionEffects, VerificationReport
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
@@ -60,6 +61,7 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
 from .rewrite import Rewritten, rewrite
+from .token_time import check_time
 
 _FEW_BITS = 6.5
 """Bits a weight, scales included, up to which a file's weights were rounded to 4 or 5 bits, some of them to 6."""
@@ -214,6 +216,7 @@ def search_within_budget(
         weights,
         shaped_by,
         _common_formats(asked),
+        None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
     )
     return search(model.recipe, given)
 

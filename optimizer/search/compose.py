@@ -22,6 +22,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.progress import Progress
 
+from .format_seconds import Clock
 from .formats import FormatSearch
 from .kv_heads import KvHeadSearch
 from .pruning import PruningSearch
@@ -42,6 +43,7 @@ class Searching:
         progress: called with the stages "prune", "heads" and "auto".
         recovered: weights that training has made, in the shapes of ``shaped_by``.
         common_formats: see ``PassContext``.
+        clock: see ``Task``.
     """
 
     captured: CapturedModel
@@ -52,6 +54,7 @@ class Searching:
     recovered: RecoveredWeights | None = None
     shaped_by: Recipe | None = None
     common_formats: bool = False
+    clock: Clock | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,12 @@ def without_searched_shapes(recipe: Recipe) -> Recipe:
 
 
 def search_captured(
-    kind: type[Search[Report]], captured: CapturedModel, recipe: Recipe, context: PassContext, progress: Progress
+    kind: type[Search[Report]],
+    captured: CapturedModel,
+    recipe: Recipe,
+    context: PassContext,
+    progress: Progress,
+    clock: Clock | None = None,
 ) -> Found[Report]:
     """One search of a model as it is captured.
 
@@ -113,6 +121,7 @@ def search_captured(
         recipe: says the budget; what it changes of the model's shape before, it says in numbers.
         context: of the passes; its calibration is at least two sequences.
         progress: called with the search's stage.
+        clock: see ``Task``.
 
     Raises:
         RequestError: there are too few sequences.
@@ -124,7 +133,7 @@ def search_captured(
         scratch.mkdir()
     try:
         parameters, context = captured.model_info.parameters, replace(context, scratch=scratch)
-        return kind(Task(captured.program, recipe, parameters, own, checks, context, progress)).run()
+        return kind(Task(captured.program, recipe, parameters, own, checks, context, progress, clock)).run()
     finally:
         if scratch is not None:
             shutil.rmtree(scratch)
@@ -142,7 +151,7 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         shaped_by=given.shaped_by,
         common_formats=given.common_formats,
     )
-    return search_captured(kind, given.captured, recipe, context, given.progress)
+    return search_captured(kind, given.captured, recipe, context, given.progress, given.clock)
 
 
 def _search_pruning(found: Searched, given: Searching) -> Searched:

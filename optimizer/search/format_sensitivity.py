@@ -37,7 +37,7 @@ _ENOUGH_TOKENS = 128
 """With fewer for each unit, layers are changed as a whole instead."""
 
 MOST_ROWS = 512
-"""Of a weight that errors are looked at in, evenly spread."""
+"""The most rows of a weight that errors are looked at in, evenly spread."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from enginewright.optimizer.bench.token_seconds import token_seconds
-from enginewright.optimizer.plan.devices import CPU
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection
 from enginewright.optimizer.shared.storage import StoredBytes
@@ -20,12 +19,13 @@ from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.token_sequences import beginnings
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats, chooses
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.runtime.bundle.reader import Bundle
+from enginewright.plugins.steps.planning import StepSeconds
 from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.lowered_program import Step
 
 from .assign import Assignment, Limit, Options, fewest_bytes, least_cost_within
 from .format_candidates import try_formats, undominated, writable_formats
-from .format_seconds import CONTEXT, TokenClock, time_formats
+from .format_seconds import time_formats
 from .format_sensitivity import measure_sensitivities, plan_measurements
 from .format_units import FormatUnit, bytes_of_others, find_units
 from .report import AutoReport, FormatOption, ParetoPoint, TokenTime, UnitChoice
@@ -72,19 +72,16 @@ class FormatSearch(Search[AutoReport]):
         )
         self.options = [Options(u.sizes, c) for u, c in zip(self.units, costs, strict=True)]
         self.fixed = bytes_of_others(self.program, self.units)
-        self.clock: TokenClock | None = None
         if self.recipe.budget.max_ms_per_token is not None:
-            device = self.recipe.budget.device or CPU
-            self.clock = TokenClock(self.program, self.later, self.recipe, self.context, device)
-            self.seconds = time_formats(self.clock, self.units, self._recipe_of, self.on_progress)
+            self.seconds = time_formats(self.units, self._timed, self.on_progress)
         self.check = self.checked_on(self.later, self.source)
         if self.source is not None:
             self.spent = max(self.check.measure_program().values())
 
     def choose(self) -> Tried:
         name, max_kl, max_bytes = self.recipe.name, self.recipe.budget.max_kl, self.recipe.budget.max_bytes
-        if self.clock is not None:
-            return self._within_time(self.clock)
+        if self.recipe.budget.max_ms_per_token is not None:
+            return self._within_time(self.recipe.budget.max_ms_per_token)
         if max_kl is None:
             assert max_bytes is not None
             taken = self.least_kl(max_bytes)
@@ -125,32 +122,31 @@ class FormatSearch(Search[AutoReport]):
             kept += [t for t in undominated([t for t in tried if not t.format.scale_block]) if t not in kept]
         return tuple(t.format for t in kept)
 
-    def _within_time(self, clock: TokenClock) -> Tried:
+    def _within_time(self, most_ms: float) -> Tried:
         """The choice of the least KL within the time, and within the bytes if there is a budget of these.
 
         What was chosen is timed as a whole. If that is off by more than ``TIMES_AGREE``, the budget is corrected by it,
         once. One format for all that keeps the time, and is predicted to cost the least KL, is measured too.
         """
-        budget = self.recipe.budget
-        assert budget.max_ms_per_token is not None
-        best = self._least_kl_within(budget.max_ms_per_token)
-        timed = clock.time(self._recipe_of(best))[1].total * 1e3
+        max_kl = self.recipe.budget.max_kl
+        best = self._least_kl_within(most_ms)
+        timed = self._timed(best)[1].total * 1e3
         self.slower = timed / self._ms(best)
         if abs(self.slower - 1) > TIMES_AGREE:
-            best = self._least_kl_within(budget.max_ms_per_token)
-            timed = clock.time(self._recipe_of(best))[1].total * 1e3
+            best = self._least_kl_within(most_ms)
+            timed = self._timed(best)[1].total * 1e3
         self.timed = timed
-        if timed > (1 + TIMES_AGREE) * budget.max_ms_per_token:
+        if timed > (1 + TIMES_AGREE) * most_ms:
             raise self._too_slow(f"what was chosen takes {timed:.3g} ms where {self._ms(best):.3g} were predicted")
         found = [self.measure(Assignment.from_choices(self.options, best))]
-        single = self._best_single(budget.max_ms_per_token)
+        single = self._best_single(most_ms)
         if single is not None and single != best:
             found.append(self.measure(Assignment.from_choices(self.options, single)))
         taken = min(found, key=lambda t: t.kl)
-        if budget.max_kl is not None and taken.kl > budget.max_kl:
+        if max_kl is not None and taken.kl > max_kl:
             raise NothingWithinError(
                 f"recipe {self.recipe.name}: no choice of formats is within both max_ms_per_token = "
-                f"{budget.max_ms_per_token:g} and max_kl = {budget.max_kl:g}: the least KL is {taken.each}",
+                f"{most_ms:g} and max_kl = {max_kl:g}: the least KL is {taken.each}",
                 hint="Allow more of one of them in [budget].",
             )
         return taken
@@ -197,8 +193,12 @@ class FormatSearch(Search[AutoReport]):
         of_units = sum(of[o] for of, o in zip(self.seconds.units, chosen, strict=True))
         return self.slower * (of_units + self.seconds.fixed) / 1e6
 
-    def _recipe_of(self, chosen: Sequence[int]) -> Recipe:
-        return self.applied(Assignment.from_choices(self.options, chosen))
+    def _timed(self, chosen: Sequence[int]) -> tuple[tuple[Step, ...], StepSeconds]:
+        """The steps of a choice, and their seconds. Which integers a method chooses changes none."""
+        assert self.task.clock is not None, "the budget has a time"
+        weights = self.applied(Assignment.from_choices(self.options, chosen)).weights
+        nearest = weights.model_copy(update={"method": "nearest", "gptq": None, "sparsify": None})
+        return self.task.clock.time(self.program, self.later, replace(self.context, formats=nearest, calibration=()))
 
     def fewest(self, most_kl: float) -> Assignment:
         return fewest_bytes(self.options, most_kl) or self.curve[0]
@@ -246,16 +246,16 @@ class FormatSearch(Search[AutoReport]):
         )
 
     def _token_time(self, choice: Assignment) -> TokenTime | None:
-        budget = self.recipe.budget
-        if budget.max_ms_per_token is None:
+        most, clock = self.recipe.budget.max_ms_per_token, self.task.clock
+        if most is None or clock is None:
             return None
-        return TokenTime(budget.max_ms_per_token, budget.device or CPU, self._ms(choice.chosen), self.timed)
+        return TokenTime(most, clock.device, self._ms(choice.chosen), self.timed)
 
     def _bytes(self, choice: Assignment) -> int:
         return choice.size + self.fixed
 
     def _point(self, choice: Assignment, measured: float | None = None) -> ParetoPoint:
-        ms = None if self.clock is None else self._ms(choice.chosen)
+        ms = None if self.recipe.budget.max_ms_per_token is None else self._ms(choice.chosen)
         return ParetoPoint(self._bytes(choice), choice.cost, measured, ms)
 
     def _single(self, weight_format: WeightFormat) -> ParetoPoint:
@@ -281,21 +281,3 @@ def check_bytes(stored: Sequence[StoredBytes], recipe: Recipe) -> None:
             f"recipe {recipe.name}: the weights take {taken:,} bytes, and max_bytes is {most:,}",
             hint="Take a recipe of smaller formats, or allow more with max_bytes in [budget].",
         )
-
-
-def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
-    """The milliseconds of a token of a bundle, where the recipe's budget has a time on this machine; else None.
-
-    Raises VerificationError if they are more than the budget, by more than ``TIMES_AGREE``.
-    """
-    most = recipe.budget.max_ms_per_token
-    if most is None or recipe.budget.device not in (None, CPU):
-        return None
-    taken = 1e3 * token_seconds(bundle, target, CONTEXT)
-    if taken > (1 + TIMES_AGREE) * most:
-        raise VerificationError(
-            f"recipe {recipe.name}: a token takes {taken:.3g} ms on this machine, and max_ms_per_token is {most:g}",
-            hint="Export it while nothing else runs; or take a recipe of faster formats, or allow more with "
-            "max_ms_per_token in [budget].",
-        )
-    return taken

@@ -26,6 +26,7 @@ from enginewright.runtime.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .assign import Assignment, Options, least_cost, pareto_curve
+from .format_seconds import Clock
 from .measure_choices import Check
 
 MARGIN = 0.9
@@ -128,6 +129,7 @@ class Task:
         checks: other tokens, of which each kind is held to the budget.
         context: of the passes, as of an export.
         progress: called with the search's stage.
+        clock: times a token, where the budget has a time.
     """
 
     program: Program
@@ -137,6 +139,7 @@ class Task:
     checks: Sequence[MeasuringTokens]
     context: PassContext
     progress: Progress
+    clock: Clock | None = None
 
 
 Report = TypeVar("Report")

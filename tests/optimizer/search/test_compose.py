@@ -40,6 +40,7 @@ def smallest(**changes: object) -> Recipe:
     """The built-in recipe with the candidates of a quick search, calibrated on little."""
     recipe = load_recipe("smallest")
     assert recipe.auto is not None
+    assert recipe.auto.candidates is not None
     few = recipe.auto.model_copy(update={"candidates": (recipe.auto.candidates[0], recipe.auto.candidates[4])})
     weights = recipe.weights.model_copy(update={"method": "nearest"})
     small = CalibrationSection(tokens=256, sequence_length=32)

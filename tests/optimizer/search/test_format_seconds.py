@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
+from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
-from enginewright.optimizer.search.format_seconds import TokenClock, time_formats
+from enginewright.optimizer.search.format_seconds import time_formats
 from enginewright.optimizer.search.format_units import find_units
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.steps.planning import StepSeconds
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.lowered_program import Step
 from tests.optimizer.search.formats_prepared import BF16, INT4_32, INT8, before_formats
 
 RECIPE = Recipe(name="mine", budget=BudgetSection(max_ms_per_token=1.0), auto=AutoSection(candidates=(INT4_32, INT8)))
@@ -22,23 +27,21 @@ def test_every_unit_has_a_time_in_every_format(device: str, hidden: int) -> None
     program = before_formats("Llama", hidden_size=hidden)
     units = find_units(program, (INT4_32, INT8, BF16))
     later = split_before(default_pipeline(), "choose_formats")[1]
-    clock = TokenClock(program, later, RECIPE, PassContext(), device)
+    clock = TokenClock(RECIPE.model_copy(update={"budget": BudgetSection(max_ms_per_token=1.0, device=device)}))
 
-    def recipe_of(chosen: list[int]) -> Recipe:
-        overrides = [
-            FormatOverride(layers=path, format=u.formats[o])
-            for u, o in zip(units, chosen, strict=True)
-            for path in u.paths
-        ]
-        return RECIPE.model_copy(update={"weights": WeightFormats(overrides=tuple(overrides)), "auto": None})
+    def timed(chosen: Sequence[int]) -> tuple[tuple[Step, ...], StepSeconds]:
+        pairs = zip(units, chosen, strict=True)
+        overrides = [FormatOverride(layers=path, format=u.formats[o]) for u, o in pairs for path in u.paths]
+        return clock.time(program, later, PassContext(formats=WeightFormats(overrides=tuple(overrides))))
 
     told: list[str] = []
-    found = time_formats(clock, units, recipe_of, lambda done, total, where: told.append(where))
+    found = time_formats(units, timed, lambda done, total, where: told.append(where))
     assert [len(of) for of in found.units] == [len(u.formats) for u in units]
     assert min(min(of) for of in found.units) > 0 and found.fixed > 0
     assert len(told) == 3 and told[0] == f"timing {INT4_32}"
 
 
 def test_a_device_that_nobody_knows() -> None:
+    unknown = BudgetSection(max_ms_per_token=1.0, device="H100000")
     with pytest.raises(TargetError, match="'H100000' isn't a known device"):
-        TokenClock(before_formats("Llama"), (), RECIPE, PassContext(), "H100000")
+        TokenClock(RECIPE.model_copy(update={"budget": unknown}))

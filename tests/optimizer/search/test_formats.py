@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.plan import token_clock
 from enginewright.optimizer.plan.programs import planning_of
+from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
-from enginewright.optimizer.search import format_seconds
 from enginewright.optimizer.search.format_units import find_units
 from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.search.measure_choices import Check
@@ -54,7 +55,7 @@ def search(
     checks = [MeasuringTokens(tuple(CHECKED), "held-out tokens")]
     context = PassContext(calibration=tuple(SEEN))
     on_progress = silent if events is None else events.append
-    return FormatSearch(Task(program, recipe, 200_000, SEEN, checks, context, on_progress)).run()
+    return FormatSearch(Task(program, recipe, 200_000, SEEN, checks, context, on_progress, TokenClock(recipe))).run()
 
 
 def kl_of(family: str, choice: Found[AutoReport], **overrides: Any) -> float:
@@ -145,7 +146,7 @@ def by_bytes(monkeypatch: pytest.MonkeyPatch, of_mixed: float = 1.0) -> None:
 
     real = planning_of("cpu")
     assert real is not None
-    monkeypatch.setattr(format_seconds, "planning_of", lambda target: replace(real, timed=timed))
+    monkeypatch.setattr(token_clock, "planning_of", lambda target: replace(real, timed=timed))
 
 
 def test_a_time_is_kept_with_the_least_kl(monkeypatch: pytest.MonkeyPatch) -> None:
