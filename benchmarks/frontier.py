@@ -192,12 +192,11 @@ def moved(name: str, values: np.ndarray, reader: gguf.GGUFReader) -> np.ndarray:
 
 
 def names_of(reader: gguf.GGUFReader) -> dict[str, str]:
-    """A GGUF tensor's name -> the Hugging Face module's."""
+    """The names of modules, as Hugging Face's classes of any family have them -> a GGUF tensor's, without its end."""
     architecture = str(reader.fields["general.architecture"].contents())
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     blocks = int(reader.fields[f"{architecture}.block_count"].contents())
-    known = gguf.get_tensor_name_map(kind, blocks).mapping
-    return {ours: theirs for theirs, (_, ours) in known.items() if theirs.startswith("model.")}
+    return {module: name for module, (_, name) in gguf.get_tensor_name_map(kind, blocks).mapping.items()}
 
 
 def recovered_tensors(folder: Path) -> Callable[[str, np.ndarray, Any], np.ndarray]:
@@ -208,12 +207,12 @@ def recovered_tensors(folder: Path) -> Callable[[str, np.ndarray, Any], np.ndarr
 
     def give(name: str, values: np.ndarray, reader: gguf.GGUFReader) -> np.ndarray:
         stem, _, kind = name.rpartition(".")
-        module = names_of(reader).get(stem)
-        found = trained.get(f"{module}.{kind}")
-        if found is None:
-            raise SystemExit(f"{folder} has nothing for {name} ({module}.{kind})")
+        module = next((m for m, n in names_of(reader).items() if n == stem and f"{m}.{kind}" in trained), None)
+        if module is None:
+            raise SystemExit(f"{folder} has nothing for {name}")
+        found = trained[f"{module}.{kind}"]
         architecture = str(reader.fields["general.architecture"].contents())
-        if architecture == "llama" and module is not None and module.endswith(("q_proj", "k_proj")):
+        if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
             count = "head_count" if module.endswith("q_proj") else "head_count_kv"
             heads = int(reader.fields[f"{architecture}.attention.{count}"].contents())
             found = found.reshape(heads, 2, -1, found.shape[1]).swapaxes(1, 2).reshape(found.shape)
@@ -289,7 +288,7 @@ class Maker:
             split_before(default_pipeline(), "fuse_qkv")[0],
             pass_context(load_recipe("f32"), frozenset(), (), scratch=None, progress=silent),
         ).run(program)
-        names = {module: name for name, module in names_of(gguf.GGUFReader(self.source)).items()}
+        names = names_of(gguf.GGUFReader(self.source))
         found: dict[str, np.ndarray] = {}
 
         def observe(node: torch.fx.Node, value: Any) -> None:
@@ -306,6 +305,8 @@ class Maker:
             inputs.setdefault(given, []).extend(node.meta[WHERE])
         fast = FastEvaluation(program, WeightCache())
         fast.evaluate(packed_inputs(program, self.sequences), observe)
+        if not found:
+            raise SystemExit(f"{self.source} has no products whose modules llama.cpp's tensors are named after")
         np.savez(path, **found)
         return path
 

@@ -184,10 +184,10 @@ def choose_scales(
     grid = Grid.of(code_format.storage, offsets=code_format.offsets)
     parts = [part.unflatten(-1, (-1, size)) for part in weight.split(rows)]
     if code_format.offsets:
-        found = [find_scales_and_offsets(part, weights, grid) for part in parts]
+        pairs = [find_scales_and_offsets(part, weights, grid) for part in parts]
+        factors = [torch.cat(some) for some in zip(*pairs, strict=True)]
     else:
-        found = [(find_scales(part, weights, grid),) for part in parts]
-    factors = [torch.cat(some) for some in zip(*found, strict=True)]
+        factors = [torch.cat([find_scales(part, weights, grid) for part in parts])]
     stored = [scales_in_blocks(f, block) for f in factors] if block else factors
     if not all(torch.isfinite(scales_as_floats(f, len(weights))).all() for f in stored):
         raise PassError(
