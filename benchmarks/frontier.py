@@ -344,12 +344,12 @@ class Maker:
     def kl(self, file: Path) -> dict[str, float]:
         """KL from the source on each text, in nats a token."""
         if self._referenced is None:
-            self._referenced = {}
-            with LLM(self.reference, memory="512MiB") as llm:
-                for name, text in self.texts.items():
-                    ids = llm.tokenizer.encode(text)[: self.options.tokens]
-                    self._referenced[name] = self.folder / f"reference-{name}.npz"
-                    np.savez(self._referenced[name], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
+            self._referenced = {name: self.folder / f"reference-{name}.npz" for name in self.texts}
+            if not all(reference.exists() for reference in self._referenced.values()):
+                with LLM(self.reference, memory="512MiB") as llm:
+                    for name, text in self.texts.items():
+                        ids = llm.tokenizer.encode(text)[: self.options.tokens]
+                        np.savez(self._referenced[name], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
         found: dict[str, Report] = {
             name: run(self.command(file).line("logits", file, Workload(), "--reference", str(reference)))
             for name, reference in self._referenced.items()
