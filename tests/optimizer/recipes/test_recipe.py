@@ -61,6 +61,20 @@ def test_the_built_in_recipes_of_4_bits(name: str, method: str) -> None:
     assert recipe.budget.max_kl == 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("q4_k", "int4-g32-zp-b8-a:int8:g32"), ("mxfp4", "fp4-g32-a:int8:g32"), ("nvfp4", "fp4-g16-b16-a:int8:g16")],
+)
+def test_the_built_in_recipes_of_formats_that_files_have(name: str, expected: str) -> None:
+    weights = load_recipe(name).weights
+    assert (str(weights.default), weights.method, weights.keep_blocks) == (expected, "gptq", False)
+
+
+def test_auto_chooses_among_all_formats() -> None:
+    auto = load_recipe("auto").auto
+    assert auto is not None and auto.candidates is None
+
+
 def test_the_built_in_recipe_of_a_files_own_integers() -> None:
     formats = load_recipe("gguf").weights
     assert formats == load_recipe("int8").weights.model_copy(update={"keep_blocks": True, "smooth": False})

@@ -22,6 +22,7 @@ from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.formats.weight_format import WeightFormat
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import RequestError, VerificationError
 from enginewright.runtime.shared.progress import silent
 from tests.optimizer.search.formats_prepared import random_tokens
@@ -92,3 +93,30 @@ def test_a_size_holds_without_a_search_too() -> None:
     check_bytes(stored, Recipe(name="mine", budget=BudgetSection(max_bytes=1001)))
     with pytest.raises(VerificationError, match="the weights take 1,001 bytes, and max_bytes is 1,000"):
         check_bytes(stored, Recipe(name="mine", budget=BudgetSection(max_bytes=1000)))
+
+
+def test_the_bundle_is_timed_where_the_budget_has_a_time(
+    tiny_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "timed.bundle"
+    report = export(tiny_model("Llama"), path, recipe=recipe(max_ms_per_token=10_000, max_kl=0.5))
+    assert report.auto is not None and report.auto.time is not None
+    time = report.auto.time
+    assert (time.budget, time.device) == (10_000, "cpu")
+    assert time.measured is not None and min(time.measured, time.timed, time.predicted) > 0
+    assert {u.format for u in report.auto.units} == {str(INT8)}, "there is time for the most exact one"
+    print_summary(open_report(path))
+    assert "milliseconds a token on cpu" in capsys.readouterr().out
+    assert load_recipe(path / RECIPE_FILE).budget.max_ms_per_token == 10_000
+    with pytest.raises(VerificationError, match=r"max_ms_per_token = 1e-06 on this machine: the fastest takes \d"):
+        export(tiny_model("Llama"), tmp_path / "never.bundle", recipe=recipe(max_ms_per_token=1e-6))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("q4_k", "u4"), ("mxfp4", "fp4"), ("nvfp4", "fp4")])
+def test_formats_that_files_have_are_written(name: str, dtype: str, tiny_model: MakeModel, tmp_path: Path) -> None:
+    few = CalibrationSection(tokens=128, sequence_length=32)
+    asked = load_recipe(name).model_copy(update={"calibration": few})
+    export(tiny_model("Llama", hidden_size=256), tmp_path / "a.bundle", recipe=asked)
+    tensors = Bundle.open(tmp_path / "a.bundle").index.tensors.values()
+    assert dtype in {t.dtype for t in tensors}
+    assert any(t.layout.startswith("blocks") for t in tensors) == (name != "mxfp4")
