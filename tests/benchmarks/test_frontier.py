@@ -1,0 +1,66 @@
+"""What the frontier's points come to: which are on it, what beats what, the page, the chart, and weights off a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import frontier as module
+import numpy as np
+import pytest
+
+
+def point(name: str, ours: bool, bits: float, kl: float) -> dict[str, Any]:
+    return {"name": name, "ours": ours, "bits": bits, "kl": {"package": kl, "python": kl / 2}, "speeds": [90.0, 100.0]}
+
+
+RESULT: dict[str, Any] = {
+    "date": "2026-01-01",
+    "model": "a.gguf",
+    "weights": "moved",
+    "tokens": 512,
+    "machine": {"processor": "one", "threads": 2},
+    "points": [
+        point("q4_k", True, 4.6, 0.05),
+        point("worse", True, 4.7, 0.06),
+        point("int8", True, 8.5, 0.002),
+        point("Q2_K", False, 3.0, 0.9),
+        point("Q4_K_M", False, 4.8, 0.1),
+        point("Q8_0", False, 8.5, 0.001),
+    ],
+}
+
+
+def test_a_point_on_the_frontier_has_none_below_it_with_fewer_bits() -> None:
+    ours = [p for p in RESULT["points"] if p["ours"]]
+    assert [p["name"] for p in module.frontier(ours)] == ["q4_k", "int8"]
+
+
+def test_each_of_their_types_meets_the_best_of_ours_that_is_no_larger() -> None:
+    assert module.beaten(RESULT) == [
+        ("Q2_K", None, None),
+        ("Q4_K_M", "q4_k", pytest.approx(0.5)),
+        ("Q8_0", "int8", pytest.approx(2.0)),
+    ]
+
+
+def test_the_page_says_where_theirs_is_below() -> None:
+    page = module.page(RESULT)
+    assert "on or below theirs at the size of Q4_K_M (q4_k, 0.50)" in page
+    assert "Theirs is below ours at the size of Q8_0 (int8, 2.00)" in page
+    assert "Nothing of ours is as small as Q2_K" in page
+    assert "| ours | q4_k | 4.60 | 0.05 | 0.025 | 95 |" in page
+    drawing = module.drawing(RESULT)
+    assert drawing.count("<circle") == len(RESULT["points"]) and drawing.rstrip().endswith("</svg>")
+    on_grid = module.page(RESULT | {"weights": "as in the file"})
+    assert "nothing is compared" in on_grid and "below" not in on_grid
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_weights_are_moved_by_half_a_step_at_most(rows: int) -> None:
+    values = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
+    moved = module.moved("blk.0.attn_q.weight", values, None)
+    blocks = values.reshape(-1, 32)
+    steps = (blocks.max(1) - blocks.min(1)) / 15
+    off = np.abs(moved - values).reshape(-1, 32).max(1)
+    assert (off <= 0.5001 * steps).all() and (off > 0.3 * steps).all()
+    assert np.array_equal(moved, module.moved("blk.0.attn_q.weight", values, None)), "the same each time"
