@@ -151,7 +151,7 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
         ),
         (transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4), "Mamba|mamba"),
     ],
-    ids=["alibi", "alibi-mpt", "chunked-mask", "short-convolution", "experts-of-its-own", "state-space"],
+    ids=["chunked-mask", "short-convolution", "experts-of-its-own", "state-space"],
 )
 def test_models_that_attend_or_compute_otherwise_are_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
