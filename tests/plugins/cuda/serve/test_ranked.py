@@ -170,11 +170,13 @@ def on_ranks(case: str, recipe: str, how: str, floats: Any = "f32", cache: str |
         ("Llama", "f32", "tensor=2"),
         *(
             pytest.param(*one, marks=pytest.mark.matrix)
+            for one in (("Llama", "int4", "tensor=3"), ("Mixtral", "f32", "tensor=2"))
+        ),
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
             for one in (
                 ("Mixtral", "int8", "tensor=2,pipeline=2"),
-                ("Llama", "int4", "tensor=3"),
                 ("Llama", "int8", "pipeline=2"),
-                ("Mixtral", "f32", "tensor=2"),
                 ("GPT2", "int8", "tensor=2"),
             )
         ),
@@ -204,8 +206,14 @@ def replayed_on_ranks(case: str, how: str) -> tuple[list[int], float]:
     return [steps.graph_launches for steps in ranks.steps], worst
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("case", "how"), [("Llama", "tensor=2"), ("Mixtral", "tensor=2"), ("Llama", "pipeline=2")])
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [
+        pytest.param("Llama", "tensor=2", marks=pytest.mark.matrix),
+        pytest.param("Mixtral", "tensor=2", marks=pytest.mark.soak),
+        pytest.param("Llama", "pipeline=2", marks=pytest.mark.soak),
+    ],
+)
 def test_graphs_hold_collectives(case: str, how: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst = interpreter.submit(replayed_on_ranks, case, how).result()
     assert launches == [2, 2]  # the first of the three decode steps is run call by call
@@ -240,8 +248,10 @@ def answers(path: Path, **more: Any) -> list[tuple[int, ...]]:
         return [tuple(r.outputs[0].token_ids) for r in llm.generate(PROMPTS, PARAMS, progress=False)]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("how", ["tensor=2", "pipeline=2"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("tensor=2", marks=pytest.mark.matrix), pytest.param("pipeline=2", marks=pytest.mark.soak)],
+)
 def test_processes_have_the_tokens_of_one(bundle: Path, how: str, interpreter: ProcessPoolExecutor) -> None:
     alone, ranks = (interpreter.submit(answers, bundle, partition=p).result() for p in (None, how))
     assert alone == ranks
