@@ -97,6 +97,7 @@ def document() -> ReportDocument:
                 ]
                 + [{"where": "lm_head", "format": f"{HOSTILE}1", "options": option}],
                 "seconds": 9.0,
+                "time": {"budget": 5.0, "device": HOSTILE, "predicted": 4.9, "timed": 4.8, "measured": 5.12},
             },
             "fusion_effects": [
                 {

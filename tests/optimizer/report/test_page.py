@@ -91,6 +91,11 @@ def test_what_fusions_save(everything: str) -> None:
     assert "2 ms" in everything and "1.9 ms" in everything
 
 
+def test_a_budget_of_time_and_what_a_token_takes(everything: str) -> None:
+    assert "(5 ms a token)" in everything
+    assert "A token takes 5.12 ms on " in everything and "4.9 ms were predicted" in everything
+
+
 def test_whatever_a_model_calls_its_modules_is_text(everything: str) -> None:
     assert "<script>alert" not in everything
     assert everything.count("&lt;script&gt;alert") > 20
