@@ -308,6 +308,15 @@ inline const std::vector<Options>& all_options() {
   return of_all_formats;
 }
 
+// all_options(), or under a sanitizer one in three from the one of that number on.
+inline std::vector<Options> some_options(size_t from) {
+  std::vector<Options> some;
+  for (size_t i = from % kOneIn; i < all_options().size(); i += kOneIn == 1 ? 1 : 3) {
+    some.push_back(all_options()[i]);
+  }
+  return some;
+}
+
 inline std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
