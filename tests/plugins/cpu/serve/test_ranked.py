@@ -313,8 +313,8 @@ def test_a_rank_that_disagrees_is_an_error_that_names_it(tiny_bundle: Path, monk
     check_same(same, same)
     with pytest.raises(BundleError, match="its bundle is sha256:1, and that of rank 0 is sha256:2"):
         check_same(same, same | {"bundle": "sha256:2"})
-    real = module.facts
-    monkeypatch.setattr(module, "facts", lambda *given: real(*given) | {"order of sums": "0"})
+    real = module.cpu_facts
+    monkeypatch.setattr(module, "cpu_facts", lambda *given: real(*given) | {"order of sums": "0"})
     with pytest.raises(BundleError, match="rank 1: its order of sums is"):
         opened(tiny_bundle)
     assert shared_files() == files
