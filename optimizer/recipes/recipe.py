@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from math import lcm
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -37,6 +38,7 @@ from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
 from enginewright.runtime.shared.targets import OWN, part
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 from .bucket_section import BucketsSection
 from .sections import (
@@ -123,7 +125,13 @@ class Recipe(Section):
     @property
     def pruning(self) -> Pruning | None:
         """[prune], where what is left fits the groups of every format that weights may have."""
-        return None if self.prune is None else self.prune.fitting(self._formats)
+        if self.prune is None:
+            return None
+        found = self.prune.fitting(self._formats)
+        if self.auto is None or self.auto.candidates is not None:
+            return found
+        every = (size for f in FORMATS.values() if f.layout is not None for size in (*f.group_sizes, f.multiple) if size)
+        return found.model_copy(update={"multiple": lcm(found.multiple, *every)})
 
     @property
     def _formats(self) -> tuple[WeightFormat, ...]:

@@ -70,7 +70,7 @@ def test_what_is_left_fits_formats_and_what_the_recipe_says() -> None:
     assert section.fitting([channel]).multiple == 48  # of which 8 is a divisor
     assert any_.fitting([channel]).multiple == 8
     auto = load_recipe("auto").model_copy(update={"prune": any_})
-    assert auto.pruning == any_.model_copy(update={"multiple": 64})  # whichever will be chosen
+    assert auto.pruning == any_.model_copy(update={"multiple": 128})  # whichever will be chosen
 
 
 @pytest.mark.parametrize(
