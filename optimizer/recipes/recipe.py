@@ -130,7 +130,8 @@ class Recipe(Section):
         found = self.prune.fitting(self._formats)
         if self.auto is None or self.auto.candidates is not None:
             return found
-        every = (size for f in FORMATS.values() if f.layout is not None for size in (*f.group_sizes, f.multiple) if size)
+        stored = (f for f in FORMATS.values() if f.layout is not None)
+        every = (size for f in stored for size in (*f.group_sizes, f.multiple) if size)
         return found.model_copy(update={"multiple": lcm(found.multiple, *every)})
 
     @property
