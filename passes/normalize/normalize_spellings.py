@@ -26,20 +26,6 @@ class MinimumOfTwo(Rule):
         return program.call(target, match.node("a"), match.node("b"), where=match.where)
 
 
-class RepeatOnce(Rule):
-    """repeat of one time along each dimension -> the value itself."""
-
-    name = "repeat_once"
-    pattern = Call(aten.repeat.default, Bind("x"), Anything("repeats"))
-
-    def check(self, program: Program, match: Match) -> str | None:
-        rank = program.value(match.node("x")).dim()
-        return None if list(match.bound["repeats"]) == [1] * rank else "repeats, or adds dimensions"
-
-    def rewrite(self, program: Program, match: Match) -> Node:
-        return match.node("x")
-
-
 class GatherRows(Rule):
     """gather(table [1, P, D], 1, ids [1, T, 1] for each of D columns) -> the rows of the table."""
 
@@ -94,7 +80,7 @@ def _original(node: Node) -> object:
 
 
 class Repeat(Rule):
-    """repeat along one dimension -> cat of the same value."""
+    """repeat along one dimension at most -> cat of the same value, or the value itself."""
 
     name = "repeat"
     pattern = Call(aten.repeat.default, Bind("x"), Anything("repeats"))
@@ -103,13 +89,15 @@ class Repeat(Rule):
         repeats = match.bound["repeats"]
         if any(isinstance(r, Node) for r in repeats):
             return "how often is a symbolic size"
-        if len(repeats) != program.value(match.node("x")).dim() or sum(r != 1 for r in repeats) != 1 or 0 in repeats:
+        if len(repeats) != program.value(match.node("x")).dim() or sum(r != 1 for r in repeats) > 1 or 0 in repeats:
             return "repeats more than one dimension, or new ones"
         return None
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        repeats = match.bound["repeats"]
-        dim, times = next((i, r) for i, r in enumerate(repeats) if r != 1)
+        more = [(i, r) for i, r in enumerate(match.bound["repeats"]) if r != 1]
+        if not more:
+            return match.node("x")
+        ((dim, times),) = more
         return program.call(aten.cat.default, [match.node("x")] * times, dim, where=match.where)
 
 
@@ -136,7 +124,6 @@ class NormalizeSpellings(RewritePass):
         MinimumOfTwo(),
         GatherRows(),
         IndexedPlace(),
-        RepeatOnce(),
         Repeat(),
         WhereNumber(),
     )

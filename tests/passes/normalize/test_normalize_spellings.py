@@ -47,7 +47,7 @@ def test_spellings(name: str, width: int) -> None:
     assert not program.nodes_of(aten.min.other, aten.max.other, aten.repeat.default, aten.where.ScalarOther)
 
 
-@pytest.mark.parametrize("repeats", [(2, 2), (1, 1)])
+@pytest.mark.parametrize("repeats", [(2, 2), (1, 1, 1)])
 def test_other_repeats_are_left_alone(repeats: tuple[int, ...]) -> None:
     def call(m: nn.Module, i: Inputs) -> torch.Tensor:
         return aten.repeat.default(aten.embedding.default(m.table, i["ids"]), list(repeats))
@@ -55,6 +55,15 @@ def test_other_repeats_are_left_alone(repeats: tuple[int, ...]) -> None:
     program = program_from(call, Table(4))
     (record,) = rewrite(program, NormalizeSpellings(), tolerance=0.0)
     assert [r.reason for r in record.rejected] == ["repeat: repeats more than one dimension, or new ones"]
+
+
+def test_a_repeat_of_once_is_the_value() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return aten.repeat.default(aten.embedding.default(m.table, i["ids"]), [1, 1])
+
+    program = program_from(call, Table(4))
+    (record,) = rewrite(program, NormalizeSpellings(), tolerance=0.0)
+    assert record.matched == 1 and not program.nodes_of(aten.repeat.default, aten.cat.default)
 
 
 def test_two_numbers_are_two_weights() -> None:
