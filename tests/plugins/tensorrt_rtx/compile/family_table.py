@@ -11,10 +11,18 @@ import pytest
 from tests.conftest import REPOSITORY
 
 
+UNTRIED = frozenset(
+    "bart bert big_bird blenderbot blenderbot-small bloom codegen electra ernie falcon gpt_neo gpt_neox_japanese "
+    "gptj marian mbart megatron-bert mpt mvp openai-gpt pegasus plbart rembert roformer trocr xglm".split()
+)
+"""Families that write their attention or their positions out, which nobody has tried on these targets yet."""
+
+
 def families() -> list[str]:
-    """Those that the onnx target takes."""
+    """Those that the cpu target takes, and that were tried on these."""
     rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
-    return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
+    named = (row.split("|")[1].strip() for row in rows if "| works |" in row)
+    return [name for name in named if "," not in name and name not in UNTRIED]
 
 
 @dataclass(frozen=True)
