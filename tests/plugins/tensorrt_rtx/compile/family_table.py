@@ -10,10 +10,34 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-
 UNTRIED = frozenset(
-    "bart bert big_bird blenderbot blenderbot-small bloom codegen electra ernie falcon gpt_neo gpt_neox_japanese "
-    "gptj marian mbart megatron-bert mpt mvp openai-gpt pegasus plbart rembert roformer trocr xglm".split()
+    [
+        "bart",
+        "bert",
+        "big_bird",
+        "blenderbot",
+        "blenderbot-small",
+        "bloom",
+        "codegen",
+        "electra",
+        "ernie",
+        "falcon",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gptj",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "mpt",
+        "mvp",
+        "openai-gpt",
+        "pegasus",
+        "plbart",
+        "rembert",
+        "roformer",
+        "trocr",
+        "xglm",
+    ]
 )
 """Families that write their attention or their positions out, which nobody has tried on these targets yet."""
 
