@@ -61,8 +61,6 @@ def _key(name: str) -> str:
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?(?:\+(.+))?")
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-_SOCKET = 25e-6
-"""Seconds: base and hop of Ethernet's links in links.toml."""
 
 
 def _rated(text: str) -> Link | None:
@@ -74,8 +72,11 @@ def _rated(text: str) -> Link | None:
     if not rate:
         raise RequestError(f"link: {text.strip()!r} has no bandwidth", hint="Pass what it reaches, such as 2.5gbit.")
     delay = parse_seconds(found[3], "link") if found[3] else 0.0
-    source = "as it was given; what a message takes besides is as assumed for Ethernet"
-    return Link(text.strip(), rate / 8, _SOCKET + delay, _SOCKET, source, between=True, reached=True)
+    source, socket = (
+        "as it was given; what a message takes besides is as assumed for Ethernet",
+        _table()[1]["ethernet1"],
+    )
+    return Link(text.strip(), rate / 8, socket.base + delay, socket.hop, source, between=True, reached=True)
 
 
 def known_links() -> list[Link]:
