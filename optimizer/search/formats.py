@@ -39,7 +39,9 @@ TIMES_AGREE = 0.1
 
 
 class FormatSearch(Search[AutoReport]):
-    """Chooses formats for a recipe that has [auto]; ``options`` are in the order of each unit's formats, sizes are bytes.
+    """Chooses formats for a recipe that has [auto].
+
+    ``options`` are in the order of each unit's formats, sizes are bytes.
 
     ``slower``: what times of units are multiplied with, once a choice was timed; ``timed``: its milliseconds.
     """
