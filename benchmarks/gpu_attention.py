@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,18 @@ from typing import Any
 
 import torch
 import triton
-from gpu_kernels import GIB, Attention, AttentionStep, NotMeasuredError, Place, note, section_of
+from gpu_kernels import (
+    GIB,
+    OUT_OF_L2,
+    Attention,
+    AttentionStep,
+    NotMeasuredError,
+    Place,
+    Run,
+    microseconds,
+    note,
+    section_of,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -38,37 +48,6 @@ from enginewright.plugins.gpu.compile_workers import KernelCompiler
 DECODE = [(batch, length) for length in (1024, 8192, 32768) for batch in (1, 8, 64, 256)]
 PREFILL = [2048, 8192]
 CACHES = ("bf16", "fp8", "int8")
-OUT_OF_L2 = 256 << 20
-"""Bytes that are gone through before any is read again: an H200 has 60 MB of L2."""
-
-Run = Callable[[], object]
-
-
-def microseconds(place: Place, runs: Sequence[Run], budget: float = 0.15) -> float:
-    """The median time of one of the runs, by the GPU: all are captured into one graph, so that the host takes no part.
-    Runs that can't be captured are timed as they are launched."""
-    for run in runs:
-        run()
-    torch.cuda.synchronize()
-
-    def every() -> None:
-        for run in runs:
-            run()
-
-    replay: Run = place.capture(every).replay
-    replay()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    replay()
-    torch.cuda.synchronize()
-    repeats = max(5, min(200, int(budget / (time.perf_counter() - begin))))
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for first, last in events:
-        first.record()
-        replay()
-        last.record()
-    torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(last) * 1e3 for first, last in events) / len(runs)
 
 
 def limits(place: Place) -> dict[str, float]:

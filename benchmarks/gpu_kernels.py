@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -42,6 +42,8 @@ from enginewright.plugins.gpu.step_calls import (
     attention_calls,
     kv_write_call,
     product_call,
+    split_product_calls,
+    split_scratch,
     work_call,
     work_size,
 )
@@ -59,7 +61,8 @@ _CACHES = {name: dtype for dtype, name in CACHE_FORMATS_OF.items()}
 
 def section_of(capability: str) -> CudaSection:
     """What programs are packed for: the same where they are packed and where they run."""
-    return CudaSection(compute_capabilities=(capability,), dtype="bf16", requests=256, chunk=2048)
+    sizes = {"requests": 256, "chunk": 2048}
+    return CudaSection(compute_capabilities=(capability,), dtype="bf16", mixed_decodes=True, **sizes)
 
 
 class Place(Protocol):
@@ -144,8 +147,8 @@ def placed(place: Place | None, *, graphs: bool = True) -> Iterator[None]:
     steps are launched call by call."""
     found = cuda_blocks.place_of
 
-    def place_of(section: CudaSection) -> Any:
-        chosen: Any = found(section) if place is None else place
+    def place_of(section: CudaSection, number: int = 0) -> Any:
+        chosen: Any = found(section, number) if place is None else place
         if not graphs:
             chosen.capture = None
         return chosen
@@ -396,6 +399,124 @@ def _largest(got: Tensor, want: Tensor) -> float:
 
 def _nothing() -> None:
     """The work of a kernel that is looked up."""
+
+
+# ---- times
+
+Run = Callable[[], object]
+
+OUT_OF_L2 = 256 << 20
+"""Bytes that are gone through before any is read again: an H200 has 60 MB of L2."""
+
+
+def microseconds(place: Place, runs: Sequence[Run], budget: float = 0.15) -> float:
+    """The median time of one of the runs, by the GPU: all are captured into one graph, so that the host takes no part.
+    Runs that can't be captured are timed as they are launched."""
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+
+    def every() -> None:
+        for run in runs:
+            run()
+
+    replay: Run = place.capture(every).replay
+    replay()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    replay()
+    torch.cuda.synchronize()
+    repeats = max(5, min(200, int(budget / (time.perf_counter() - begin))))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for first, last in events:
+        first.record()
+        replay()
+        last.record()
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(last) * 1e3 for first, last in events) / len(runs)
+
+
+NARROW = {"qkv": (6144, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
+"""Weights [N, K] of a Llama of 8B."""
+NARROW_FORMATS = ("bf16", "int4", "int8", "fp8")
+NARROW_ROWS = (1, 4, 16, 64, 512, 2048)
+_GROUP = 64
+
+
+def narrow_figures() -> Iterator[tuple[Record, tuple[str, str, int]]]:
+    """Products of so many rows with a weight of each format."""
+    for form in NARROW_FORMATS:
+        for weight in NARROW:
+            for rows in NARROW_ROWS:
+                yield {"weight": weight, "format": form, "rows": rows}, (weight, form, rows)
+
+
+def narrow_works(
+    launcher: Launcher, place: Place, weight: Stored, rows: int, columns: int, depth: int
+) -> dict[str, Run]:
+    """Ways to multiply random rows with a weight: by our kernel, with K in parts where that is done, or by torch."""
+    x = torch.randn(rows, depth, device=place.device, dtype=torch.bfloat16)
+    out = torch.empty(rows, columns, device=place.device, dtype=torch.bfloat16)
+    if weight.format == "float":
+        transposed = weight.values.t()
+        return {"torch": lambda: torch.mm(x, transposed, out=out)}
+    ways = {"ours": [product_call(x, weight, None, out, place.gpu)]}
+    if needed := split_scratch(depth, columns, weight.group):
+        scratch = torch.empty(needed, device=place.device)
+        split = split_product_calls(x, weight, None, out, place.gpu, scratch)
+        if len(split) > 1:
+            ways["ours, split"] = split
+
+    def run_of(calls: Sequence[Call]) -> Run:
+        works = [bound(launcher, call) for call in calls]
+
+        def run() -> None:
+            for work in works:
+                work()
+
+        return run
+
+    return {name: run_of(calls) for name, calls in ways.items()}
+
+
+def narrow_described(launcher: Launcher, place: Place) -> None:
+    """All of it that is compiled."""
+    for _, (name, form, rows) in narrow_figures():
+        columns, depth = NARROW[name]
+        narrow_works(launcher, place, _narrow(form, columns, depth, place.device), rows, columns, depth)
+
+
+def narrow(machine: Machine) -> Iterator[Figure]:
+    """Times of products with narrow weights, several of them in turn so that L2 holds none."""
+    place = machine.place("meta")
+    launcher = machine.launcher("products", place)
+    kept: dict[tuple[str, str], list[Stored]] = {}
+
+    def measure(name: str, form: str, rows: int) -> Record:
+        columns, depth = NARROW[name]
+        if (name, form) not in kept:
+            kept.clear()
+            first = _narrow(form, columns, depth, place.device)
+            copies = -(-OUT_OF_L2 // first.values.nbytes) if machine.gpu else 1
+            kept[name, form] = [first, *(_narrow(form, columns, depth, place.device) for _ in range(copies - 1))]
+        weights = kept[name, form]
+        of = weights[0]
+        found: Record = {"bytes": of.values.nbytes + (0 if of.scales is None else of.scales.nbytes)}
+        found |= {"flop": 2 * rows * columns * depth, "us": {}}
+        runs = [narrow_works(launcher, place, weight, rows, columns, depth) for weight in weights]
+        for way in runs[0]:
+            if machine.gpu:
+                found["us"][way] = round(microseconds(place, [of[way] for of in runs], 0.06), 2)
+        return found
+
+    for names, of in narrow_figures():
+        yield {"figure": "product", **names}, lambda of=of: measure(*of)
+
+
+def _narrow(form: str, columns: int, depth: int, device: torch.device) -> Stored:
+    if form == "bf16":
+        return Stored(0.02 * torch.randn(columns, depth, device=device, dtype=torch.bfloat16))
+    return _stored(form, columns, depth, _GROUP, device)[0]
 
 
 # ---- compiling what is carried

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
 
+from enginewright.plugins.cuda.serve.ops import Choices
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
 from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
@@ -67,7 +68,7 @@ class Steps:
             made[use.name] = weight.normal_(0, 0.02)
         return made
 
-    def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
+    def opened(self, requests: int, blocks: int, *, graphs: bool, choices: Choices = Choices()) -> CudaSteps:
         """Opens the steps for so many requests of so many blocks, with caches of random values. Raises
         NotMeasuredError."""
         section = self._machine.section
@@ -88,6 +89,7 @@ class Steps:
             blocks={group.name: requests * blocks for group in self._groups},
             limits=limits,
             processors=self.place.processors,
+            choices=choices,
         )
         for cache in bound.caches.values():
             for memory in (cache.of.keys, cache.of.values):
@@ -137,7 +139,9 @@ class Steps:
         for length in (40,) if small else (128, 512, 2048, 8192):
             yield {"figure": "first token", **label, "prompt": length}, partial(self._first_token, length)
         mixed = [(1, 300), (40, 0)] if small else [(1, 2048)] * 16 + [(512, 1024)]
-        yield {"figure": "decodes beside a prompt", **label}, partial(self._mixed, mixed)
+        for apart in (False, True):
+            names = {"figure": "decodes beside a prompt", **label, "mixed_decodes": apart}
+            yield names, partial(self._mixed, mixed, Choices(mixed_decodes=apart))
         profiled = {"decode 1": [(1, 600)], "prompt": [(40, 0)]} if small else _PROFILED
         for name, requests in profiled.items():
             yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
@@ -181,9 +185,9 @@ class Steps:
         steps.close()
         return {"ms": statistics.median(times[len(times) > 1 :]) * 1e3}
 
-    def _mixed(self, requests: Requests) -> Record:
+    def _mixed(self, requests: Requests, choices: Choices) -> Record:
         blocks = -(-max(sum(one) for one in requests) // BLOCK_SIZE)
-        steps, times = self.opened(len(requests), blocks, graphs=False), []
+        steps, times = self.opened(len(requests), blocks, graphs=False, choices=choices), []
         for _ in range(8 if self._machine.gpu else 1):
             begin = time.perf_counter()
             steps.start(self.input(requests, blocks)).result()
@@ -206,7 +210,8 @@ class Steps:
         wall = time.perf_counter() - begin
         steps.close()
         kinds: dict[str, float] = {}
-        rows = [(e.key, e.count, float(e.self_device_time_total)) for e in profile.key_averages()]
+        events = [e for e in profile.key_averages() if e.device_type != torch.autograd.DeviceType.CPU]
+        rows = [(e.key, e.count, float(e.self_device_time_total)) for e in events]
         rows = sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
         for name, _, took in rows:
             kinds[_kind_of(name)] = kinds.get(_kind_of(name), 0.0) + took

@@ -19,7 +19,7 @@ import tile_sweep
 import torch
 import transformers
 import triton
-from gpu_kernels import cases, note, section_of
+from gpu_kernels import cases, narrow_described, note, section_of
 from gpu_models import generate
 from gpu_wheels import download
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralConfig
@@ -106,6 +106,8 @@ def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) 
 
         (folder / "kernels").mkdir()
         note(folder / "kernels", gpu, compiler, described)
+        (folder / "products").mkdir()
+        note(folder / "products", gpu, compiler, (lambda launcher, place: None) if tiny else narrow_described)
         tile_sweep.pack(folder / "tiles", gpu, compiler, _TINY_TILES if tiny else tile_sweep.CASES)
     if not tiny:
         _pack_engines(folder)

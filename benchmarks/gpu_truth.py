@@ -301,6 +301,13 @@ def _attention(caches: Sequence[str]) -> Callable[[Machine], Iterator[Figure]]:
     return part
 
 
+def products(machine: Machine) -> Iterator[Figure]:
+    """Products with weights of 4 and 8 bits, in one piece and with K in parts, beside torch's in bf16."""
+    from gpu_kernels import narrow
+
+    return narrow(machine)
+
+
 def engines(machine: Machine) -> Iterator[Figure]:
     """The packed engines of TensorRT-RTX, where it is installed and builds for this GPU."""
     from gpu_models import compare_engines
@@ -341,6 +348,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "transformers": Part(transformers_beside, 120, rehearsed=False),  # minutes for a token on a CPU
     },
     "C": {
+        "products": Part(products, 60),
         "attention": Part(_attention(("bf16",)), 120),
         "attention 8 bits": Part(_attention(("fp8", "int8")), 90),
         "engines": Part(engines, 60),

@@ -215,8 +215,7 @@ def found_in(lines: Iterable[str]) -> Measured:
 def gpu_timer(launcher: Any, place: Any) -> tuple[Timer, dict[Tile, float | str]]:
     """Times a step's attention on the GPU. What comes beside it, of the last case: how far a tile's result is from
     that of the first, which says whether it computes the same; or why the driver refused it."""
-    from gpu_attention import microseconds
-    from gpu_kernels import AttentionStep
+    from gpu_kernels import AttentionStep, microseconds
 
     steps: dict[TileCase, tuple[Any, Any]] = {}
     apart: dict[Tile, float | str] = {}
