@@ -44,6 +44,7 @@ from enginewright.plugins.gpu.step_calls import (
     product_call,
     split_product_calls,
     split_scratch,
+    unpack_call,
     work_call,
     work_size,
 )
@@ -62,7 +63,7 @@ _CACHES = {name: dtype for dtype, name in CACHE_FORMATS_OF.items()}
 def section_of(capability: str) -> CudaSection:
     """What programs are packed for: the same where they are packed and where they run."""
     sizes = {"requests": 256, "chunk": 2048}
-    return CudaSection(compute_capabilities=(capability,), dtype="bf16", mixed_decodes=True, **sizes)
+    return CudaSection(compute_capabilities=(capability,), dtype="bf16", **sizes)
 
 
 class Place(Protocol):
@@ -461,22 +462,33 @@ def narrow_works(
         transposed = weight.values.t()
         return {"torch": lambda: torch.mm(x, transposed, out=out)}
     ways = {"ours": [product_call(x, weight, None, out, place.gpu)]}
-    if needed := split_scratch(depth, columns, weight.group):
-        scratch = torch.empty(needed, device=place.device)
-        split = split_product_calls(x, weight, None, out, place.gpu, scratch)
-        if len(split) > 1:
-            ways["ours, split"] = split
+    scratch = torch.empty(split_scratch(depth, columns, weight.format, weight.group, "bf16"), device=place.device)
+    split = split_product_calls(x, weight, None, out, place.gpu, scratch)
+    if len(split) > 1:
+        ways["ours, split"] = split
 
-    def run_of(calls: Sequence[Call]) -> Run:
-        works = [bound(launcher, call) for call in calls]
+    found = {name: _run_of(launcher, calls) for name, calls in ways.items()}
+    if rows >= 64:
+        whole = torch.empty(columns, depth, device=place.device, dtype=torch.bfloat16)
+        unpack = _run_of(launcher, [unpack_call(weight, whole, place.gpu)])
+        transposed = whole.t()
 
-        def run() -> None:
-            for work in works:
-                work()
+        def unpacked() -> None:
+            unpack()
+            torch.mm(x, transposed, out=out)
 
-        return run
+        found |= {"unpacked": unpacked, "unpacking alone": unpack}
+    return found
 
-    return {name: run_of(calls) for name, calls in ways.items()}
+
+def _run_of(launcher: Launcher, calls: Sequence[Call]) -> Run:
+    works = [bound(launcher, call) for call in calls]
+
+    def run() -> None:
+        for work in works:
+            work()
+
+    return run
 
 
 def narrow_described(launcher: Launcher, place: Place) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
 
-from enginewright.plugins.cuda.serve.ops import Choices
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
 from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
@@ -68,7 +67,7 @@ class Steps:
             made[use.name] = weight.normal_(0, 0.02)
         return made
 
-    def opened(self, requests: int, blocks: int, *, graphs: bool, choices: Choices = Choices()) -> CudaSteps:
+    def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
         """Opens the steps for so many requests of so many blocks, with caches of random values. Raises
         NotMeasuredError."""
         section = self._machine.section
@@ -89,7 +88,6 @@ class Steps:
             blocks={group.name: requests * blocks for group in self._groups},
             limits=limits,
             processors=self.place.processors,
-            choices=choices,
         )
         for cache in bound.caches.values():
             for memory in (cache.of.keys, cache.of.values):
@@ -139,9 +137,7 @@ class Steps:
         for length in (40,) if small else (128, 512, 2048, 8192):
             yield {"figure": "first token", **label, "prompt": length}, partial(self._first_token, length)
         mixed = [(1, 300), (40, 0)] if small else [(1, 2048)] * 16 + [(512, 1024)]
-        for apart in (False, True):
-            names = {"figure": "decodes beside a prompt", **label, "mixed_decodes": apart}
-            yield names, partial(self._mixed, mixed, Choices(mixed_decodes=apart))
+        yield {"figure": "decodes beside a prompt", **label}, partial(self._mixed, mixed)
         profiled = {"decode 1": [(1, 600)], "prompt": [(40, 0)]} if small else _PROFILED
         for name, requests in profiled.items():
             yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
@@ -185,9 +181,9 @@ class Steps:
         steps.close()
         return {"ms": statistics.median(times[len(times) > 1 :]) * 1e3}
 
-    def _mixed(self, requests: Requests, choices: Choices) -> Record:
+    def _mixed(self, requests: Requests) -> Record:
         blocks = -(-max(sum(one) for one in requests) // BLOCK_SIZE)
-        steps, times = self.opened(len(requests), blocks, graphs=False, choices=choices), []
+        steps, times = self.opened(len(requests), blocks, graphs=False), []
         for _ in range(8 if self._machine.gpu else 1):
             begin = time.perf_counter()
             steps.start(self.input(requests, blocks)).result()

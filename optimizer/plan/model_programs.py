@@ -54,11 +54,10 @@ def programs_of_model(
                 kinds = CountedSteps(lowered).keys
                 planning = planning_of(target)
                 assert planning is not None, "it was chosen for that"
-                choices = planning.of_recipe(recipe.engines or EnginesSection())
-                if (same := known.get((target, choices, kinds))) is None:
-                    known[target, choices, kinds] = len(found)
+                if (same := known.get((target, kinds))) is None:
+                    known[target, kinds] = len(found)
                     formats = planning.formats(lowered)
-                    found.append(PlannedProgram((recipe.name,), lowered, target, formats, choices=choices))
+                    found.append(PlannedProgram((recipe.name,), lowered, target, formats))
                 else:  # other numbers in weights of the same sizes, as GPTQ chooses them
                     found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
         progress(ProgressEvent("recipes", len(recipes), len(recipes)))

@@ -140,8 +140,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
     for name in names:
         program, planning = bundle.programs[name], planning_of(name)
         formats = (planning.formats if planning is not None else stored_formats)(program)
-        choices = planning.of_bundle(bundle) if planning is not None else None
-        planned.append(PlannedProgram((recipe,), program, name, formats, choices=choices))
+        planned.append(PlannedProgram((recipe,), program, name, formats))
     return PlannedModel(bundle.model, tuple(planned))
 
 
@@ -197,7 +196,7 @@ def model_maker(options: PlanOptions, shares: Shares, context_length: int, progr
         assert planning is not None, "it was chosen for that"
         own = planned.target == runs_it
         engine = partial(engine_seconds, planned.program.cache_groups)
-        wanted = PlannedSteps(steps, own, planned.choices, context_length, engine)
+        wanted = PlannedSteps(steps, own, context_length, engine)
         return planning.model(wanted, Device(gpu, shares, options.threads), progress)
 
     return make

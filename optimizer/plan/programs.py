@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -38,7 +37,6 @@ class PlannedProgram:
         target: whose program it is.
         formats: that GPUs need instructions for: "fp8", "int4", "bf16".
         omitted: why a recipe has no program.
-        choices: what else decides how long its steps take: see ``Planning``.
     """
 
     recipes: tuple[str, ...]
@@ -46,7 +44,6 @@ class PlannedProgram:
     target: str
     formats: frozenset[str] = frozenset()
     omitted: str = ""
-    choices: Hashable = None
 
 
 @dataclass(frozen=True)

@@ -54,5 +54,5 @@ class TokenClock:
         PassManager([p for p in (*passes, *self._passes) if p.wanted(context)], context).run(made)
         lowered = self._lower(made, self._options).program
         engine = partial(engine_seconds, lowered.cache_groups)
-        planned = PlannedSteps(CountedSteps(lowered), True, None, CONTEXT, engine)
+        planned = PlannedSteps(CountedSteps(lowered), True, CONTEXT, engine)
         return lowered.steps, self._planning.timed(planned, self._device, StepSizes((1,), (CONTEXT,)), silent)

@@ -24,8 +24,6 @@ class CudaSection(Record, frozen=True, kw_only=True):
         dtype: of activations, and of weights and caches that have no other format.
         requests: most of a step.
         chunk: most tokens of a step.
-        mixed_decodes: there are kernels for steps that decode some requests beside others' prompts.
-        split_products: there are kernels that cut products of few rows along K.
         partitions: ways to cut the model, such as "tensor=2", for whose ranks there are kernels.
         assemblers: capability -> the CUDA whose assembler made its machine code, such as "13.4", where that is known.
     """
@@ -34,8 +32,6 @@ class CudaSection(Record, frozen=True, kw_only=True):
     dtype: Literal["f16", "bf16", "f32"]
     requests: Positive
     chunk: Positive
-    mixed_decodes: bool = False
-    split_products: bool = False
     partitions: tuple[str, ...] = ()
     assemblers: dict[Capability, str] = field(default_factory=dict)
 

@@ -3,6 +3,8 @@
 x [M, K] @ weight [N, K]^T. What a weight holds is exact in 16-bit floats, and scales are applied to float32 sums of one
 group, offsets to the sums of x: so no weight is rounded to another float. (Where a group isn't a multiple of a step
 along K, its weights are rounded to the type of x.)
+
+With many rows a library multiplies faster than this kernel: for it ``unpack_kernel`` makes floats of a weight.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def product_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PART: tl.constexpr = 0,
+    SWAP: tl.constexpr = False,
 ) -> None:
     """ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
 
@@ -50,6 +53,8 @@ def product_kernel(
 
     With PART, a multiple of DEPTH, each program sums PART neighbours along K, those of its number along z, and ``out``
     float32 [parts, M, N] takes the sums without bias and activation: ``sum_parts_kernel`` makes the result.
+
+    With SWAP out^T = weight @ x^T is computed: then Hopper's tensor cores take weights from registers.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
@@ -71,7 +76,10 @@ def product_kernel(
     k = tl.arange(0, DEPTH)
     there, wanted = m < end, n < N
     line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if SWAP:
+        total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    else:
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
     from_k = 0
     to_k = K
     if PART:
@@ -106,16 +114,22 @@ def product_kernel(
             right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
             if OFFSETS:
                 right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
-        product = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")  # [ROWS, COLUMNS]
+        if SWAP:
+            product = tl.dot(right.to(left.dtype), tl.trans(left), input_precision="ieee")  # [COLUMNS, ROWS]
+        else:
+            product = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")  # [ROWS, COLUMNS]
         if not WHOLE:
             total += product
         else:
             group = start // GROUP if GROUP else 0
             scale = tl.load(scales + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
-            total += product * scale[None, :]
+            total += product * (scale[:, None] if SWAP else scale[None, :])
             if OFFSETS:
                 shift = tl.load(offsets + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
-                total += tl.sum(left.to(tl.float32), axis=1)[:, None] * shift[None, :]
+                sums = tl.sum(left.to(tl.float32), axis=1)
+                total += (shift[:, None] * sums[None, :]) if SWAP else (sums[:, None] * shift[None, :])
+    if SWAP:
+        total = tl.trans(total)
     if PART:
         place = (tl.program_id(2) * rows + m[:, None]) * N + n.to(tl.int64)[None, :]
         tl.store(out + place, total, mask=there[:, None] & wanted[None, :])
@@ -154,3 +168,44 @@ def sum_parts_kernel(
         total += tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)
     total = activated(total, ACTIVATION)
     tl.store(out + row * OUT_STRIDE + n, total.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def unpack_kernel(
+    weight: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    out: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """What a weight [N, K] stands for -> out [N, K], rounded to its type.
+
+    Grid (tiles of ROWS rows, tiles of WIDTH columns). The other names are those of ``product_kernel``.
+    """
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
+    line = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    within = (line < N)[:, None] & (k < K)[None, :]
+    if FORMAT == "int4" or FORMAT == "uint4":
+        half = tl.program_id(1) * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+        there = (line < N)[:, None] & (half < K // 2)[None, :]
+        codes = tl.load(weight + line[:, None] * (K // 2) + half[None, :], mask=there, other=0).to(tl.int32)
+        low, high = codes & 15, (codes >> 4) & 15
+        if FORMAT == "int4":
+            low, high = (low ^ 8) - 8, (high ^ 8) - 8
+        values = tl.reshape(tl.join(low, high), [ROWS, WIDTH]).to(tl.float32)
+    else:
+        codes = tl.load(weight + line[:, None] * K + k[None, :], mask=within, other=0.0)
+        values = stored_to_float(codes, FORMAT)
+    group = k // GROUP if GROUP else k * 0
+    at = line[:, None] * GROUPS + group[None, :]
+    values *= tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
+    if OFFSETS:
+        values += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
+    tl.store(out + line[:, None] * K + k[None, :], values.to(out.dtype.element_ty), mask=within)

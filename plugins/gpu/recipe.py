@@ -43,10 +43,6 @@ class EnginesSection(Section):
         caches: of the target tensorrt: how engines write into them. "aliased" declares it to TensorRT, which may insert
             copies; "ordered" hides it, and attention waits for a result of the write.
         blocks: of the target tensorrt: most blocks of a cache; None: 4,194,304, which fill any GPU.
-        mixed_decodes: of the target cuda, and not measured yet: requests that decode beside others' prompts take the
-            decoding kernel too, with their contexts in parts.
-        split_products: of the target cuda, and not measured yet: products of at most 16 rows with weights of fewer than
-            16 bits are cut along K, so that more multiprocessors read them.
         partitions: of the target cuda: ways to cut a model, such as "tensor=2", for whose ranks there are kernels too.
         large_tiles: of the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
             memory, which TensorRT may refuse to launch.
@@ -62,8 +58,6 @@ class EnginesSection(Section):
     chunk: Size | None = None
     caches: Literal["aliased", "ordered"] = "aliased"
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
-    mixed_decodes: StrictBool = False
-    split_products: StrictBool = False
     partitions: tuple[str, ...] = ()
     large_tiles: StrictBool = False
 

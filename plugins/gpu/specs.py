@@ -32,7 +32,9 @@ SamplingKernel = Literal[
 SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
-    | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts"]
+    | Literal[
+        "embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts", "unpack", "few_rows"
+    ]
     | SamplingKernel
 )
 Constant = int | float | str | bool | None
@@ -350,6 +352,7 @@ _MODULES: Mapping[KernelName, str] = {
     "gated_activation": "step_kernels",
     "product": "product_kernels",
     "sum_parts": "product_kernels",
+    "unpack": "product_kernels",
     **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
     "penalize": "logit_kernels",
     "widen": "logit_kernels",

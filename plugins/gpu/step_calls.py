@@ -29,6 +29,7 @@ from .specs import (
 )
 from .tiles import (
     DECODE_PRODUCT,
+    SMALL_PRODUCT,
     SPLIT_KEYS,
     CacheFormat,
     FloatType,
@@ -58,6 +59,13 @@ class Stored:
     scales: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
     group: int = 0
+
+    def rows(self, first: int, count: int) -> Stored:
+        """Some rows of a weight [N, K]."""
+        given = (self.values, self.scales, self.offsets)
+        values, scales, offsets = (None if x is None else x.narrow(0, first, count) for x in given)
+        assert values is not None
+        return replace(self, values=values, scales=scales, offsets=offsets)
 
     def read(self, gpu: GpuLimits) -> tuple[torch.Tensor, str]:
         """Values and format as a kernel takes them: where there are no instructions for 8-bit floats, their bytes."""
@@ -309,7 +317,7 @@ def product_call(
     rows, depth = x.shape
     columns = out.shape[1]
     experts = 1 if starts is None else weight.values.shape[0]
-    tile = product_tile(rows // experts, weight.format) if tile is None else tile
+    tile = product_tile(rows // experts, weight.format, FLOATS_OF[x.dtype]) if tile is None else tile
     step = min(tile.depth, max(16, power_of_2(depth)))
     if weight.group and weight.group % step and weight.group % 16 == 0:
         step = math.gcd(weight.group, step)
@@ -318,29 +326,47 @@ def product_call(
     constants |= {"FORMAT": form, "GROUP": weight.group, "OFFSETS": weight.offsets is not None}
     constants |= {"BIAS": bias is not None, "GROUPED": starts is not None, "ACTIVATION": activation}
     constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": step}
+    constants |= {"SWAP": True} if tile.swap else {}
     arguments: dict[str, Argument] = {"x": x, "weight": values, "scales": weight.scales, "offsets": weight.offsets}
     arguments |= {"bias": bias, "starts": starts, "rows": rows, "experts": experts, "out": out}
     tiles = -(-rows // tile.rows) if starts is None else rows // tile.rows + experts
     return Call("product", arguments, constants, (tiles, -(-columns // tile.columns), 1), tile.warps, tile.stages)
 
 
-_WANTED_PROGRAMS, _LEAST_PART = 512, 512
-"""Programs of a product of few rows: four for each multiprocessor of an H100. And the least elements along K of one."""
+def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
+    """What a weight [N, K] stands for -> out [N, K], rounded to its type."""
+    values, form = weight.read(gpu)
+    rows, depth = out.shape
+    width = min(power_of_2(depth), 256)
+    constants: dict[str, Constant] = {"N": rows, "K": depth, "FORMAT": form, "GROUP": weight.group}
+    constants |= {"OFFSETS": weight.offsets is not None, "ROWS": 16, "WIDTH": width}
+    arguments = {"weight": values, "scales": weight.scales, "offsets": weight.offsets, "out": out}
+    return Call("unpack", arguments, constants, (-(-rows // 16), -(-depth // width), 1))
 
 
-def part_of_product(depth: int, columns: int, group: int) -> int:
+_LEAST_PART = 512
+"""The least elements along K that one program of a product sums."""
+
+
+def part_of_product(rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
     """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
-    tiles = -(-columns // DECODE_PRODUCT.columns)
-    parts = min(-(-_WANTED_PROGRAMS // tiles), depth // _LEAST_PART)
-    unit = math.lcm(DECODE_PRODUCT.depth, group or 1)
+    tile = product_tile(rows, form, dtype)
+    if form == "float" or rows > tile.rows or not tile.programs:
+        return 0
+    tiles = -(-columns // tile.columns)
+    parts = min(-(-tile.programs // tiles), depth // _LEAST_PART)
+    unit = math.lcm(tile.depth, group or 1)
     part = -(-depth // (max(parts, 1) * unit)) * unit
     return part if part < depth else 0
 
 
-def split_scratch(depth: int, columns: int, group: int) -> int:
+def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
     """Floats that ``split_product_calls`` takes at most."""
-    part = part_of_product(depth, columns, group)
-    return -(-depth // part) * DECODE_PRODUCT.rows * columns if part else 0
+    needed = 0
+    for rows in (DECODE_PRODUCT.rows, SMALL_PRODUCT.rows):
+        if part := part_of_product(rows, depth, columns, form, group, dtype):
+            needed = max(needed, -(-depth // part) * rows * columns)
+    return needed
 
 
 def split_product_calls(
@@ -359,8 +385,8 @@ def split_product_calls(
     ``scratch``: float32, ``split_scratch`` of them.
     """
     (rows, depth), columns = x.shape, out.shape[1]
-    part = part_of_product(depth, columns, weight.group)
-    if weight.format == "float" or rows > DECODE_PRODUCT.rows or not part:
+    part = part_of_product(rows, depth, columns, weight.format, weight.group, FLOATS_OF[x.dtype])
+    if not part:
         return [product_call(x, weight, bias, out, gpu, activation=activation)]
     parts = -(-depth // part)
     sums = scratch.narrow(0, 0, parts * rows * columns).view(parts * rows, columns)

@@ -203,30 +203,49 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ProductTile:
-    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time."""
+    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time.
+
+    ``swap``: as the transpose of weight @ x^T. ``programs``: fewer of them leave multiprocessors idle: then K is cut.
+    """
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    swap: bool = False
+    programs: int = 0
 
 
-DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
-SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
+DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=5, programs=512)
+SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, programs=256)
+SMALL_BYTES_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=4, stages=4, programs=256)
+SMALL_NIBBLES_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, swap=True, programs=256)
 LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
 LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
-OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
-"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
+OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3, programs=256)
+"""With the tiles of floats some of an expert's product with other weights would be on the stack.
+
+Of ``DECODE_PRODUCT`` and those of bytes and nibbles 10 to 40 candidates each were timed on an H100, with weights of an
+8B; ``benchmarks/gpu_truth.py`` times products.
+"""
+
+UNPACKED_ROWS = 193
+"""From so many rows on, a narrow weight is made floats and a library multiplies: on an H100 the product kernel took 2.4
+times as long with 512 rows, and 3.5 times with 2,048; with 64 rows it took half."""
 
 
-def product_tile(rows: int, form: str) -> ProductTile:
-    """Chooses the tile for products of so many rows with a weight of this format."""
-    if rows <= 16:
+def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:
+    """Chooses the tile for products of so many rows, of this type, with a weight of this format."""
+    if rows <= DECODE_PRODUCT.rows:
         return DECODE_PRODUCT
     if form == "uint4":
         return OFFSETS_PRODUCT
-    return SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
+    if rows <= 256:
+        if dtype == "f32" or form == "float":
+            return SMALL_PRODUCT
+        return SMALL_NIBBLES_PRODUCT if form == "int4" else SMALL_BYTES_PRODUCT
+    return LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 
 def tiles_file(capability: int) -> Path:

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
-from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
@@ -157,14 +156,12 @@ class PlannedSteps:
     Attributes:
         steps: of the program, with memory planned.
         own: whether it is the target's own program; else another target's stands for it.
-        choices: see ``Planning``.
         context_length: of the model: no step is longer.
         engine: gives seconds of the engine around a step on this machine, by the requests that decode.
     """
 
     steps: CountedSteps
     own: bool
-    choices: Hashable
     context_length: int
     engine: Callable[[int], float]
 
@@ -188,7 +185,6 @@ class Planning:
         timed: the seconds of a step of one size, without what a model needs for all sizes.
         formats: of a program, those that GPUs must have instructions for.
         scratch: bytes of a step beside the program's arena: (program, requests, tokens of each) -> bytes.
-        of_bundle, of_recipe: what else decides how long steps take, of a bundle, or of a recipe's [engines].
         meeting: measures the seconds of a meeting of so many ranks of one machine, which share memory.
     """
 
@@ -197,6 +193,4 @@ class Planning:
     timed: Callable[[PlannedSteps, Device, StepSizes, Progress], StepSeconds]
     formats: Callable[[LoweredProgram], frozenset[str]] = stored_formats
     scratch: Callable[[LoweredProgram, int, int], int] = lambda program, requests, context: 0
-    of_bundle: Callable[[Bundle], Hashable] = lambda bundle: None
-    of_recipe: Callable[[Any], Hashable] = lambda engines: None
     meeting: Callable[[int], float] | None = None

@@ -64,8 +64,6 @@ class CudaEmitter:
             dtype=floats,
             requests=engines.requests or _REQUESTS,
             chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
-            mixed_decodes=engines.mixed_decodes,
-            split_products=engines.split_products,
             partitions=tuple(map(str, _cuts(engines.partitions))),
         )
         write_lowered(lowering, self.name, writer, progress)

@@ -1,28 +1,23 @@
-"""How long a step takes on a GPU, by what its maker states: a prediction that no run of ours has confirmed.
+"""How long a step takes on a GPU, by what its maker states, and shares of it that were measured on an H100.
 
 Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
 share of the cores' peak, whichever is more (the roofline, as in an export's report), and never less than a kernel
 without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
 
-Two things are slower than that, as the cuda target's kernels are. Products with weights of fewer than 16 bits have few
-bytes under way where they have few rows, and are dequantized. And in a step with a prompt, a request that decodes goes
-through the prompt's tile: one multiprocessor goes over its whole context.
+Products with weights of fewer than 16 bits are slower than that. With few rows they have few bytes under way, and what
+is read must be converted; with many a weight is made floats first, which are written and read.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
 from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from ...gpu.specs import attention_scratch
-from ...gpu.tiles import product_tile
+from ...gpu.tiles import UNPACKED_ROWS, product_tile
 from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares, StepSeconds
-from ..section import CudaSection
 
 
 class GpuModel:
@@ -33,14 +28,10 @@ class GpuModel:
         gpu: which.
         shares: of its figures that are reached.
         halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
-        mixed_decodes: decodes beside prompts have kernels of their own: see ``CudaSection``.
     """
 
-    def __init__(
-        self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool, mixed_decodes: bool = False
-    ) -> None:
+    def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool) -> None:
         self._steps, self._gpu, self._shares, self._halved = steps, gpu, shares, halved
-        self._mixed_decodes = mixed_decodes
         self._uses = {use.name: use for use in steps.program.weights}
 
     def seconds(self, sizes: StepSizes) -> float:
@@ -73,11 +64,12 @@ class GpuModel:
         peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"] * self._shares.compute
         products = 2 * cost.multiply_adds / peak
         if (weight := self._narrow_weight(step)) is not None:
-            reached = self._reached(step, weight, sizes)
-            memory += cost.weights / (self._gpu.bandwidth * self._shares.bandwidth) * (1 / reached - 1)
+            speed = self._gpu.bandwidth * self._shares.bandwidth
+            if len(weight.shape) == 2 and sizes.at(step.outputs[0].shape[0]) >= UNPACKED_ROWS:
+                floats = 2 * 2 * weight.shape[0] * weight.shape[1] / speed
+                return memory, products + cost.weights / speed + floats, self._shares.kernel
+            memory += cost.weights / speed * (1 / self._reached(step, weight, sizes) - 1)
             products /= self._shares.narrow
-        elif step.op == "paged_attention" and self._gpu.multiprocessors:
-            products = max(products, self._alone(step, sizes) * self._gpu.multiprocessors / peak)
         return memory, products, self._shares.kernel
 
     def _narrow_weight(self, step: Step) -> WeightUse | None:
@@ -97,21 +89,14 @@ class GpuModel:
             return 1.0
         bytes_of_tile = tile.columns * tile.depth * DTYPES[weight.dtype].bits // 8
         resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
-        return min(1.0, resident * (tile.stages - 1) * bytes_of_tile / needed)
-
-    def _alone(self, step: Step, sizes: StepSizes) -> float:
-        """Operations of the longest row of tiles, of a request that decodes beside a prompt: a program has it alone."""
-        contexts = [c for n, c in zip(sizes.lengths, sizes.contexts, strict=True) if n == 1]
-        if self._mixed_decodes or not contexts or len(contexts) == len(sizes.lengths):
-            return 0.0
-        window = int(step.attrs.get("window", 0))
-        keys = min(max(contexts), window) if window else max(contexts)
-        size = sizes.at(step.outputs[0].shape[-1])
-        return 4.0 * (_TILE_ROWS if size <= 128 else _TILE_ROWS // 2) * keys * size
+        return min(_READ[DTYPES[weight.dtype].bits], resident * (tile.stages - 1) * bytes_of_tile / needed)
 
 
-_RESIDENT, _TILE_ROWS = 4, 128
-"""Programs of a product of few rows on a multiprocessor; rows of a prompt's tile, one of which a decode needs."""
+_RESIDENT = 4
+"""Programs of a product of few rows on a multiprocessor."""
+
+_READ = {8: 0.8, 4: 0.46}
+"""By bits, the share of the speed at which 16-bit weights are read that products of few rows reach on an H100."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:
@@ -122,8 +107,7 @@ def _in_f32(step: Step, cost: StepCost) -> bool:
 
 def _model(planned: PlannedSteps, device: Device, progress: Progress) -> GpuModel:
     assert device.gpu is not None
-    mixed = bool(planned.choices)
-    return GpuModel(planned.steps, device.gpu, device.shares, halved=not planned.own, mixed_decodes=mixed)
+    return GpuModel(planned.steps, device.gpu, device.shares, halved=not planned.own)
 
 
 def _formats(program: LoweredProgram) -> frozenset[str]:
@@ -139,19 +123,9 @@ def _scratch(program: LoweredProgram, requests: int, context: int) -> int:
     return 4 * max((attention_scratch(requests, *of, -(-context // block), block) for of in sizes), default=0)
 
 
-def _mixed_decodes(bundle: Bundle) -> bool:
-    section = bundle.target("cuda").section(CudaSection)
-    return section is not None and section.mixed_decodes
-
-
-def _asked(engines: Any) -> bool:
-    """Says whether a recipe's [engines] ask for it."""
-    return bool(engines.mixed_decodes)
-
-
 def _timed(planned: PlannedSteps, device: Device, sizes: StepSizes, progress: Progress) -> StepSeconds:
     model = _model(planned, device, progress)
     return StepSeconds(model.each(sizes), model.around(sizes))
 
 
-PLANNING = Planning(True, _model, _timed, _formats, _scratch, _mixed_decodes, _asked)
+PLANNING = Planning(True, _model, _timed, _formats, _scratch)

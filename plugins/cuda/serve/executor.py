@@ -33,7 +33,7 @@ from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 from .exchange import Exchange
 from .kernels import CarriedLauncher
-from .ops import Choices, Launcher
+from .ops import Launcher
 from .program import CudaProgram, step_memory, weight_tensor
 from .steps import Capture, CudaSteps, Graph
 
@@ -107,7 +107,6 @@ class CudaExecutor:
                 blocks=self.blocks,
                 limits=limits,
                 processors=self._place.processors,
-                choices=choices_of(section),
                 exchange=None if part is None else part.exchange,
             )
             self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
@@ -277,11 +276,6 @@ def cuda_section(bundle: Bundle, target: str) -> CudaSection:
     return section
 
 
-def choices_of(section: CudaSection) -> Choices:
-    """What a bundle has kernels for."""
-    return Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products)
-
-
 def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
     """Computes the limits of steps whose requests have so many tokens at most."""
     smallest = min(group.block_size for group in groups)
@@ -319,7 +313,7 @@ def _budget(
     for program in programs:
         weights = sum(bundle.part(use).nbytes for use in program.weights)
         limits = limits_of(section, program.cache_groups, context)
-        steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
+        steps = step_memory(program, limits, bundle.model.vocab_size)
         if free <= weights + steps:
             raise CapacityError(
                 f"memory: {gpu} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "

@@ -24,7 +24,6 @@ from ...gpu.tiles import Tile, gpu_of
 from ...steps.packed_steps import StepLimits, StepShape, input_shapes
 from ..section import CudaSection
 from .exchange import Exchange
-from .ops import Choices
 from .program import TORCH_DTYPES, CudaProgram
 
 _META = torch.device("meta")
@@ -90,7 +89,6 @@ def specs_of(
         launcher=collector,
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,
-        choices=Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products),
         exchange=exchange,
     )
     logits = None
@@ -113,7 +111,7 @@ def _shapes(section: CudaSection) -> Iterator[StepShape]:
         for blocks in (1, 256):
             if size <= section.requests:
                 yield StepShape(0, size, size, size, blocks, True)
-            for mixed in (False, True)[: 1 + section.mixed_decodes]:
+            for mixed in (False, True):
                 yield StepShape(0, size, min(size, section.requests), 1, blocks, False, mixed)
 
 

@@ -19,6 +19,7 @@ from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
+from enginewright.runtime.shared.weight_formats import SCALED
 
 from ...gpu.call import Call
 from ...gpu.specs import AttentionShape, splits_of
@@ -34,8 +35,9 @@ from ...gpu.step_calls import (
     rope_call,
     rope_kv_write_call,
     split_product_calls,
+    unpack_call,
 )
-from ...gpu.tiles import GpuLimits, Tile
+from ...gpu.tiles import UNPACKED_ROWS, GpuLimits, Tile
 from .exchange import Exchange
 
 Work = Callable[[], object]
@@ -55,14 +57,6 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Choices:
-    """How steps run, where there are two ways; see ``plugins.cuda.section.CudaSection``."""
-
-    mixed_decodes: bool = False
-    split_products: bool = False
-
-
-@dataclass(frozen=True)
 class Cache:
     """A layer's caches in a step's hands."""
 
@@ -70,15 +64,15 @@ class Cache:
     of: LayerCaches
 
 
-Room = Literal["sent", "received", "queries", "results"]
-"""Memory for what a rank sends, what it receives, and attention's operands where kernels need them in other places."""
+Room = Literal["sent", "received", "queries", "results", "unpacked"]
+"""Memory for what a rank sends, what it receives, attention's operands where kernels need them in other places, and
+weights that were made floats."""
 
 
 class Binder(Protocol):
     """What ops need of the program whose steps are bound."""
 
     gpu: GpuLimits
-    choices: Choices
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
         """The list of what a decode step attends to, which all layers of a window share; None where there is none.
@@ -133,8 +127,8 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
         raise BundleError(f"{step.where}: a linear with a residual isn't the cuda target's", hint="Export again.")
     if weight.format != "float" or activation or weight.values.dtype != result.dtype:
         bias = rest[0] if rest else None
-        if not p.choices.split_products:
-            return [p.launch(product_call(a, weight, bias, result, p.gpu, activation=activation))]
+        if not activation and _unpacks(step, len(a)):
+            return _unpacked_product(p, a, weight, bias, result)
         calls = split_product_calls(a, weight, bias, result, p.gpu, p.scratch(), activation=activation)
         return [p.launch(call) for call in calls]
     transposed = weight.values.t()
@@ -142,6 +136,48 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
         bias = p.bias_like(rest[0], result)
         return [lambda: torch.addmm(bias, a, transposed, out=result)]
     return [lambda: torch.mm(a, transposed, out=result)]
+
+
+def _unpacks(step: Step, rows: int) -> bool:
+    """Whether so many rows meet floats made of a narrow weight."""
+    narrow = any(one.kind == "weight" and one.dtype in _UNPACKED for one in step.inputs[1:2])
+    return narrow and rows >= UNPACKED_ROWS and step.inputs[0].dtype != "f32" and not step.attrs.get("activation")
+
+
+def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
+    """Bytes of ``Binder.room`` that a ``linear`` takes in a step of so many tokens."""
+    if not _unpacks(step, tokens):
+        return {}
+    columns, depth = step.outputs[0].shape[1].constant, step.inputs[0].shape[1].constant
+    return {"unpacked": _columns_at_once(columns, depth) * depth * 2}
+
+
+def _columns_at_once(columns: int, depth: int) -> int:
+    """Columns of a product whose weight is made floats at a time: a multiple of 256, and equal parts."""
+    parts = -(-columns * depth * 2 // _MOST_UNPACKED)
+    return min(columns, -(-columns // (parts * 256)) * 256)
+
+
+def _unpacked_product(p: Binder, x: Tensor, weight: Stored, bias: Tensor | None, out: Tensor) -> list[Work]:
+    """A product of many rows by the library, with floats made of some of a weight's rows after the other."""
+    depth, works = x.shape[1], list[Work]()
+    step = _columns_at_once(out.shape[1], depth)
+    added = None if bias is None else p.bias_like(bias, out)
+    for first in range(0, out.shape[1], step):
+        count = min(step, out.shape[1] - first)
+        floats = p.room("unpacked", (count, depth), out.dtype)
+        works.append(p.launch(unpack_call(weight.rows(first, count), floats, p.gpu)))
+        if added is None:
+            works.append(partial(torch.mm, x, floats.t(), out=out.narrow(1, first, count)))
+        else:
+            piece = out.narrow(1, first, count)
+            works.append(partial(torch.addmm, added.narrow(0, first, count), x, floats.t(), out=piece))
+    return works
+
+
+_UNPACKED = SCALED | {"u4"}
+_MOST_UNPACKED = 128 << 20
+"""Bytes of floats made of a weight at a time: with fewer columns few multiprocessors would be busy."""
 
 
 def _grouped_linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:

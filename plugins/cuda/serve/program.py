@@ -22,6 +22,7 @@ from ...gpu.call import Call, DeviceArray
 from ...gpu.sampling_calls import SamplingMemory
 from ...gpu.specs import AttentionShape, attention_scratch, splits_of
 from ...gpu.step_calls import (
+    FLOATS_OF,
     LayerCaches,
     Stored,
     split_scratch,
@@ -36,13 +37,13 @@ from .ops import (
     EXCHANGED,
     HANDLERS,
     Cache,
-    Choices,
     Launcher,
     Room,
     Work,
     attended_heads,
     exchanged_bytes,
     heads_bytes,
+    unpacked_bytes,
 )
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -65,7 +66,6 @@ class CudaProgram:
         blocks: cache group -> blocks of its pool.
         limits: of steps.
         processors: multiprocessors of the GPU.
-        choices: how steps run.
         exchange: what a program of several ranks meets the others by.
     """
 
@@ -80,11 +80,10 @@ class CudaProgram:
         blocks: Mapping[str, int],
         limits: StepLimits,
         processors: int = 1,
-        choices: Choices = Choices(),
         exchange: Exchange | None = None,
     ) -> None:
         self._exchange = exchange
-        self.program, self.limits, self.gpu, self.choices = program, limits, gpu, choices
+        self.program, self.limits, self.gpu = program, limits, gpu
         self.device, self.processors = device, processors
         self._lists: dict[int, Tensor] = {}
         self._listed: set[int] = set()
@@ -105,9 +104,7 @@ class CudaProgram:
             name: torch.empty(size, dtype=torch.uint8, device=device)
             for name, size in room_bytes(program, limits).items()
         }
-        self._scratch = torch.empty(
-            max(scratch_floats(program, limits, choices), 1), dtype=torch.float32, device=device
-        )
+        self._scratch = torch.empty(max(scratch_floats(program, limits), 1), dtype=torch.float32, device=device)
         self._biases: dict[str, Tensor] = {}
         self._sizes = (0, 0, 0)
         self._decodes = self._mixed = False
@@ -289,13 +286,16 @@ def _memory_of_regions(program: LoweredProgram, limits: StepLimits) -> tuple[dic
 
 
 def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
-    """Counts the bytes that ops of several ranks take for what they send and receive, and for heads in other order."""
+    """Counts the bytes that ops take for what they compute with: what ranks send and receive, heads in another order,
+    weights made floats."""
     sizes = limits.tokens, limits.requests, limits.rows
     kv_heads = {f"{group.name}/{layer}": group.kv_heads for group in program.cache_groups for layer in group.layers}
     found: dict[Room, int] = {}
     for step in program.steps:
         if step.op in EXCHANGED:
             needed: Mapping[Room, int] = exchanged_bytes(step, sizes)
+        elif step.op == "linear":
+            needed = unpacked_bytes(step, limits.tokens)
         elif step.op == "paged_attention":
             have = kv_heads[next(o.name for o in step.inputs if o.kind == "cache")]
             needed = heads_bytes(step, have, sizes)
@@ -306,7 +306,7 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
     return found
 
 
-def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices = Choices()) -> int:
+def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
     """Counts the floats of the parts that attention cuts a step's longest contexts into, or products their factors."""
     uses = {use.name: use for use in program.weights}
     groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
@@ -317,18 +317,18 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices
             heads, size = attended_heads(step, group.kv_heads)[1], step.outputs[0].shape[2].constant
             block_size = group.block_size
             tokens = min(limits.tokens, limits.requests)
-            mixed = choices.mixed_decodes
-            needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=mixed))
-        elif step.op == "linear" and choices.split_products and uses[step.inputs[1].name].dtype in _FORMATS:
+            needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=True))
+        elif step.op == "linear" and (form := _FORMATS.get(uses[step.inputs[1].name].dtype)) is not None:
             columns, depth = uses[step.inputs[1].name].shape
-            needed.append(split_scratch(depth, columns, int(step.attrs.get("weight_group", 0))))
+            dtype = FLOATS_OF[TORCH_DTYPES[step.inputs[0].dtype]]
+            needed.append(split_scratch(depth, columns, form, int(step.attrs.get("weight_group", 0)), dtype))
     return max(needed)
 
 
-def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, choices: Choices = Choices()) -> int:
+def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
     """Bytes that steps take beside weights and caches: activations, attention's parts and lists, sampling, logits."""
     total = _memory_of_regions(program, limits)[1] + sum(room_bytes(program, limits).values())
-    total += 4 * scratch_floats(program, limits, choices)
+    total += 4 * scratch_floats(program, limits)
     windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
     smallest = min((group.block_size for group in program.cache_groups), default=1)
     total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))

@@ -192,7 +192,7 @@ class CudaSteps:
             rows=rounded(rows, (1, 1, limits.rows)),
             blocks=rounded(blocks, (1, 1, limits.blocks)),
             decodes=decodes,
-            mixed=self._program.choices.mixed_decodes and not decodes and bool(single.any()),
+            mixed=not decodes and bool(single.any()),
         )
 
     def _bound_for(self, shape: StepShape) -> _Bound:

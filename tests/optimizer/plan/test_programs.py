@@ -120,12 +120,3 @@ def test_a_bundle_without_a_lowered_program(tiny_bundle: Path) -> None:
     with pytest.raises(BundleError, match=r"none of the bundle's targets \(cpu\) has a lowered program") as error:
         _of_bundle(bundle, [])
     assert "--target cpu" in str(error.value.hint)
-
-
-def test_a_switch_of_the_cuda_target_is_planned_with(only_config: Path, tmp_path: Path) -> None:
-    recipes = [tmp_path / f"{name}.toml" for name in ("plain", "mixed")]
-    for path in recipes:
-        path.write_text(f'name = "{path.stem}"\n[engines]\nmixed_decodes = {str(path.stem == "mixed").lower()}\n')
-    planned = planned_model(only_config, recipes, targets=("cuda",))
-    found = {p.recipes: p.choices for p in planned.programs}
-    assert found == {("plain",): False, ("mixed",): True}

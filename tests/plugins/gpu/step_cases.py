@@ -28,6 +28,7 @@ from enginewright.plugins.gpu.step_calls import (
     rope_call,
     split_product_calls,
     split_scratch,
+    unpack_call,
 )
 from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.runtime.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
@@ -142,11 +143,12 @@ def split_products(form: str, dtype: str) -> list[float]:
         (3, 33, 1184, 32, 2),
         (16, 70, 2048, 0, 4),
         (5, 48, 1536, 0, 3),
+        (40, 48, 1536, 128, 3),
     ):
         weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
         x, bias = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k], torch.randn(n)
         out = torch.empty(m, n + 5, dtype=x.dtype)[:, :n]
-        scratch = torch.full((split_scratch(k, n, group),), float("nan"))
+        scratch = torch.full((split_scratch(k, n, form, group, dtype),), float("nan"))
         calls = split_product_calls(x, weight, bias, out, GPU, scratch, activation="gelu_tanh")
         assert [call.kernel for call in calls] == ["product", "sum_parts"]
         assert calls[0].grid[2] == parts
@@ -154,6 +156,21 @@ def split_products(form: str, dtype: str) -> list[float]:
             run(call)
         expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
         found.append(difference(out, expected))
+    return found
+
+
+def unpacked_weights(form: str, dtype: str) -> list[float]:
+    """Differences of weights that were made floats, and of some of their rows."""
+    torch.manual_seed(7)
+    found = []
+    for n, k, group in ((40, 64, 32), (33, 320, 64), (7, 96, 0), (20, 48, 24)):
+        if group == 24 and form in ("int4", "uint4"):
+            continue
+        weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
+        for first, count in ((0, n), (3, n - 5)):
+            out = torch.full((count, k), float("nan"), dtype=DTYPES[dtype])
+            run(unpack_call(weight.rows(first, count), out, GPU))
+            found.append(difference(out, floats[first : first + count]))
     return found
 
 

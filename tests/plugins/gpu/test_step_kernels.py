@@ -31,6 +31,12 @@ def test_products_in_parts(form: str, dtype: str, interpreter: ProcessPoolExecut
     assert max(interpreter.submit(cases.split_products, form, dtype).result()) <= 2 * ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("form", ["int8", "int4", "uint4", "fp8"])
+def test_weights_that_are_made_floats(form: str, dtype: str, interpreter: ProcessPoolExecutor) -> None:
+    assert max(interpreter.submit(cases.unpacked_weights, form, dtype).result()) <= ROUNDING[dtype]
+
+
 @pytest.mark.parametrize("form", ["float", "int8", "int4", "uint4", "fp8"])
 def test_products_of_experts(form: str, interpreter: ProcessPoolExecutor) -> None:
     assert max(interpreter.submit(cases.grouped_products, form, "bf16").result()) <= ROUNDING["bf16"]

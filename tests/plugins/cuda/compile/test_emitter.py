@@ -115,16 +115,17 @@ def test_the_largest_step_has_its_kernels_too() -> None:
     assert len(tiles[1000]) == len(tiles[512]) + 1
 
 
-def test_kernels_of_both_ways_are_carried() -> None:
+def test_kernels_of_mixed_steps_and_of_many_rows_are_carried() -> None:
     program, context = cases.program_of("Llama", "int4")
     lowered = cases.lowered(program, context, "bf16").program
     found = {}
-    for both in (False, True):
-        section = SECTION.model_copy(update={"mixed_decodes": both, "split_products": both})
+    for chunk in (128, 1024):
+        section = SECTION.model_copy(update={"chunk": chunk})
         collected = specs_of(lowered, section, SpecCollector(90, stand_in))
-        found[both] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
-    new = found[True] - found[False]
-    assert new == {(name, True) for name in ("decode_work", "listed_attention", "combine_splits")}
+        found[chunk] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
+    for name in ("decode_work", "listed_attention", "combine_splits"):
+        assert {(name, False), (name, True)} <= found[128]
+    assert found[1024] - found[128] == {("unpack", False)}
 
 
 @pytest.mark.matrix
@@ -132,16 +133,17 @@ def test_kernels_of_both_ways_are_carried() -> None:
 def test_kernels_of_both_ways_compile(capability: int) -> None:
     program, context = cases.program_of("Llama", "int4")
     lowered = cases.lowered(program, context, "bf16").program
-    section = SECTION.model_copy(update={"mixed_decodes": True})
+    section = SECTION.model_copy(update={"chunk": 1024})
     collected = specs_of(lowered, section, SpecCollector(capability, stand_in))
-    specs = [spec for spec in collected.found if {"MIXED", "SKIP_SINGLES"} & set(dict(spec.constants))]
+    unpacks = [spec for spec in collected.found if spec.kernel == "unpack"]
+    specs = [spec for spec in collected.found if {"MIXED", "SKIP_SINGLES"} & set(dict(spec.constants))] + unpacks
     weight = Stored(torch.empty(4096, 2048, dtype=torch.uint8), "int4", torch.empty(4096, 32).half(), None, 128)
     x, out = torch.empty(8, 4096, dtype=torch.bfloat16), torch.empty(8, 4096, dtype=torch.bfloat16)
     gpu = gpu_of(capability)
-    calls = split_product_calls(x, weight, None, out, gpu, torch.empty(split_scratch(4096, 4096, 128)))
+    calls = split_product_calls(x, weight, None, out, gpu, torch.empty(split_scratch(4096, 4096, "int4", 128, "bf16")))
     specs += [call.spec(capability) for call in calls]
     assert {spec.kernel for spec in specs} == {
-        *("paged_attention", "decode_work", "listed_attention", "combine_splits", "product", "sum_parts")
+        *("paged_attention", "decode_work", "listed_attention", "combine_splits", "product", "sum_parts", "unpack")
     }
     for spec in specs:
         compiled = compile_kernel(spec)

@@ -19,7 +19,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.plugins.cuda.compile.emitter import CudaEmitter, lower_for_gpus
-from enginewright.plugins.cuda.serve.ops import Choices, Launcher
+from enginewright.plugins.cuda.serve.ops import Launcher
 from enginewright.plugins.cuda.serve.program import CudaProgram, weight_tensor
 from enginewright.plugins.cuda.serve.steps import Capture, CudaSteps
 from enginewright.plugins.emit.weights import stored_chunks
@@ -79,7 +79,6 @@ def steps_of(
     launcher: Launcher | None = None,
     blocks: int = BLOCKS,
     rows: int = 128,
-    choices: Choices = Choices(),
 ) -> CudaSteps:
     launcher = JitLauncher() if launcher is None else launcher
     program = CudaProgram(
@@ -90,7 +89,6 @@ def steps_of(
         launcher=launcher,
         blocks={group.name: blocks for group in lowering.program.cache_groups},
         limits=StepLimits(tokens=128, requests=8, rows=rows, blocks=48),
-        choices=choices,
     )
     poison(program.arena)
     return CudaSteps(program, vocab, launcher, capture_graph)

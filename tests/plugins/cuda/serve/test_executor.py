@@ -10,8 +10,10 @@ import warnings
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
-from enginewright.plugins.cuda.serve.ops import Choices
+from enginewright.plugins.cuda.serve import ops
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
 from enginewright.plugins.gpu import step_calls
@@ -39,6 +41,9 @@ from tests.triton_interpreter import interpreter as interpreter
 
 EXACT = 1e-5
 """The share of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
+
+ROUNDED = 20 * 2.0**-9
+"""Where activations are bf16: some 20 roundings on the way to a logit, of half a unit in the last place each."""
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,9 @@ def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple
             return lambda: (ran.append(call.kernel), launch())
 
     plain = cases.steps_of(lowering, 256, blocks=64)
-    own = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64, choices=Choices(mixed_decodes=True))
+    shape_of = plain._shape_of
+    plain._shape_of = lambda step, blocks: replace(shape_of(step, blocks), mixed=False)
+    own = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64)
     for (_, one), (_, other) in zip(plain._program.caches.items(), own._program.caches.items(), strict=True):
         for ours, theirs in ((one.of.keys, other.of.keys), (one.of.values, other.of.values)):
             random = torch.Generator().manual_seed(5)
@@ -231,10 +238,11 @@ def test_decodes_beside_prompts_have_kernels_of_their_own(
     assert {"paged_attention", "decode_work", "listed_attention", "combine_splits"} <= set(ran)
 
 
-def split_products(recipe: str) -> tuple[float, list[str]]:
-    """The largest difference of a logit from products in one piece, as a share of the largest; kernels that ran."""
+def products_otherwise(recipe: str, floats: str, module: str, **values: int) -> tuple[float, list[str]]:
+    """The largest difference of a logit, as a share of the largest, from where a module has its own values; kernels
+    that ran where it has these."""
     program, context = cases.program_of("Llama", recipe)
-    lowering = cases.lowered(program, context, "f32")
+    lowering = cases.lowered(program, context, floats)
     ran: list[str] = []
 
     class Noting(JitLauncher):
@@ -242,12 +250,15 @@ def split_products(recipe: str) -> tuple[float, list[str]]:
             launch = super().bind(call)
             return lambda: (ran.append(call.kernel), launch())
 
+    of = {"ops": ops, "step_calls": step_calls}[module]
     plain = cases.steps_of(lowering, 256)
-    own = cases.steps_of(lowering, 256, launcher=Noting(), choices=Choices(split_products=True))
+    with patch.multiple(of, **values):
+        own = cases.steps_of(lowering, 256, launcher=Noting())
     ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
     for chunks in ({"a": [3, 4, 5]}, {"a": [6], "b": [8]}):
         expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
-        found = own.start(cases.step_input(ours.step(chunks))).result().logits
+        with patch.multiple(of, **values):
+            found = own.start(cases.step_input(ours.step(chunks))).result().logits
         assert expected is not None
         assert found is not None
         worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
@@ -256,17 +267,47 @@ def split_products(recipe: str) -> tuple[float, list[str]]:
 
 def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
     """The least part is made small, so that a tiny model's products have several."""
-    worst, ran = interpreter.submit(with_small_parts, "int8").result()
+    worst, ran = interpreter.submit(products_otherwise, "int8", "f32", "step_calls", _LEAST_PART=32).result()
     assert worst <= EXACT
     assert ran.count("sum_parts") == 4  # down projections of two layers, in two steps
 
 
-def with_small_parts(recipe: str) -> tuple[float, list[str]]:
-    least, step_calls._LEAST_PART = step_calls._LEAST_PART, 32
-    try:
-        return split_products(recipe)
-    finally:
-        step_calls._LEAST_PART = least
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+def test_many_rows_meet_floats_made_of_narrow_weights(recipe: str, interpreter: ProcessPoolExecutor) -> None:
+    """Many are made few here."""
+    worst, ran = interpreter.submit(products_otherwise, recipe, "bf16", "ops", UNPACKED_ROWS=3).result()
+    assert worst <= ROUNDED
+    assert ran.count("unpack") >= 5
+    assert "product" in ran  # of the second step, of two rows
+
+
+def unpacked_in_pieces(bias: bool) -> tuple[list[int], float]:
+    """Rows of a weight that were made floats at a time, and how far the product is from the whole weight's."""
+    torch.manual_seed(3)
+    n, k, launcher, pieces = 600, 64, JitLauncher(), []
+    values, scales = torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n, 2).half()
+    x, added = torch.randn(5, k).bfloat16(), torch.randn(n).bfloat16() if bias else None
+    out = torch.full((5, n + 8), float("nan")).bfloat16()[:, :n]
+
+    def room(name: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        pieces.append(shape[0])
+        return torch.full(shape, float("nan"), dtype=dtype)
+
+    binder: Any = SimpleNamespace(room=room, launch=launcher.bind, gpu=GPUS[90], bias_like=lambda bias, out: bias)
+    with patch.object(ops, "_MOST_UNPACKED", n * k):
+        works = ops._unpacked_product(binder, x, step_calls.Stored(values, "int8", scales, None, 32), added, out)
+    for work in works:
+        work()
+    want = x.float() @ (values.float() * scales.float().repeat_interleave(32, 1)).t()
+    want = want if added is None else want + added.float()
+    return pieces, float((out.float() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_weight_is_made_floats_in_pieces(bias: bool, interpreter: ProcessPoolExecutor) -> None:
+    pieces, apart = interpreter.submit(unpacked_in_pieces, bias).result()
+    assert pieces == [512, 88]
+    assert apart <= 2.0**-8  # a weight is rounded, and a result
 
 
 @pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2"])
