@@ -111,7 +111,7 @@ FOR_WHOM = {
     "tvm": "who wants one compiled library and a runtime of 5 MB; as fast as cpu here, also without our kernels",
     "stablehlo": "who runs XLA, or another device by a PJRT plugin; on a CPU take it with our kernels",
     "stablehlo, IREE": "who may install little and compile nothing where it serves, and can do with less speed",
-    "cuda": "who has an NVIDIA GPU and torch there; nobody has run it on one",
+    "cuda": "who has an NVIDIA GPU and torch there: it ran on an H100 (docs/build/cuda.md), for some minutes",
     "tensorrt": "who has TensorRT on a GPU, where engines are built from these networks",
     "tensorrt-rtx": "who has an RTX GPU: engines are built here, without one",
     AHEAD: "who has torch's C++ library and steps of fixed sizes, and writes the serving around them",

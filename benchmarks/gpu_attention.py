@@ -7,7 +7,6 @@ PYTHONPATH=src. gpu_truth.py measures the same with kernels that it carries. Com
 and FlexAttention on a dense copy of the same cache. Runs are CUDA graphs, over several caches where L2 would hold one.
 What a share is of is measured in the same run: bytes by a copy, products by a matmul of bfloat16.
 
-Not run yet: no GPU was at hand.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -256,9 +256,14 @@ class AttentionStep:
             softcap=of.softcap,
             decodes=of.decodes,
             work=listing,
-            workers=max(1, 4 * place.processors // of.kv_heads),
+            workers=requests * splits,
         )
-        return works + [bound(launcher, call) for call in calls]
+        for call in calls:
+            if call.kernel == "listed_attention":  # as a program of the target does it
+                most = max(1, place.processors * launcher.resident(call) // of.kv_heads)
+                call = replace(call, grid=(min(most, call.grid[0]), *call.grid[1:]))
+            works.append(bound(launcher, call))
+        return works
 
     def reference(self) -> Tensor:
         """What ``out`` must be."""

@@ -63,8 +63,17 @@ class Steps:
             raise NotMeasuredError(f"weights of {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
         made = {}
         for use in self._program.weights:
-            weight = torch.empty(use.shape, dtype=TORCH_DTYPES[use.dtype], device=self.place.device)
-            made[use.name] = weight.normal_(0, 0.02)
+            dtype = TORCH_DTYPES[use.dtype]
+            shape = (*use.shape[:-1], use.shape[-1] // 2) if use.dtype in ("i4", "u4") else use.shape
+            weight = torch.empty(shape, dtype=dtype, device=self.place.device)
+            if not dtype.is_floating_point:  # all that there are
+                made[use.name] = weight.random_(
+                    0 if dtype == torch.uint8 else -127, 256 if dtype == torch.uint8 else 128
+                )
+            elif dtype == torch.float16:  # scales
+                made[use.name] = weight.uniform_(1e-4, 1e-3)
+            else:
+                made[use.name] = weight.normal_(0, 0.02)
         return made
 
     def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:

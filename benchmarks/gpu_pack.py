@@ -27,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralCo
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.plan.planner import planned_model
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
@@ -52,6 +53,9 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Llamas whose programs are packed."""
 
+NARROW = {"8b-int8": ("8b", "int8"), "8b-int4": ("8b", "int4")}
+"""Programs with weights of fewer bits: of which Llama, by which recipe."""
+
 BUNDLES: dict[str, dict[str, Any]] = {
     "f32": {"recipe": "f32"},
     "window": {"recipe": "f32"},
@@ -72,10 +76,11 @@ LONG = 1500
 def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False) -> int:
     """Writes ``ARCHIVE`` with what all stages take into a new folder; its bytes. ValueError if these are too many.
 
-    ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES``: a
-    program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone. ``tiles``: the
-    candidates of tile_sweep.py. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of
-    gpu_wheels.py for ``pythons``. ``tiny``: a little of each but engines, as a test needs it.
+    ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES`` and
+    ``NARROW``: a program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone;
+    ``products``: of those with narrow weights. ``tiles``: the candidates of tile_sweep.py. ``engines-*.bundle``: of
+    TensorRT-RTX, where that is installed. ``wheels``: those of gpu_wheels.py for ``pythons``. ``tiny``: a little of
+    each but engines, as a test needs it.
     """
     with tempfile.TemporaryDirectory() as scratch:
         _fill(Path(scratch), capability, pythons, tiny=tiny)
@@ -98,6 +103,8 @@ def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) 
     with KernelCompiler(available_threads()) as compiler:
         for name in ("tiny",) if tiny else SIZES:
             _pack_program(folder / name, name, capability, compiler)
+        for name in () if tiny else NARROW:
+            _pack_narrow(folder / name, name, capability, compiler)
 
         def described(launcher: Any, place: Any) -> None:
             for name in names:
@@ -107,7 +114,7 @@ def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) 
         (folder / "kernels").mkdir()
         note(folder / "kernels", gpu, compiler, described)
         (folder / "products").mkdir()
-        note(folder / "products", gpu, compiler, (lambda launcher, place: None) if tiny else narrow_described)
+        note(folder / "products", gpu, compiler, narrow_described)
         tile_sweep.pack(folder / "tiles", gpu, compiler, _TINY_TILES if tiny else tile_sweep.CASES)
     if not tiny:
         _pack_engines(folder)
@@ -192,6 +199,16 @@ def _pack_program(folder: Path, name: str, capability: str, compiler: KernelComp
     (folder / "program.json").write_text(lowering.program.to_json())
     (folder / "weights.json").write_text(json.dumps(_sources_of(lowering)) + "\n")
     _write_kernels(folder, lowering.program, capability, compiler)
+
+
+def _pack_narrow(folder: Path, name: str, capability: str, compiler: KernelCompiler) -> None:
+    folder.mkdir()
+    size, recipe = NARROW[name]
+    _config(size).save_pretrained(folder)
+    program = planned_model(folder, [recipe], targets=("cuda",)).programs[0].program
+    assert program is not None
+    (folder / "program.json").write_text(program.to_json())
+    _write_kernels(folder, program, capability, compiler)
 
 
 def _sources_of(lowering: Lowering) -> Mapping[str, Any]:

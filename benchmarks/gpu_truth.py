@@ -3,8 +3,8 @@
     python benchmarks/gpu_truth.py pack FOLDER                          # here: what is carried
     python benchmarks/gpu_truth.py A --packed FOLDER --output FOLDER2   # there; then B and C
 
-A is facts, roofs, kernels and tiles, B the cuda target from end to end, C attention beside others, engines, and the
-tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its
+A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
+engines, and the tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its
 own, and in it each figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next
 one is measured. What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to
 STAGE.log as they say it.
@@ -15,7 +15,7 @@ No time of it means anything.
 
 Needs a CUDA build of torch there, and PYTHONPATH=src; gpu_wheels.py packs what else it loads.
 
-Not run yet: no GPU was at hand. tests/benchmarks/test_gpu_truth.py rehearses it.
+An H100 ran it: docs/build/cuda.md. tests/benchmarks/test_gpu_truth.py rehearses it.
 """
 
 from __future__ import annotations
@@ -345,6 +345,8 @@ STAGES: dict[str, dict[str, Part]] = {
         "steps 1b": Part(_steps("1b"), 90),
         "logits": Part(logits, 60),
         "steps 8b": Part(_steps("8b"), 120),
+        "steps 8b int8": Part(_steps("8b-int8"), 60),
+        "steps 8b int4": Part(_steps("8b-int4"), 60),
         "transformers": Part(transformers_beside, 120, rehearsed=False),  # minutes for a token on a CPU
     },
     "C": {

@@ -146,7 +146,8 @@ class FastEvaluation:
         if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:
             return self._quantized(node, names, names | dict(zip(names, args, strict=False)) | dict(kwargs))
         if node.target is ew.dequantize.default:
-            exprs = tuple(self.program.weights[str(names[n].target)] for n in ("values", "scales"))
+            parts = [names[n] for n in ("values", "scales", "offsets") if names.get(n) is not None]
+            exprs = tuple(self.program.weights[str(part.target)] for part in parts)
             return self._decoded(exprs, names["group_size"])
         real = [self._real(a, v) for a, v in zip(node.args, args, strict=True)]
         named = {key: self._real(node.kwargs[key], value) for key, value in kwargs.items()}

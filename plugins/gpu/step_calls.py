@@ -354,7 +354,7 @@ def part_of_product(rows: int, depth: int, columns: int, form: str, group: int, 
     if form == "float" or rows > tile.rows or not tile.programs:
         return 0
     tiles = -(-columns // tile.columns)
-    parts = min(-(-tile.programs // tiles), depth // _LEAST_PART)
+    parts = min(round(tile.programs / tiles), depth // _LEAST_PART)
     unit = math.lcm(tile.depth, group or 1)
     part = -(-depth // (max(parts, 1) * unit)) * unit
     return part if part < depth else 0

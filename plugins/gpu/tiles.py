@@ -205,7 +205,7 @@ def _halves(most: int, least: int) -> Iterator[int]:
 class ProductTile:
     """What one program of the product makes: so many rows and columns, ``depth`` along K at a time.
 
-    ``swap``: as the transpose of weight @ x^T. ``programs``: fewer of them leave multiprocessors idle: then K is cut.
+    ``swap``: as the transpose of weight @ x^T. ``programs``: K is cut where there are much fewer; 0: it never is.
     """
 
     rows: int
@@ -226,13 +226,13 @@ LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stag
 OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3, programs=256)
 """With the tiles of floats some of an expert's product with other weights would be on the stack.
 
-Of ``DECODE_PRODUCT`` and those of bytes and nibbles 10 to 40 candidates each were timed on an H100, with weights of an
-8B; ``benchmarks/gpu_truth.py`` times products.
+For ``DECODE_PRODUCT`` and those of bytes and nibbles 10 to 40 tiles each were timed on an H100, with weights of an 8B
+in groups of 64; ``benchmarks/gpu_truth.py`` times the chosen ones.
 """
 
-UNPACKED_ROWS = 193
-"""From so many rows on, a narrow weight is made floats and a library multiplies: on an H100 the product kernel took 2.4
-times as long with 512 rows, and 3.5 times with 2,048; with 64 rows it took half."""
+UNPACKED_ROWS = 65
+"""From so many rows on, a narrow weight is made floats and a library multiplies. On an H100 an 8B of recipe int8 took
+less time for 512 rows that way (21.3 ms) than for 128 with the product kernel (22.2 ms), and for 2,048 a third."""
 
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:

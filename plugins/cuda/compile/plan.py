@@ -5,7 +5,7 @@ share of the cores' peak, whichever is more (the roofline, as in an export's rep
 without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
 
 Products with weights of fewer than 16 bits are slower than that. With few rows they have few bytes under way, and what
-is read must be converted; with many a weight is made floats first, which are written and read.
+is read must be converted; with many a weight is made floats first, which are written.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GpuModel:
         if (weight := self._narrow_weight(step)) is not None:
             speed = self._gpu.bandwidth * self._shares.bandwidth
             if len(weight.shape) == 2 and sizes.at(step.outputs[0].shape[0]) >= UNPACKED_ROWS:
-                floats = 2 * 2 * weight.shape[0] * weight.shape[1] / speed
+                floats = 2 * weight.shape[0] * weight.shape[1] / speed
                 return memory, products + cost.weights / speed + floats, self._shares.kernel
             memory += cost.weights / speed * (1 / self._reached(step, weight, sizes) - 1)
             products /= self._shares.narrow
@@ -89,14 +89,15 @@ class GpuModel:
             return 1.0
         bytes_of_tile = tile.columns * tile.depth * DTYPES[weight.dtype].bits // 8
         resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
-        return min(_READ[DTYPES[weight.dtype].bits], resident * (tile.stages - 1) * bytes_of_tile / needed)
+        return min(_READ.get(weight.dtype, 1.0), resident * (tile.stages - 1) * bytes_of_tile / needed)
 
 
 _RESIDENT = 4
 """Programs of a product of few rows on a multiprocessor."""
 
-_READ = {8: 0.8, 4: 0.46}
-"""By bits, the share of the speed at which 16-bit weights are read that products of few rows reach on an H100."""
+_READ = {"i8": 0.62, "fp8": 0.84, "i4": 0.48, "u4": 0.2}
+"""By type, the share of the speed of 16-bit weights at which an H100 read those of products of few rows: int8 in groups
+of 32, fp8 and int4 in groups of 64, and 4 bits with offsets, as the recipes have them."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:

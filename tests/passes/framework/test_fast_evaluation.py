@@ -16,16 +16,19 @@ from enginewright.passes.framework import fast_evaluation
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source
+from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from tests.passes.captured import captured
 
 ew = torch.ops.ew
 
 EPSILON = 2**-23
 INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+OFFSETS = WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
 PER_ROW = WeightFormat(storage="int8", group_size=0, activation="int8", activation_group_size=0)
 
 
@@ -63,6 +66,22 @@ def test_every_call_gives_what_its_reference_gives(
 
     program.evaluate(packed_inputs(program, sequences(*lengths)), compute=both)
     assert {ew.quantized_linear.default, ew.quantized_embedding.default, ew.paged_attention.default} <= seen
+
+
+def test_floats_made_of_a_weight_with_offsets() -> None:
+    program = exported("Llama", OFFSETS)
+    PassManager([DequantizeProducts()], PassContext()).run(program)
+    fast, seen = FastEvaluation(program), []
+
+    def both(node: Node, args: Any, kwargs: Any) -> Any:
+        expected = node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target is ew.dequantize.default:
+            assert torch.equal(fast.compute(node, args, kwargs), expected)
+            seen.append(bound_arguments(node).get("offsets"))
+        return expected
+
+    program.evaluate(packed_inputs(program, sequences(5)), compute=both)
+    assert any(offsets is not None for offsets in seen)
 
 
 @pytest.mark.parametrize("wanted", [WeightFormat(storage="bf16", activation="bf16"), PER_ROW])
