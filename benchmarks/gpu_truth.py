@@ -4,10 +4,10 @@
     python benchmarks/gpu_truth.py A --packed FOLDER --output FOLDER2   # there; then B and C
 
 A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
-engines, and the tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with
-a limit of its own, and in it each figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next
-one is measured. What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to
-STAGE.log as they say it.
+engines, and the tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with a
+limit of its own, and in it each figure stands by itself: one that fails, or that there is no memory for, is a line too,
+and the next one is measured. What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes
+to STAGE.log as they say it.
 
 --rehearse runs the parts without a GPU, with small sizes: every kernel is looked up in what was packed, as a GPU would,
 and nothing is compiled. With "interpreted", Triton's interpreter runs what was found; with "looked-up" nothing runs.
