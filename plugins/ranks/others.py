@@ -186,6 +186,8 @@ class OtherRanks:
             self.problem = "the model was closed"
         if hasattr(self, "store"):
             self.store.set(END, "")
+        if hasattr(self, "mail"):
+            self.mail.close()
         self._places.close()
 
     def _open_store(self, patience: float) -> TCPStore:

@@ -1,7 +1,7 @@
 """A rank but the first: a process that joins rank 0 by an address, and runs the steps that rank 0 sends.
 
 At the address, HOST:PORT, is rank 0's store (a TCPStore of torch.distributed). In it the rank finds what it is to open,
-and says what is wrong, or that it is ready. Then all join one gloo group, which has a connection between any two ranks.
+and says what is wrong, or that it is ready. Then all connect to each other.
 """
 
 from __future__ import annotations

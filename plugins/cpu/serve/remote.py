@@ -1,4 +1,4 @@
-"""The cpu target on ranks of several machines: what they exchange goes through a gloo group of torch.distributed.
+"""The cpu target on ranks of several machines: what they exchange goes over connections of TCP.
 
 Rank 0 is in this process. ``submit`` sends a step's inputs to all others, which run it; ``result`` runs rank 0's part
 and samples. Each rank has its own weights, read from a bundle at the same path, its own intermediate values and its own

@@ -1,6 +1,6 @@
 """The cuda target on several ranks: processes of this machine, each with a GPU and a part of the model.
 
-Rank 0 is in this process. ``submit`` sends a step's inputs to all others by gloo, and puts rank 0's part on its GPU;
+Rank 0 is in this process. ``submit`` sends a step's inputs to all others, and puts rank 0's part on its GPU;
 ``result`` waits for the sampled ids. What ranks give each other within a step are NCCL's collectives (``exchange``).
 They are the same on all ranks and come in the same order, since all have the same limits and get the same steps: so
 they also make graphs of the same steps.

@@ -1,4 +1,4 @@
-"""Ranks that share no memory: what one process gives, over messages of threads, and of processes that gloo joins."""
+"""Ranks that share no memory: what one process gives, over messages of threads, and of processes."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ Make = Callable[[int], Processes]
 @pytest.mark.matrix
 @pytest.mark.parametrize("how", ["tensor=2", "pipeline=2", "tensor=2,pipeline=2"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_answers_over_gloo_are_those_of_one_process(
+def test_answers_over_connections_are_those_of_one_process(
     how: str, family: str, places: Make, exported: Callable[..., Path]
 ) -> None:
     path = exported(family, "f32", "f32")
@@ -344,19 +344,22 @@ class Wire:
 
 
 class Group:
-    """The part of a gloo group that ``Mail`` uses, on a wire."""
+    """Does what ``messages.Connections`` does, on a wire."""
 
     def __init__(self, wire: Wire, rank: int) -> None:
         self._wire, self._rank = wire, rank
 
-    def send(self, tensors: list[Any], to: int, tag: int) -> Group.Work:
+    def send(self, message: Array, to: int, tag: int) -> Group.Work:
         self._wire.call(self._rank)
-        self._wire.send(self._rank, to, tag, tensors[0].numpy())
+        self._wire.send(self._rank, to, tag, message)
         return Group.Work(lambda patience: None)
 
-    def recv(self, tensors: list[Any], source: int, tag: int) -> Group.Work:
+    def recv(self, array: Array, source: int, tag: int) -> Group.Work:
         self._wire.call(self._rank)
-        return Group.Work(lambda p: self._wire.receive(source, self._rank, tag, tensors[0].numpy(), p))
+        return Group.Work(lambda p: self._wire.receive(source, self._rank, tag, array, p))
+
+    def close(self) -> None:
+        """The wire is closed by the places."""
 
     @dataclass
     class Work:
@@ -602,6 +605,7 @@ def test_without_a_package_the_extra_is_named(tiny_bundle: Path, package: str, m
         monkeypatch.delitem(sys.modules, f"enginewright.plugins.ranks.{name}", raising=False)
     if package == "torch":
         pytest.importorskip("ray")
+        monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=f"need {package}, which is not installed") as raised:
         LLM(tiny_bundle, ranks=2, ray="127.0.0.1:1")
