@@ -202,11 +202,11 @@ class Connections:
 
     def send(self, message: Bytes, rank: int, tag: int) -> _Sending:
         """Sends a message, which must stay as it is until that has been waited for."""
-        return self._links[rank, tag].send(memoryview(message))
+        return self._links[rank, tag].send(message.data)
 
     def recv(self, array: Bytes, rank: int, tag: int) -> _Receiving:
         """The next message of a rank, as long as ``array``; who waits for it reads it."""
-        return _Receiving(self._links[rank, tag].socket, memoryview(array))
+        return _Receiving(self._links[rank, tag].socket, array.data)
 
     def close(self) -> None:
         """Ends all connections."""
