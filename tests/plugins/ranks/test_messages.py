@@ -58,7 +58,7 @@ def mails() -> Iterator[Callable[[float], tuple[Mail, Mail]]]:
         there = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
         with ThreadPoolExecutor() as threads:
             first = threads.submit(own.open, store)
-            meanwhile(store)
+            meanwhile(there)
             threads.submit(other.open, there).result()
             first.result()
         return own, other
