@@ -96,6 +96,10 @@ def _product(form: str, rows: int, gpu: GpuLimits) -> Call:
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu)
 
 
+def _unpack(form: str, gpu: GpuLimits) -> Call:
+    return calls.unpack_call(_stored(form, HIDDEN, size=INNER), _new(HIDDEN, INNER), gpu)
+
+
 def _experts(form: str, rows: int, gpu: GpuLimits) -> Call:
     weight, starts = _stored(form, EXPERTS, HIDDEN, size=INNER), _integers(EXPERTS + 1)
     return calls.product_call(_new(rows, INNER), weight, None, _new(rows, HIDDEN), gpu, starts=starts)
@@ -128,9 +132,8 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "work list": _work,
     "gated silu": _activation,
     **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
-    "product int4, 64 rows": partial(_product, "int4", 64),
-    "product int4, 512 rows": partial(_product, "int4", 512),
-    "product fp8, 512 rows": partial(_product, "fp8", 512),
+    **{f"product {form}, 64 rows": partial(_product, form, 64) for form in ("int8", "int4", "uint4", "fp8")},
+    **{f"unpack {form}": partial(_unpack, form) for form in ("int8", "int4", "uint4", "fp8")},
     "experts bf16, 16 rows": partial(_experts, "float", 16),
     "experts int8, 512 rows": partial(_experts, "int8", 512),
     "experts int8, 4,096 rows": partial(_experts, "int8", 4096),
@@ -142,7 +145,7 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
 }
 
 NAMES = tuple(_CALLS)
-PRODUCTS = tuple(name for name in NAMES if name.startswith(("product", "experts")))
+PRODUCTS = tuple(name for name in NAMES if name.startswith(("product", "experts", "unpack")))
 
 
 def spec_of(name: str, capability: int) -> KernelSpec:
