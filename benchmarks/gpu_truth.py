@@ -341,18 +341,18 @@ STAGES: dict[str, dict[str, Part]] = {
         "sanitizer": Part(sanitizer, 110, rehearsed=False),
     },
     "B": {
-        "tokens": Part(tokens, 130),
-        "steps 1b": Part(_steps("1b"), 90),
+        "tokens": Part(tokens, 90),
+        "steps 1b": Part(_steps("1b"), 60),
         "logits": Part(logits, 60),
-        "steps 8b": Part(_steps("8b"), 120),
+        "steps 8b": Part(_steps("8b"), 75),
         "steps 8b int8": Part(_steps("8b-int8"), 60),
         "steps 8b int4": Part(_steps("8b-int4"), 60),
         "transformers": Part(transformers_beside, 120, rehearsed=False),  # minutes for a token on a CPU
     },
     "C": {
         "products": Part(products, 60),
-        "attention": Part(_attention(("bf16",)), 120),
-        "attention 8 bits": Part(_attention(("fp8", "int8")), 90),
+        "attention": Part(_attention(("bf16",)), 90),
+        "attention 8 bits": Part(_attention(("fp8", "int8")), 65),
         "engines": Part(engines, 60),
         "tests": Part(gpu_tests, 250, rehearsed=False),
     },

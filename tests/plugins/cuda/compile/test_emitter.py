@@ -119,13 +119,13 @@ def test_kernels_of_mixed_steps_and_of_many_rows_are_carried() -> None:
     program, context = cases.program_of("Llama", "int4")
     lowered = cases.lowered(program, context, "bf16").program
     found = {}
-    for chunk in (128, 1024):
+    for chunk in (64, 1024):
         section = SECTION.model_copy(update={"chunk": chunk})
         collected = specs_of(lowered, section, SpecCollector(90, stand_in))
         found[chunk] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
     for name in ("decode_work", "listed_attention", "combine_splits"):
-        assert {(name, False), (name, True)} <= found[128]
-    assert found[1024] - found[128] == {("unpack", False)}
+        assert {(name, False), (name, True)} <= found[64]
+    assert found[1024] - found[64] == {("unpack", False)}
 
 
 @pytest.mark.matrix
