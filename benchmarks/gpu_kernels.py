@@ -471,7 +471,6 @@ def narrow_works(
     split = split_product_calls(x, weight, None, out, place.gpu, scratch)
     if len(split) > 1:
         ways["ours, split"] = split
-
     found = {name: _run_of(launcher, calls) for name, calls in ways.items()}
     if rows >= 64:
         whole = torch.empty(columns, depth, device=place.device, dtype=torch.bfloat16)

@@ -127,7 +127,7 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
         raise BundleError(f"{step.where}: a linear with a residual isn't the cuda target's", hint="Export again.")
     if weight.format != "float" or activation or weight.values.dtype != result.dtype:
         bias = rest[0] if rest else None
-        if not activation and _unpacks(step, len(a)):
+        if _unpacks(step, len(a)):
             return _unpacked_product(p, a, weight, bias, result)
         calls = split_product_calls(a, weight, bias, result, p.gpu, p.scratch(), activation=activation)
         return [p.launch(call) for call in calls]
@@ -140,8 +140,9 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
 
 def _unpacks(step: Step, rows: int) -> bool:
     """Whether so many rows meet floats made of a narrow weight."""
-    narrow = any(one.kind == "weight" and one.dtype in _UNPACKED for one in step.inputs[1:2])
-    return narrow and rows >= UNPACKED_ROWS and step.inputs[0].dtype != "f32" and not step.attrs.get("activation")
+    x, weight = step.inputs[:2]
+    same = x.dtype == step.outputs[0].dtype != "f32"  # a library multiplies equal types
+    return same and rows >= UNPACKED_ROWS and weight.dtype in _UNPACKED and not step.attrs.get("activation")
 
 
 def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
