@@ -108,11 +108,12 @@ def test_the_form_of_an_answer(client: anthropic.Anthropic) -> None:
 
 
 def test_the_order_of_events(agents: Server) -> None:
-    text = agents.ask("POST", PATH, BASE | {"max_tokens": 5, "stream": True})
+    stream = BASE | {"stream": True, "seed": 1}
+    text = agents.ask("POST", PATH, stream | {"max_tokens": 5})
     assert text.headers["content-type"].startswith("text/event-stream") and order(text) == "Mp<d>m."
     for name, one in named_events(text):
         assert one["type"] == name
-    calls = agents.ask("POST", PATH, BASE | {"tools": [WEATHER], "tool_choice": {"type": "any"}, "stream": True})
+    calls = agents.ask("POST", PATH, stream | {"tools": [WEATHER], "tool_choice": {"type": "any"}})
     assert re.fullmatch(r"Mp(<d>)+m\.", order(calls))
     assert named_events(calls)[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
