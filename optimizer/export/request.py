@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache, with_partitions
-from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_storages
+from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_storages
 from enginewright.optimizer.recover.finished import FinishedRecovery
 from enginewright.plugins.gpu.formats import parse_capabilities
 from enginewright.plugins.gpu.recipe import EnginesSection
@@ -84,6 +84,7 @@ class ExportRequest:
             chosen = with_partitions(chosen, given.partitions)
         check_storages(chosen, wanted)
         check_cache(chosen, wanted)
+        check_context(chosen, wanted)
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(

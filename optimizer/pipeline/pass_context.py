@@ -42,6 +42,7 @@ def pass_context(
         recipe=recipe.name,
         common_formats=common_formats,
         cache=recipe.cache,
+        adaptive_context=recipe.adaptive_context,
         offsets="keep" if recipe.engines is None else recipe.engines.offsets,
         recovered=recovered,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),

@@ -29,7 +29,7 @@ from pydantic import (
 
 from enginewright.passes.formats.section import Section
 from enginewright.passes.formats.weight_format import WeightFormat
-from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.kv_options import ContextOptions, KvOptions
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats, chooses
 from enginewright.plugins.gpu.recipe import EnginesSection
@@ -79,6 +79,7 @@ class Recipe(Section):
     calibration: CalibrationSection = CalibrationSection()
     auto: AutoSection | None = None
     attention: KvOptions | None = None
+    adaptive_context: ContextOptions | None = None
     prune: Pruning | None = None
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
@@ -90,7 +91,8 @@ class Recipe(Section):
     @property
     def exact(self) -> bool:
         """Whether nothing is lost: the model is whole, every weight, activation and cache entry a 32-bit float."""
-        return self.prune is None and self.attention is None and not self.rounded
+        whole = self.prune is None and self.attention is None and self.adaptive_context is None
+        return whole and not self.rounded
 
     @property
     def rounded(self) -> bool:

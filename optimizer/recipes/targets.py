@@ -59,6 +59,17 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
         )
 
 
+def check_context(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target whose attention can't do what the recipe's [adaptive_context] says."""
+    lacking = [name for name in targets if not TARGETS[name].adaptive_context]
+    if lacking and recipe.adaptive_context is not None:
+        raise TargetError(
+            f"target {lacking[0]}: its attention looks at the whole context, and recipe {recipe.name} has "
+            "[adaptive_context]",
+            hint="Leave that section out for it, or export for --target cpu alone.",
+        )
+
+
 def _formats(recipe: Recipe) -> Iterable[tuple[WeightFormat, str]]:
     """Every format of weights that the recipe names, with its key; of several keys the plainest comes last."""
     weights = recipe.weights

@@ -18,7 +18,7 @@ from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.kv_formats import CacheDtype
 
-from .kv_options import KvOptions
+from .kv_options import ContextOptions, KvOptions
 from .pruning import Pruning
 from .records import Metric as Metric
 from .records import Rejection as Rejection
@@ -49,6 +49,7 @@ class PassContext:
         pruning: which shares of channels and heads, and how many layers, go; fitting the groups of all formats.
         kv_heads: how many key/value heads attentions are to have; None: those they have.
         cache: what a target that has such caches stores keys and values in.
+        adaptive_context: what of a long context layers look at; None: all.
         offsets: what a target that may do without them does about offsets of int4.
         common_formats: whether a target of the export reads only those formats that every target does.
         recipe: its name, for errors.
@@ -64,6 +65,7 @@ class PassContext:
     pruning: Pruning | None = None
     kv_heads: KvOptions | None = None
     cache: CacheDtype = "f32"
+    adaptive_context: ContextOptions | None = None
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
     common_formats: bool = False
     recipe: str = ""

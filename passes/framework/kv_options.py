@@ -1,4 +1,4 @@
-"""How many key/value heads each attention is to have, and how they are made of those there are."""
+"""How many key/value heads each attention is to have and how they are made of those there are; what it looks at."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import RecipeError
 
 from ..formats.section import Section
@@ -112,6 +113,38 @@ class KvOptions(Section):
                 f"{name}: every attention has as many key/value heads as it is to have ({have})",
                 hint="Take fewer, or leave [attention] out.",
             )
+
+
+class ContextOptions(Section):
+    """[adaptive_context] of a recipe: attention looks at the part of a long context that matters for a token.
+
+    Keys are chosen in blocks of 32, anew for each token, layer and key/value head. All numbers are of tokens.
+
+    Attributes:
+        best: keys that are chosen, of those that are neither first nor last.
+        first, last: keys at the beginning, and right before the token's own block, that are always looked at.
+        below: tokens at earlier positions look at everything.
+        whole_layers: as many layers from the first on look at everything.
+    """
+
+    best: int = Field(ge=KV_BLOCK_SIZE)
+    first: int = Field(default=64, ge=0)
+    last: int = Field(default=256, ge=0)
+    below: int = Field(default=0, ge=0)
+    whole_layers: int = Field(default=2, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> Self:
+        for name in ("best", "first", "last"):
+            if getattr(self, name) % KV_BLOCK_SIZE:
+                raise ValueError(f"{name} is {getattr(self, name)}, which isn't a multiple of {KV_BLOCK_SIZE}")
+        return self
+
+    @property
+    def choice(self) -> tuple[int, int, int, int]:
+        """``choice`` of ``ew.paged_attention``."""
+        first, last, best = (n // KV_BLOCK_SIZE for n in (self.first, self.last, self.best))
+        return first, last, best, self.below
 
 
 def _listed(numbers: list[int]) -> str:

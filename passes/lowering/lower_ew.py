@@ -158,6 +158,9 @@ def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     attrs |= {"has_sinks": a["sinks"] is not None}
     if a["slopes"] is not None:
         attrs["has_slopes"] = True
+    if a["choice"] is not None:
+        names = ("first_blocks", "last_blocks", "best_blocks", "all_below")
+        attrs |= dict(zip(names, map(int, a["choice"]), strict=True))
     b.step("paged_attention", inputs, [out], attrs)
     return out
 

@@ -8,6 +8,8 @@ where ``softcap`` is not 0, then with ``slopes`` [Nq] slope * (key position - qu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .library import accumulate_dtype, register
@@ -55,11 +57,16 @@ def paged_attention(
     softcap: float,
     sinks: torch.Tensor | None,
     slopes: torch.Tensor | None = None,
+    choice: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
 
     block_table [B, M] holds the requests' blocks in order, padded with -1; kv_len [B] counts the tokens in a request's
     cache, those of this step included. What lies in slots past kv_len is never looked at, be it NaN.
+
+    ``choice`` = (first, last, best, below): of the whole blocks before its own, a query at position ``below`` or behind
+    sees the ``first`` ones, the ``last`` ones, and of those between the ``best``, which all query heads of a key/value
+    head choose together (``block_ranks``; of equal ones the earlier).
     """
     _check_heads(q, k_cache)
     requests, blocks = block_table.shape
@@ -83,7 +90,46 @@ def paged_attention(
         & _causal(position[:, None], key_position[None, :], window)
     )
     distance = key_position[None, :] - position[:, None]  # [T, B*length]
-    return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
+    if choice is None:
+        return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
+    keys = k.unflatten(0, (requests, blocks, k_cache.shape[1]))[request]  # [T, M, K, Nkv, D]
+    seen = _chosen(block_ranks(q, keys), position // k_cache.shape[1], position, choice)  # [T, Nkv, M]
+    mine = torch.zeros((*seen.shape[:2], requests, blocks), dtype=torch.bool, device=q.device)  # [T, Nkv, B, M]
+    mine[index, :, request] = seen
+    chosen = mine.flatten(2).repeat_interleave(k_cache.shape[1], -1).transpose(0, 1)[:, None]  # [Nkv, 1, T, B*length]
+    return _attend(q, k, v, visible & chosen, scale, softcap, sinks, slopes, distance)
+
+
+def block_ranks(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, M]: what no score of a block is above, unscaled.
+
+    The largest, over the query heads of a key/value head, of sum_d q_d * (the greatest of channel d, or the least where
+    q_d is negative); both are rounded outward to bf16. (Quest, https://arxiv.org/abs/2406.10774, of each query head.)
+    """
+    wide = accumulate_dtype(q)
+    least, greatest = _outward(keys.amin(2), -torch.inf).to(wide), _outward(keys.amax(2), torch.inf).to(wide)
+    grouped = q.to(wide).unflatten(1, (keys.shape[3], -1))  # [T, Nkv, g, D]
+    sums = torch.einsum("tngd,tmnd->tngm", grouped.clamp(min=0), greatest)
+    sums += torch.einsum("tngd,tmnd->tngm", grouped.clamp(max=0), least)
+    return sums.amax(2)
+
+
+def _outward(x: torch.Tensor, way: float) -> torch.Tensor:
+    """The nearest bf16 number that isn't on the inner side of x."""
+    rounded = x.to(torch.bfloat16)
+    short = rounded.to(x.dtype) < x if way > 0 else rounded.to(x.dtype) > x
+    return torch.where(short, torch.nextafter(rounded, torch.full_like(rounded, way)), rounded)
+
+
+def _chosen(ranks: torch.Tensor, whole: torch.Tensor, position: torch.Tensor, choice: Sequence[int]) -> torch.Tensor:
+    """ranks [T, Nkv, M], whole and position [T] -> bool [T, Nkv, M]: the blocks that each row sees."""
+    first, last, best, below = choice
+    block = torch.arange(ranks.shape[-1], device=ranks.device)
+    own = whole[:, None]  # [T, 1]
+    other = (block >= first) & (block < own - last) & (position[:, None] >= below)  # [T, M]
+    ordered = ranks.masked_fill(~other[:, None], -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    place = torch.empty_like(ordered).scatter_(-1, ordered, block.expand_as(ordered).contiguous())
+    return (~other[:, None] | (place < best)) & (block <= own)[:, None]
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
@@ -102,7 +148,7 @@ def _attend(
     slopes: torch.Tensor | None,
     distance: torch.Tensor,
 ) -> torch.Tensor:
-    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], visible and distance [T, S] -> [T, Nq, Dv]."""
+    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], distance [T, S] -> [T, Nq, Dv]; visible [T, S] or [Nkv, 1, T, S]."""
     wide = accumulate_dtype(q)
     tokens, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
     grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads))  # [T, Nkv, g, D]

@@ -41,6 +41,7 @@ class Program:
         value_size: int,
         block_size: int,
         dtype: str = "f32",
+        summaries: bool = False,
     ) -> int: ...
     def add_weight(
         self,

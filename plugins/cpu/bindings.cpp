@@ -200,7 +200,7 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
   const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
   const std::vector<size_t> k_shape = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
   const std::vector<size_t> v_shape = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
-  if (cache.format == ew::KvFormat::f32) {
+  if (cache.format == ew::KvFormat::f32 && !cache.summaries) {
     return nb::make_tuple(nb::ndarray<nb::numpy, float>(cache.k, 4, k_shape.data(), self),
                           nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape.data(), self));
   }
@@ -210,16 +210,16 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
   return nb::make_tuple(keys, values);
 }
 
-// The bytes of a layer's keys and of its values, [P, Nkv, bytes of a block and head].
+// The bytes of a layer's keys and of its values, [P, Nkv, bytes of a block and head], summaries included.
 nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
   size_t blocks = 0;
   const ew::KvCache& cache = find_cache(nb::cast<const Executor&>(self), group, layer, &blocks);
-  const auto bytes = [&](void* data, int64_t size) {
-    const size_t piece = static_cast<size_t>(ew::kv_piece_bytes(cache.format, size));
-    const size_t shape[] = {blocks, static_cast<size_t>(cache.kv_heads), piece};
+  const auto bytes = [&](void* data, int64_t piece) {
+    const size_t shape[] = {blocks, static_cast<size_t>(cache.kv_heads), static_cast<size_t>(piece)};
     return nb::ndarray<nb::numpy, uint8_t>(data, 3, shape, self);
   };
-  return nb::make_tuple(bytes(cache.k, cache.key_size), bytes(cache.v, cache.value_size));
+  return nb::make_tuple(bytes(cache.k, ew::key_piece_bytes(cache.format, cache.key_size, cache.summaries)),
+                        bytes(cache.v, ew::kv_piece_bytes(cache.format, cache.value_size)));
 }
 
 }  // namespace
@@ -245,8 +245,10 @@ NB_MODULE(_cpu, m) {
       .def(
           "add_cache_group",
           [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
-             int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format) {
+             int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format,
+             bool summaries) {
             ew::CacheGroup group{name, std::move(layers), kv_heads, key_size, value_size};
+            group.summaries = summaries;
             if (!ew::parse_kv_format(format.c_str(), &group.format)) {
               std::string known;
               for (const ew::KvFormatEntry& entry : ew::kKvFormats)
@@ -256,7 +258,8 @@ NB_MODULE(_cpu, m) {
             }
             return program.add_cache_group(std::move(group), block_size);
           },
-          "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32")
+          "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32",
+          "summaries"_a = false)
       .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
            "offset"_a, "nbytes"_a, nb::keep_alive<1, 6>())
       .def(

@@ -346,7 +346,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
             [*group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size],
         )
         sizes = (group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
-        program.add_cache_group(group.name, group.layers, *sizes, group.dtype)
+        program.add_cache_group(group.name, group.layers, *sizes, group.dtype, group.summaries)
         indices["input", f"slots:{group.name}"] = len(_INPUTS) + 2 * g
         indices["input", f"block_table:{group.name}"] = len(_INPUTS) + 2 * g + 1
         for layer in group.layers:

@@ -9,8 +9,12 @@ namespace ew {
 void read_cache(const KvCache& c, int64_t blocks, float* k, float* v) {
   const int64_t pieces = blocks * c.kv_heads;
   if (c.format == KvFormat::f32) {  // whose pieces are what is asked for
-    std::memcpy(k, c.k, static_cast<size_t>(pieces * kv_piece_bytes(c.format, c.key_size)));
-    std::memcpy(v, c.v, static_cast<size_t>(pieces * kv_piece_bytes(c.format, c.value_size)));
+    const int64_t keys = kv_piece_bytes(c.format, c.key_size),
+                  values = kv_piece_bytes(c.format, c.value_size);
+    for (int64_t i = 0; i < pieces; ++i) {
+      std::memcpy(k + i * kBlock * c.key_size, key_piece(c, 0, i), static_cast<size_t>(keys));
+      std::memcpy(v + i * kBlock * c.value_size, value_piece(c, 0, i), static_cast<size_t>(values));
+    }
     return;
   }
   const auto scale_of = [&](const char* piece, int64_t size, int64_t slot) {

@@ -90,6 +90,7 @@ struct Attributes {
   int64_t window = 0, group_size = 0, weight_group = 0, activation_group = 0, scale_block = 0, experts = 0,
           k = 0;
   int64_t heads_per_kv_head = 0, first_head = 0;  // of paged_attention
+  BlockChoice choice;                             // of paged_attention
   bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
   bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
@@ -144,6 +145,7 @@ struct CacheGroup {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
   KvFormat format = KvFormat::f32;
+  bool summaries = false;  // of each block's keys: see KvCache
   // Ranks that the blocks are divided among, of whom each has those with block % owners == rank; all blocks
   // of a split of 512 keys have one owner. 0: no step has said yet.
   int64_t owners = 0;

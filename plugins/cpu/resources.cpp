@@ -26,10 +26,12 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
   }
   for (const CacheLayer& layer : program.caches()) {
     const CacheGroup& group = groups[static_cast<size_t>(layer.group)];
-    KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size, group.format};
-    for (const auto& [data, size] :
-         {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
-      int64_t bytes = group.kv_heads * kv_piece_bytes(group.format, size);  // of a block: at most 2^47
+    KvCache cache{nullptr,          nullptr,      group.kv_heads, group.key_size,
+                  group.value_size, group.format, group.summaries};
+    for (const auto& [data, piece] :
+         {std::pair{&cache.k, key_piece_bytes(group.format, group.key_size, group.summaries)},
+          std::pair{&cache.v, kv_piece_bytes(group.format, group.value_size)}}) {
+      int64_t bytes = group.kv_heads * piece;  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();
       *data = exchange ? exchange->cache_memory(bytes) : nullptr;

@@ -31,6 +31,7 @@ class Target:
         floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
         every_format: whether it reads formats of weights that not every target reads.
+        adaptive_context: whether its attention chooses what it looks at, where a recipe says so.
         lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
         no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
     """
@@ -47,4 +48,5 @@ class Target:
     instructions: tuple[Storage, ...] = tuple(name for name, of in FORMATS.items() if of.least_gpu and of.group_sizes)
     no_cache: str = ""
     every_format: bool = False
+    adaptive_context: bool = False
     lower: Callable[[Program, EmitOptions], Lowering] | None = None

@@ -412,6 +412,12 @@ class _Cut:
                     hint=f"Use {queries} or fewer.",
                 )
             whole = have % self.ranks == 0
+            if step.attrs.get("best_blocks") and (self.by_keys or not whole):
+                raise RequestError(
+                    f"partition: with [adaptive_context] the query heads of a key/value head choose together what they "
+                    f"look at, and {self.ranks} ranks don't divide the {have} key/value heads of {step.where}",
+                    hint="Use tensor=N with an N that divides them, or pipeline=N.",
+                )
             cuts = tuple(
                 (have * r // self.ranks) * group if whole else queries * r // self.ranks for r in range(self.ranks + 1)
             )

@@ -28,6 +28,8 @@ class CacheGroupShape(Record, frozen=True):
     """Layers whose KV cache has the same shape and lifetime.
 
     ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
+    ``summaries``: each block also has the least and the greatest of every channel of its keys, by which some layers
+    choose what they attend to.
     """
 
     name: str
@@ -37,11 +39,23 @@ class CacheGroupShape(Record, frozen=True):
     value_head_size: Positive
     window: Count = 0
     dtype: CacheDtype = "f32"
+    summaries: bool = False
+
+    @property
+    def head_bytes(self) -> tuple[int, int]:
+        """Bytes of a token's key and of its value in one head, scales included, and of its share of a summary."""
+        key, value = (head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
+        return key + self.summary_bytes, value
+
+    @property
+    def summary_bytes(self) -> int:
+        """A token's share of what each block and head has: two bf16 of each channel, which are a multiple of 16."""
+        return 2 * -(-self.key_head_size // 16) if self.summaries else 0
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of one token in one layer, scales included."""
-        return self.kv_heads * sum(head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
+        """Bytes of one token in one layer, with all that ``head_bytes`` counts."""
+        return self.kv_heads * sum(self.head_bytes)
 
 
 class CacheGroup(CacheGroupShape, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .contracts import CacheGroup, head_bytes
+from .contracts import CacheGroup
 from .dtypes import DTYPES
 from .dtypes import stored_bytes as bytes_of_elements
 from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
@@ -181,7 +181,7 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
         elif operand.kind == "cache":
             group = of.groups[operand.name.rpartition("/")[0]]
             if f"block_table:{group.name}" in _inputs(step):
-                kv_read += _read_of_cache(group, sizes)
+                kv_read += _read_of_cache(step, group, sizes)
                 products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
                 kv_written += sum(sizes.lengths) * group.bytes_per_slot
@@ -241,15 +241,35 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
     return kind, rows * sizes.at(weight.shape[-1]) * sizes.at(weight.shape[-2])
 
 
-def _read_of_cache(group: CacheGroup, sizes: StepSizes) -> int:
-    """Keys come in whole blocks, values of those slots alone that a token sees."""
-    key, value = (head_bytes(group.dtype, n) for n in (group.key_head_size, group.value_head_size))
+def _chosen(step: Step, position: int, block: int) -> int:
+    """Most keys that a token at ``position`` sees: all, or those of the blocks that it chooses and its own."""
+    names = ("first_blocks", "last_blocks", "best_blocks")
+    blocks = sum(int(step.attrs.get(name, 0)) for name in names)
+    if not blocks or position < int(step.attrs["all_below"]):
+        return position + 1
+    return min(position + 1, blocks * block + position % block + 1)
+
+
+def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
+    """Keys come in whole blocks, values of those slots alone that a token sees.
+
+    Of blocks that tokens choose: as if all tokens of a request, beside those that see all, chose the same ones.
+    """
+    key, value = group.head_bytes
+    key -= group.summary_bytes
     block = group.block_size
     total = 0
     for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
         if length == 0:
             continue
         first = max(0, context - length - group.window + 1) if group.window else 0
+        seen = _chosen(step, context - 1, block)
+        if seen < context:
+            blocks = -(-seen // block)
+            total += group.kv_heads * (
+                blocks * block * key + seen * value + context // block * block * group.summary_bytes
+            )
+            continue
         blocks = -(-context // block) - first // block
         total += group.kv_heads * (blocks * block * key + (context - first) * value)
     return total
@@ -265,5 +285,7 @@ def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
         if group.window:
             within = min(max(group.window - first, 0), length)  # tokens that see all before them
             seen = within * first + within * (within + 1) // 2 + (length - within) * group.window
+        elif "best_blocks" in step.attrs:
+            seen = sum(_chosen(step, position, group.block_size) for position in range(first, context))
         pairs += seen
     return pairs * heads * (group.key_head_size + group.value_head_size)

@@ -20,6 +20,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.plugins.cpu.serve.ranked import RankedExecutor
 from enginewright.runtime.bundle.reader import Bundle
@@ -57,6 +59,7 @@ SAMPLE = [
 ]
 
 
+CHOSEN = ContextOptions(best=32, first=0, last=0, whole_layers=0)
 ENDS = (1, 2)
 FORMS: Sequence[Mapping[str, Any]] = (
     {
@@ -274,7 +277,11 @@ def exported(
     def make(family: str, weights: str, cache: str) -> Path:
         path = folder / f"{family}-{weights}-{cache}.bundle"
         if not path.exists():
-            recipe = RECIPES.get(weights, weights)
+            name, _, chosen = weights.partition(" ")
+            recipe = RECIPES.get(name, name)
+            if chosen:
+                recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+                recipe = recipe.model_copy(update={"adaptive_context": CHOSEN})
             export(tiny_family(family, **MORE.get(family, {})), path, recipe=recipe, targets=["cpu"], kv_cache=cache)  # type: ignore[arg-type]
         return path
 
@@ -333,6 +340,19 @@ def test_several_steps_in_flight_change_nothing(
         seen += obeys_the_law(exported(family, weights, cache), rng, 40, tmp_path / str(seed), in_flight=in_flight)
     happened = ("overlapped", "length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")
     assert all(seen[what] for what in happened), seen
+
+
+@pytest.mark.parametrize("cut", ["", "tensor=2", "pipeline=2"])
+@pytest.mark.parametrize(("weights", "cache"), [("int8", "f32"), ("f32", "int8"), ("int4", "bf16")])
+def test_choosing_what_to_look_at_changes_nothing(
+    weights: str, cache: str, cut: str, exported: Exported, tmp_path: Path
+) -> None:
+    """Each token beyond 63 chooses one block or two of those before its own."""
+    seen: Counter[str] = Counter()
+    for seed in (2, 3, 6):
+        rng = np.random.default_rng(seed)
+        seen += obeys_the_law(exported("llama", f"{weights} chosen", cache), rng, 40, tmp_path / str(seed), cut=cut)
+    assert all(seen[what] for what in ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")), seen
 
 
 @pytest.mark.soak

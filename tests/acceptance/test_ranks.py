@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.plugins.cpu.serve.ranked import RankedExecutor
@@ -142,7 +144,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         path = folder / f"{family}-{weights}-{cache}-{len(more)}.bundle"
         if not path.exists():
             model: PreTrainedModel = tiny_family(family, **{**MORE.get(family, {}), **more})
-            export(model, path, recipe=RECIPES.get(weights, weights), targets=["cpu"], kv_cache=cache)  # type: ignore[arg-type]
+            name, _, chosen = weights.partition(" ")
+            recipe = RECIPES.get(name, name)
+            if chosen:
+                recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+                recipe = recipe.model_copy(update={"adaptive_context": ContextOptions(best=32, whole_layers=0)})
+            export(model, path, recipe=recipe, targets=["cpu"], kv_cache=cache)  # type: ignore[arg-type]
         return path
 
     return make
@@ -271,6 +278,15 @@ def test_loads_of_experts_are_counted(exported: Callable[..., Path]) -> None:
 def test_partitions_that_are_refused(text: str, problem: str, exported: Callable[..., Path]) -> None:
     program = Bundle.open(exported("llama", "f32", "f32")).program("cpu")
     with pytest.raises(RequestError, match=problem):
+        partition(program, Partition.parse(text))
+
+
+@pytest.mark.parametrize("text", ["tensor=4", "ring=2"])
+def test_heads_that_choose_together_stay_together(text: str, exported: Callable[..., Path]) -> None:
+    program = Bundle.open(exported("llama", "f32 chosen", "f32")).program("cpu")
+    with pytest.raises(
+        RequestError, match=r"^partition: with \[adaptive_context\] .* don't divide the 2 key/value heads"
+    ):
         partition(program, Partition.parse(text))
 
 

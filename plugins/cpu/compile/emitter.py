@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from enginewright.passes.attention.choose_blocks import ChooseBlocks
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
@@ -33,6 +34,7 @@ class CpuEmitter:
         """See ``Emitter.passes``."""
         return [
             # Not a fusion: the recipe's KV-cache format, which other targets don't have.
+            ChooseBlocks(),
             RoundKvCache(),
             # What comes right behind a linear is done to its sums in registers.
             FuseLinearActivation(),

@@ -4,5 +4,9 @@ from ...emit.target import Target
 from .emitter import CpuEmitter, lower_for_cpu
 
 TARGET = Target(
-    CpuEmitter(), narrow_caches=True, every_format=True, lower=lambda program, options: lower_for_cpu(program)
+    CpuEmitter(),
+    narrow_caches=True,
+    every_format=True,
+    adaptive_context=True,
+    lower=lambda program, options: lower_for_cpu(program),
 )

@@ -7,13 +7,15 @@
 // -inf, l = 0, o = 0; the splits' (m, l, o) are merged in ascending order. q.k is a chain over d, p.v a chain
 // over the keys of the step. A slot that a row may not see (past its position, or before its window) has
 // weight 0; whatever lies there, NaN too, doesn't reach the row. A step that a row sees nothing of leaves (m,
-// l, o) as they are. So a row's bits depend on nothing but its own keys. (Online softmax: Milakov and
-// Gimelshein, arXiv:1805.02867; splits: FlashDecoding.)
+// l, o) as they are. Which blocks a row may see, where it chooses: attention_choice.h. So a row's bits depend
+// on nothing but its own keys. (Online softmax: Milakov and Gimelshein, arXiv:1805.02867; splits:
+// FlashDecoding.)
 //
 // The rows of a tile are taken in blocks of as many as fill the registers: for each, scores of the step,
 // their weights, and what these add to o, so that the scores stay in the first cache.
 #pragma once
 
+#include "attention_choice.h"
 #include "attention_products.h"
 #include "attention_tasks.h"
 #include "kernels.h"
@@ -41,19 +43,17 @@ struct StepBlocks {
   int64_t k_ahead[kStepBlocks], v_ahead[kStepBlocks];
 };
 
-EW_INLINE void prefetch_piece(const char* piece, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i, 0, 2);
-}
-
-// Blocks begin .. end-1 of step `step`. Blocks of 32 slots are too short a run for the processor to guess the
-// next; what a later step reads is prefetched, so far ahead that memory has the time.
+// Those of blocks begin .. end-1 of step `step` that are among `needed`. Blocks of 32 slots are too short a
+// run for the processor to guess the next; what a later step reads is prefetched, so far ahead that memory
+// has the time.
 template <class Products>
 void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const AttentionScratch<Products>& s,
-                 int64_t step, int64_t begin, int64_t end, StepBlocks<Products>* blocks) {
+                 int64_t step, int64_t begin, int64_t end, uint32_t needed, StepBlocks<Products>* blocks) {
   using Element = typename Products::Element;
   const KvCache& c = a.cache;
   const float scale = common_scale(a);
   for (int64_t b = begin; b < end; ++b) {
+    if ((needed >> b & 1u) == 0) continue;
     const int64_t tile = step * kStepBlocks + b;
     const LaterPiece later = later_piece(a, t, tile);
     const char* k = key_piece(c, t.blocks[tile], t.kv_head);
@@ -89,6 +89,25 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
   }
 }
 
+constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+// Bits of a step's blocks from block `first` on; past the last one there is nothing to hide.
+EW_INLINE uint32_t shifted(uint32_t blocks, int64_t first) {
+  return (blocks >> first | ~(kAllBlocks >> first)) & kAllBlocks;
+}
+
+// Calls fn(begin, end) for each run of slots of neighbouring blocks among `blocks`, within low .. high-1.
+template <class F>
+EW_INLINE void for_runs(uint32_t blocks, int64_t low, int64_t high, const F& fn) {
+  if (blocks == kAllBlocks) return fn(low, high);
+  for (int64_t b = low / kBlock; b * kBlock < high;) {
+    int64_t past = b;
+    while (past < kStepBlocks && (blocks >> past & 1u) != 0) ++past;
+    if (past > b) fn(clamp(b * kBlock, low, high), clamp(past * kBlock, low, high));
+    b = past + 1;
+  }
+}
+
 // Keys of step `step` for all rows of the task, into s.split.
 template <class Products>
 void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const AttentionScratch<Products>& s,
@@ -102,20 +121,53 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     return clamp(first_key(a.window, t.position + token) - base, 0, kStep);
   };
   const auto end_of = [&](int64_t token) { return clamp(t.position + token + 1 - base, 0, kStep); };
+  // What a token sees of the step, and all or any of some tokens.
+  const auto blocks_of = [&](int64_t token) {
+    return chosen_blocks(t, token, step * kStepBlocks, kStepBlocks);
+  };
+  struct Seen {
+    uint32_t any, all;
+  };
+  const auto seen_by = [&](int64_t first, int64_t last) {
+    Seen seen = {kAllBlocks, kAllBlocks};
+    if (t.chosen == nullptr) return seen;
+    seen.any = 0;
+    for (int64_t token = first; token <= last; ++token) {
+      seen.any |= blocks_of(token);
+      seen.all &= blocks_of(token);
+    }
+    return seen;
+  };
+  const uint32_t needed = seen_by(0, t.tokens - 1).any;
+  if (needed == 0) return;
   StepBlocks<Products> blocks;
-  load_blocks(a, t, s, step, begin_of(0) / kBlock, (end_of(t.tokens - 1) + kBlock - 1) / kBlock, &blocks);
+  load_blocks(a, t, s, step, begin_of(0) / kBlock, (end_of(t.tokens - 1) + kBlock - 1) / kBlock, needed,
+              &blocks);
+  if (Products::kTiles &&
+      needed != kAllBlocks) {  // tiles read all: in the place of what nobody needs, any other
+    const int64_t other = __builtin_ctz(needed);
+    for (int64_t b = 0; b < kStepBlocks; ++b) {
+      if ((needed >> b & 1u) == 0) blocks.k[b] = blocks.k[other], blocks.v[b] = blocks.v[other];
+    }
+  }
 
   // R rows, or with tiles `some`: as many as fill these, or fewer.
   const auto attend_rows = [&]<int R>(int64_t row, int64_t some) {
     const int64_t count = Products::kTiles ? some : R;
     const int64_t first_token = row / t.heads, last_token = (row + count - 1) / t.heads;
-    const int64_t low = begin_of(first_token), high = end_of(last_token);
-    if (low >= high) return;
+    int64_t low = begin_of(first_token), high = end_of(last_token);
+    const Seen seen = seen_by(first_token, last_token);
+    if (low >= high || seen.any == 0) return;
+    if (t.chosen != nullptr) {
+      low = clamp(__builtin_ctz(seen.any) * kBlock, low, high);
+      high = clamp((32 - __builtin_clz(seen.any)) * kBlock, low, high);
+    }
     const int64_t first = low / kBlock * kBlock, past = (high + kBlock - 1) / kBlock * kBlock;
     if constexpr (Products::kTiles) {
       Products::scores(a.cache, s.q + row * size, blocks.k, first / kBlock, past / kBlock, s.scores);
     } else {
       for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
+        if ((seen.any >> b & 1u) == 0) continue;
         Products::template scores<R>(s.q + row * size, size, blocks.k[b], blocks.k_ahead[b],
                                      s.scores + b * kBlock);
       }
@@ -124,7 +176,7 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     for (int64_t r = 0; r < count; ++r) {
       const int64_t token = (row + r) / t.heads, head = t.head + (row + r) % t.heads;
       const RowView view = {head, base + first - t.position - token, begin_of(token) - first,
-                            end_of(token) - first};
+                            end_of(token) - first, shifted(blocks_of(token), first / kBlock)};
       float* scores = s.scores + r * kStep + first;
       best[r] = plain ? largest_score(view, past - first, scores)
                       : scale_scores(a, view, s.key_scales + first, past - first, scores);
@@ -144,8 +196,10 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     if (!has_scales(a.cache.format)) {
       const int64_t all_begin = begin_of(last_token), all_end = end_of(first_token);
       for (int64_t b = low / kBlock; b * kBlock < high; ++b) {
-        if (b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
-        if (!Products::kTiles && low == all_begin && high == all_end) continue;
+        if (!Products::kTiles && (seen.any >> b & 1u) == 0) continue;
+        const bool of_all = (seen.all >> b & 1u) != 0;
+        if (of_all && b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
+        if (of_all && !Products::kTiles && low == all_begin && high == all_end) continue;
         apart = apart || !Products::finite(blocks.v[b], kBlock * width);
       }
     }
@@ -153,7 +207,11 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       if constexpr (Products::kTiles) {
         Products::values(p, blocks.v, first / kBlock, past / kBlock, width, count, factors, o);
       } else {
-        Products::template values<R>(p, blocks.v, blocks.v_ahead, low, high, width, factors, o);
+        const float* scale = factors;
+        for_runs(seen.any, low, high, [&](int64_t from, int64_t to) {
+          Products::template values<R>(p, blocks.v, blocks.v_ahead, from, to, width, scale, o);
+          scale = kOnes;
+        });
       }
       return;
     }
@@ -161,10 +219,15 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       const int64_t token = (row + r) / t.heads, begin = begin_of(token), end = end_of(token);
       if (begin >= end) continue;
       if constexpr (Products::kTiles) {
-        Products::values_of_row(p + r * kStep, blocks.v, begin, end, width, factors + r, o + r * width);
+        Products::values_of_row(p + r * kStep, blocks.v, begin, end, blocks_of(token), width, factors + r,
+                                o + r * width);
       } else {
-        Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, begin, end, width, factors + r,
-                                     o + r * width);
+        const float* scale = factors + r;
+        for_runs(blocks_of(token), begin, end, [&](int64_t from, int64_t to) {
+          Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, from, to, width, scale,
+                                       o + r * width);
+          scale = kOnes;
+        });
       }
     }
   };
@@ -251,6 +314,7 @@ template <class Products>
 void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   const int64_t size = a.cache.key_size, width = a.cache.value_size, threads = pool_size(pool);
   const int64_t per_row = width + 2;  // o, m, l of a split
+  const ChoicePlan choice(a, threads);
   int64_t tiles = 0, splits = 0, partial_rows = 0, work = 0;
   for_query_tiles(a, [&](const AttentionTask& t) {
     const int64_t seen = t.split_end - t.split_begin, rows = t.tokens * t.heads;
@@ -270,8 +334,14 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   const int64_t list_bytes =
       ((tiles + task_count) * static_cast<int64_t>(sizeof(AttentionTask)) + 63) / 64 * 64;
   const int64_t partial_bytes = split_up ? partial_rows * per_row * static_cast<int64_t>(sizeof(float)) : 0;
-  char* memory =
-      static_cast<char*>(a.workspace->reserve(list_bytes + threads * plan.bytes() + partial_bytes));
+  char* memory = static_cast<char*>(
+      a.workspace->reserve(choice.bytes + list_bytes + threads * plan.bytes() + partial_bytes));
+  const uint64_t* chosen = nullptr;
+  if (choice.bytes > 0) {
+    choose(a, choice, pool, memory);
+    chosen = reinterpret_cast<const uint64_t*>(memory);
+    memory += choice.bytes;
+  }
   AttentionTask* tile_list = reinterpret_cast<AttentionTask*>(memory);
   AttentionTask* task_list = tile_list + tiles;
   char* scratch = memory + list_bytes;
@@ -279,6 +349,10 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   float* partial = reinterpret_cast<float*>(scratch + threads * plan.bytes());
   int64_t tile = 0, task = 0;
   for_query_tiles(a, [&](AttentionTask t) {
+    if (chosen != nullptr) {
+      t.chosen = chosen + (t.token * a.cache.kv_heads + t.kv_head) * choice.words;
+      t.chosen_stride = a.cache.kv_heads * choice.words;
+    }
     if (split_up) t.partial = partial;
     tile_list[tile++] = t;
     if (!split_up) {

@@ -28,10 +28,13 @@ EW_INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ?
 
 constexpr float kSlots[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+constexpr uint32_t kAllBlocks = (1u << kStep / kBlock) - 1;
+
 // What a row's scores meet: the slots begin .. end-1 of those given are seen, and `distance` is the position
 // of the first one less the query's.
 struct RowView {
   int64_t head, distance, begin, end;
+  uint32_t blocks = kAllBlocks;  // of those slots, bit i of block i
 };
 
 // A score is `factor` times q.k and no more: no scales of keys, no cap, no slope.
@@ -46,9 +49,10 @@ EW_INLINE float common_scale(const PagedAttentionArgs& a) {
 // The largest of `count` scores of a row, which stay, but for -inf where they aren't seen.
 EW_INLINE float largest_score(const RowView& row, int64_t count, float* scores) {
   const F16 hidden = splat(-__builtin_inff());
-  if (row.begin > 0 || row.end < count) {
+  if (row.begin > 0 || row.end < count || row.blocks != kAllBlocks) {
     for (int64_t i = 0; i < count; i += 16) {
-      const M16 seen = lanes_between(clamp(row.begin - i, 0, 16), clamp(row.end - i, 0, 16));
+      const int64_t end = row.blocks >> i / kBlock & 1u ? row.end : 0;
+      const M16 seen = lanes_between(clamp(row.begin - i, 0, 16), clamp(end - i, 0, 16));
       store(scores + i, select(seen, load(scores + i), hidden));
     }
   }

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kTileRows = 48;  // most rows of a query tile: four full blocks of AVX-512; a multiple of 16
 constexpr int64_t kTileTokens = 32;  // most tokens of one, so that few rows are cut by the diagonal
 constexpr int64_t kTileHeads = 32;   // most heads of one; a larger group is taken in pieces
-constexpr int64_t kStepBlocks = kStep / kBlock;
+constexpr int64_t kStepBlocks = kStep / kBlock, kSplitBlocks = kSplit / kBlock;
 constexpr int64_t kMaxPartial = int64_t{1} << 24;  // floats of partial results: 64 MB
 
 // Some tokens and heads of one request, against its keys of splits split_begin .. split_end-1. Rows are in
@@ -21,6 +21,8 @@ struct AttentionTask {
   int64_t kv_head, head, heads;
   const int32_t* blocks;  // the request's row of the block table
   int64_t split_begin, split_end;
+  const uint64_t* chosen;     // bits of the blocks that `token` sees, or null: all
+  int64_t chosen_stride;      // from one token's to the next one's
   float* partial;             // where (o, m, l) of each split go, or null: merge and finish here
   const AttentionTask* next;  // the one behind it in the list, or null
 };
@@ -45,11 +47,27 @@ EW_INLINE int64_t last_block(const AttentionTask& t) {
   return (last < split ? last : split) / kBlock;
 }
 
+// `count` of a token's bits, from block `first` on: they lie in one word.
+EW_INLINE uint32_t chosen_blocks(const AttentionTask& t, int64_t token, int64_t first, int64_t count) {
+  if (t.chosen == nullptr) return (1u << count) - 1;
+  const uint64_t word = t.chosen[token * t.chosen_stride + first / 64];
+  return static_cast<uint32_t>(word >> first % 64) & ((1u << count) - 1);
+}
+
+EW_INLINE void prefetch_piece(const char* piece, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i, 0, 2);
+}
+
 // What is read a step after block `tile`: by this task, or by the next one, which mostly has the same worker.
 struct LaterPiece {
   int64_t block, head;
 };
 EW_INLINE LaterPiece later_piece(const PagedAttentionArgs& a, const AttentionTask& t, int64_t tile) {
+  if (t.chosen != nullptr) {  // the next block that the first token sees, a step behind or more
+    for (int64_t later = tile + kStepBlocks; later <= last_block(t); ++later)
+      if (chosen_blocks(t, 0, later, 1) != 0) return {t.blocks[later], t.kv_head};
+    return {t.blocks[tile], t.kv_head};
+  }
   const int64_t beyond = tile + kStepBlocks - last_block(t);
   if (beyond <= 0) return {t.blocks[tile + kStepBlocks], t.kv_head};
   if (t.next != nullptr) {
@@ -82,6 +100,7 @@ inline void merge_split(const PagedAttentionArgs& a, const AttentionTask& t, int
   for (int64_t token = 0; token < t.tokens; ++token) {
     const int64_t position = t.position + token;
     if (position < split * kSplit || first_key(a.window, position) >= (split + 1) * kSplit) continue;
+    if (chosen_blocks(t, token, split * kSplitBlocks, kSplitBlocks) == 0) continue;
     for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
       const F16 keep = splat(keeps[r]), take = splat(takes[r]);
       for (int64_t i = 0; i < width; i += 16) {

@@ -104,9 +104,10 @@ struct TileProducts : PairProducts {
     }
   }
 
-  // The same for one row, of which the slots begin .. end-1 are seen. The others' values may be anything.
+  // The same for one row, of which the slots begin .. end-1 of some blocks are seen. The others' values may
+  // be anything.
   static void values_of_row(const uint16_t* p, const uint16_t* const* v, int64_t begin, int64_t end,
-                            int64_t width, const float* factor, float* o) {
+                            uint32_t seen_blocks, int64_t width, const float* factor, float* o) {
     alignas(64) uint16_t row[kTile * kStep] = {}, seen[kStepBlocks][kBlock * kTile];
     __builtin_memcpy(row, p, kStep * sizeof *p);
     const int64_t first = begin / kBlock, past = (end + kBlock - 1) / kBlock;
@@ -114,7 +115,8 @@ struct TileProducts : PairProducts {
     for (int64_t c = 0; c < width; c += kTile) {
       for (int64_t b = first; b < past; ++b) {
         for (int64_t slot = 0; slot < kBlock; ++slot) {
-          const bool sees = b * kBlock + slot >= begin && b * kBlock + slot < end;
+          const bool sees =
+              b * kBlock + slot >= begin && b * kBlock + slot < end && (seen_blocks >> b & 1u) != 0;
           for (int64_t i = 0; i < kTile; ++i) {
             seen[b][slot / 2 * 32 + i * 2 + slot % 2] =
                 sees ? v[b][(slot / 2 * width + c + i) * 2 + slot % 2] : uint16_t{0};

@@ -125,6 +125,12 @@ struct RopeKvWriteArgs {
   KvWriteArgs write;    // write.k is unused
 };
 
+// Of the whole blocks of 32 keys before its own, a query at `from` or behind sees the `first` ones, the
+// `last` ones and the `best` of the others; best 0: all.
+struct BlockChoice {
+  int64_t first = 0, last = 0, best = 0, from = 0;
+};
+
 // Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes
 // before). A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
 //
@@ -144,6 +150,7 @@ struct PagedAttentionArgs {
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
+  BlockChoice choice;              // with it, the cache has summaries, and all heads of each group are here
   Rows<float> out;                 // [T, Nq, Dv]
   Workspace* workspace = nullptr;  // never null
 };

@@ -17,7 +17,9 @@
 //
 //   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
-// with 0 and NaN as in quantize_activation.
+// with 0 and NaN as in quantize_activation. Where a layer's rows choose blocks (attention_choice.h), the
+// summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the least of each channel and
+// the greatest.
 #pragma once
 
 #include "kernels.h"
@@ -43,7 +45,8 @@ EW_INLINE float e4m3_to_float(uint8_t code) {
 }
 
 EW_INLINE char* key_piece(const KvCache& c, int64_t block, int64_t head) {
-  return static_cast<char*>(c.k) + (block * c.kv_heads + head) * kv_piece_bytes(c.format, c.key_size);
+  return static_cast<char*>(c.k) +
+         (block * c.kv_heads + head) * key_piece_bytes(c.format, c.key_size, c.summaries);
 }
 EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
   return static_cast<char*>(c.v) + (block * c.kv_heads + head) * kv_piece_bytes(c.format, c.value_size);

@@ -53,6 +53,7 @@ struct KvCache {
   void* v = nullptr;
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   KvFormat format = KvFormat::f32;
+  bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
 };
 
 // How a weight [N, K] lies in memory; docs/inside/bundle-format.md draws them. Rows past N are zero, and so
@@ -131,6 +132,12 @@ constexpr bool has_scales(KvFormat format) { return largest_code(format) != 0; }
 // Of the 32 keys, or values, of one block and kv head, `size` elements each.
 constexpr int64_t kv_piece_bytes(KvFormat format, int64_t size) {
   return kBlock * (size * element_bytes(format) + (has_scales(format) ? 4 : 0));
+}
+// Channels of a summary: 0 past those of the key.
+constexpr int64_t summary_channels(int64_t key_size) { return (key_size + 15) / 16 * 16; }
+// From the keys of one block and head to the next ones: with the summary, [2][channels] bf16.
+constexpr int64_t key_piece_bytes(KvFormat format, int64_t size, bool summaries) {
+  return kv_piece_bytes(format, size) + (summaries ? 4 * summary_channels(size) : 0);
 }
 constexpr bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
 

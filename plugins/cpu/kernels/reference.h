@@ -3,6 +3,8 @@
 // nothing is left open.
 #pragma once
 
+#include <vector>
+
 #include "kernels.h"
 
 namespace ew::reference {
@@ -33,6 +35,9 @@ void rope_table(const RopeTableArgs& a);              // the angle is a float pr
 void rope(const RopeArgs& a);                         // in double
 void gated_activation(const GatedActivationArgs& a);  // in double
 void kv_write(const KvWriteArgs& a);                  // exact
+void summarize(const KvCache& c, int64_t block, int64_t head);  // exact
+// Whether each block up to its own is seen by the query of token t, of request b, at a kv head.
+std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t, int64_t kv_head);
 void paged_attention(
     const PagedAttentionArgs& a);  // in double, the plain formula; q rounded as the cache asks
 // Element i of a slot of the cache, its scale included.

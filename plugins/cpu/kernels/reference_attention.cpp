@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "reference.h"
@@ -38,7 +39,8 @@ uint8_t to_e4m3(float x) {
 }
 
 char* piece_of(const KvCache& c, bool key, int64_t block, int64_t head) {
-  const int64_t bytes = kv_piece_bytes(c.format, key ? c.key_size : c.value_size);
+  const int64_t bytes =
+      key ? key_piece_bytes(c.format, c.key_size, c.summaries) : kv_piece_bytes(c.format, c.value_size);
   return static_cast<char*>(key ? c.k : c.v) + (block * c.kv_heads + head) * bytes;
 }
 
@@ -110,6 +112,59 @@ void kv_write(const KvWriteArgs& a) {
   }
 }
 
+void summarize(const KvCache& c, int64_t block, int64_t head) {
+  const int64_t channels = summary_channels(c.key_size);
+  char* at = piece_of(c, true, block, head) + kv_piece_bytes(c.format, c.key_size);
+  for (int64_t d = 0; d < channels; ++d) {
+    float range[2] = {0, 0};
+    for (int64_t slot = 0; d < c.key_size && slot < kBlock; ++slot) {
+      const float key = static_cast<float>(cached(c, true, block, head, slot, d));
+      range[0] = slot == 0 ? key : std::min(range[0], key);
+      range[1] = slot == 0 ? key : std::max(range[1], key);
+    }
+    for (const int64_t side : {0, 1}) {
+      uint16_t bits = to_bf16(range[side]);
+      const float rounded = bf16_value(bits);
+      // The neighbour away from 0 or towards it: the nearest was on the wrong side.
+      if (side == 0 && rounded > range[0]) bits = static_cast<uint16_t>(bits + (rounded > 0 ? -1 : 1));
+      if (side == 1 && rounded < range[1]) bits = static_cast<uint16_t>(bits + (rounded < 0 ? -1 : 1));
+      std::memcpy(at + 2 * (side * channels + d), &bits, 2);
+    }
+  }
+}
+
+std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t, int64_t kv_head) {
+  const BlockChoice& choice = a.choice;
+  const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t, whole = position / kBlock;
+  const int64_t channels = summary_channels(a.cache.key_size), group = a.query_heads / a.cache.kv_heads;
+  std::vector<bool> seen(static_cast<size_t>(whole) + 1, true);
+  if (choice.best == 0 || position < choice.from) return seen;
+  std::vector<std::pair<double, int64_t>> others;  // the best first
+  for (int64_t i = choice.first; i < whole - choice.last; ++i) {
+    const int64_t block = a.block_table[b * a.block_table_stride + i];
+    summarize(a.cache, block, kv_head);  // what the step fills has none yet
+    const char* at =
+        piece_of(a.cache, true, block, kv_head) + kv_piece_bytes(a.cache.format, a.cache.key_size);
+    double rank = -std::numeric_limits<double>::infinity();
+    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      double sum = 0;
+      for (int64_t d = 0; d < a.cache.key_size; ++d) {
+        const double q = row(a.q, t, h)[d];
+        uint16_t bits;
+        std::memcpy(&bits, at + 2 * ((q > 0 ? channels : 0) + d), 2);
+        sum += q * bf16_value(bits);
+      }
+      rank = std::max(rank, sum);
+    }
+    others.emplace_back(-rank, i);
+    seen[static_cast<size_t>(i)] = false;
+  }
+  std::sort(others.begin(), others.end());
+  const size_t best = std::min(static_cast<size_t>(choice.best), others.size());
+  for (size_t i = 0; i < best; ++i) seen[static_cast<size_t>(others[i].second)] = true;
+  return seen;
+}
+
 void paged_attention(const PagedAttentionArgs& a) {
   const KvCache& cache = a.cache;
   const int64_t group = a.group > 0 ? a.group : a.query_heads / cache.kv_heads;
@@ -122,6 +177,9 @@ void paged_attention(const PagedAttentionArgs& a) {
         const auto block_of = [&](int64_t key) {
           return int64_t{a.block_table[b * a.block_table_stride + key / kBlock]};
         };
+        const bool chooses = a.choice.best > 0;
+        const std::vector<bool> seen = chooses ? seen_blocks(a, b, t, kv_head) : std::vector<bool>();
+        const auto sees = [&](int64_t key) { return !chooses || seen[static_cast<size_t>(key / kBlock)]; };
         std::vector<double> scores;
         double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
         for (int64_t key = from; key <= position; ++key) {
@@ -136,11 +194,12 @@ void paged_attention(const PagedAttentionArgs& a) {
           if (a.slopes != nullptr)
             s += static_cast<double>(a.slopes[h]) * static_cast<double>(key - position);
           scores.push_back(s);
-          best = std::max(best, s);
+          if (sees(key)) best = std::max(best, s);
         }
         double total = a.sinks != nullptr ? std::exp(a.sinks[h] - best) : 0;
         std::vector<double> out(static_cast<size_t>(cache.value_size));
         for (int64_t key = from; key <= position; ++key) {
+          if (!sees(key)) continue;
           const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
           total += p;
           for (size_t d = 0; d < out.size(); ++d) {

@@ -161,6 +161,20 @@ const CacheGroup& verify_attention(StepVerifier& v) {
   return cached;
 }
 
+// Which blocks a query sees, where it isn't all.
+void verify_choice(StepVerifier& v, const CacheGroup& cached) {
+  Attributes& a = v.attributes();
+  if (!v.has("best_blocks")) return;
+  a.choice = {.first = v.integer("first_blocks", 0, INT32_MAX),
+              .last = v.integer("last_blocks", 0, INT32_MAX),
+              .best = v.integer("best_blocks", 1, INT32_MAX),
+              .from = v.integer("all_below", 0, INT32_MAX)};
+  v.require(cached.summaries, "attribute best_blocks: cache group " + cached.name + " has no summaries");
+  v.require(a.window == 0, "attribute best_blocks: blocks aren't chosen within a window");
+  v.require(a.first_head == 0 && v.in(0).shape[1].is(cached.kv_heads * a.heads_per_kv_head),
+            "attribute best_blocks: the heads of a group choose together, and some of them aren't here");
+}
+
 // q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
 void verify_paged_attention(StepVerifier& v) {
   Attributes& a = v.attributes();
@@ -178,6 +192,7 @@ void verify_paged_attention(StepVerifier& v) {
                 std::to_string(cached.kv_heads) + " kv heads of cache group " + cached.name);
   v.require(v.out().shape[1] == heads,
             "operand " + shape_text(v.out()) + " doesn't fit the query and cache group " + cached.name);
+  verify_choice(v, cached);
 }
 
 PagedAttentionArgs attention_args(const StepResolver& s) {
@@ -197,6 +212,7 @@ PagedAttentionArgs attention_args(const StepResolver& s) {
           .scale = a.scale,
           .window = a.window,
           .softcap = a.softcap,
+          .choice = a.choice,
           .out = rows<float>(s.out()),
           .workspace = s.memory().workspace};
 }

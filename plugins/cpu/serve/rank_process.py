@@ -19,7 +19,7 @@ import msgspec
 
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.ranks.partition import Partition, partition
-from enginewright.runtime.shared.contracts import CacheGroup, head_bytes
+from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import EnginewrightError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import return_freed_memory
@@ -76,8 +76,7 @@ def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, st
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each."""
-    sizes = group.key_head_size, group.value_head_size
-    keys, values = (head_bytes(group.dtype, size) * group.block_size for size in sizes)
+    keys, values = (each * group.block_size for each in group.head_bytes)
     return (blocks, group.kv_heads, keys), (blocks, group.kv_heads, values)
 
 

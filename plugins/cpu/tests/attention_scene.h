@@ -16,6 +16,7 @@ struct Options {
   float softcap = 0;
   bool sinks = false, slopes = false;
   KvFormat format = KvFormat::f32;
+  BlockChoice choice = {};
   int64_t owners = 1;  // the blocks of a split have the same number modulo this, a random one
 };
 
@@ -38,9 +39,11 @@ class Scene {
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
     std::shuffle(order.begin(), order.end(), std::mt19937(5));
     if (o.owners > 1) order = in_splits(order);
-    k_.assign(static_cast<size_t>(blocks * o.kv_heads * kv_piece_bytes(o.format, o.key_size)), kNotWritten);
+    const bool summaries = o.choice.best > 0;
+    k_.assign(static_cast<size_t>(blocks * o.kv_heads * key_piece_bytes(o.format, o.key_size, summaries)),
+              kNotWritten);
     v_.assign(static_cast<size_t>(blocks * o.kv_heads * kv_piece_bytes(o.format, o.value_size)), kNotWritten);
-    cache_ = {k_.data(), v_.data(), o.kv_heads, o.key_size, o.value_size, o.format};
+    cache_ = {k_.data(), v_.data(), o.kv_heads, o.key_size, o.value_size, o.format, summaries};
     for (int64_t b = 0; b < requests; ++b) {
       const int64_t length = kv_len_[static_cast<size_t>(b)];
       for (int64_t i = 0; i < columns_; ++i) {
@@ -48,6 +51,10 @@ class Scene {
         table_.push_back(used ? order[static_cast<size_t>(b * columns_ + i)] : -1);
       }
       write(b, length);
+      // Earlier steps have left the summaries of what they filled.
+      for (int64_t i = 0; summaries && i < past[static_cast<size_t>(b)] / kBlock; ++i) {
+        for (int64_t h = 0; h < o.kv_heads; ++h) reference::summarize(cache_, block(b, i), h);
+      }
     }
     const int64_t total = q_start_.back();
     q_ = filled(total * o.heads * o.key_size, 0);
@@ -77,6 +84,7 @@ class Scene {
     a.scale = 1 / std::sqrt(static_cast<float>(o_.key_size));
     a.window = o_.window;
     a.softcap = o_.softcap;
+    a.choice = o_.choice;
     a.workspace = &workspace_;
     return a;
   }
@@ -148,6 +156,14 @@ class Scene {
     const auto k = random_floats(o_.key_size, 7);
     const int32_t slot = slot_of(b, position);
     reference::kv_write({1, {k.data(), 0, 0}, {v.data(), 0, 0}, &slot, cache_});
+  }
+  // Makes keys and values of a block and head NaN; a summary stays.
+  void spoil(int64_t b, int64_t i, int64_t head) {
+    const int64_t piece = block(b, i) * o_.kv_heads + head, keys = kv_piece_bytes(o_.format, o_.key_size);
+    const int64_t values = kv_piece_bytes(o_.format, o_.value_size);
+    std::fill_n(k_.begin() + piece * key_piece_bytes(o_.format, o_.key_size, cache_.summaries), keys,
+                kNotWritten);
+    std::fill_n(v_.begin() + piece * values, values, kNotWritten);
   }
   using Memory = std::pair<std::vector<char>, std::vector<char>>;
   Memory memory() const { return {k_, v_}; }
@@ -308,6 +324,37 @@ inline const std::vector<Options>& all_options() {
   return of_all_formats;
 }
 
+// Rows that choose blocks, of each format.
+inline std::vector<Options> choosing_options() {
+  std::vector<Options> all;
+  for (const KvFormatEntry& format : kKvFormats) {
+    const KvFormat value = format.value;
+    all.push_back({.heads = 9, .kv_heads = 3, .format = value, .choice = {1, 1, 3, 0}});
+    all.push_back({.heads = 4,
+                   .kv_heads = 1,
+                   .key_size = 20,
+                   .value_size = 36,
+                   .softcap = 3,
+                   .sinks = true,
+                   .format = value,
+                   .choice = {0, 2, 1, 300}});
+    all.push_back({.heads = 8,
+                   .kv_heads = 2,
+                   .key_size = 128,
+                   .value_size = 64,
+                   .slopes = true,
+                   .format = value,
+                   .choice = {2, 0, 5, 64}});
+    all.push_back({.heads = 40,
+                   .kv_heads = 1,
+                   .key_size = 33,
+                   .value_size = 16,
+                   .format = value,
+                   .choice = {1, 1, 2, 0}});
+  }
+  return all;
+}
+
 // all_options(), or under a sanitizer one in three from the one of that number on.
 inline std::vector<Options> some_options(size_t from) {
   std::vector<Options> some;
@@ -320,7 +367,8 @@ inline std::vector<Options> some_options(size_t from) {
 inline std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
-         std::to_string(o.window) + (o.slopes ? " slopes" : "") + " " +
+         std::to_string(o.window) + (o.slopes ? " slopes" : "") +
+         (o.choice.best > 0 ? " best " + std::to_string(o.choice.best) : "") + " " +
          kKvFormats[static_cast<size_t>(o.format)].name;
 }
 

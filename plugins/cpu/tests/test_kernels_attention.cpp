@@ -11,8 +11,14 @@ namespace {
 // no more than that of the largest value, which is below 5.
 double tolerance(KvFormat format) { return format == KvFormat::f32 ? 4e-6 : 5.0 / 256; }
 
+std::vector<Options> and_choosing(std::vector<Options> options) {
+  const std::vector<Options> more = choosing_options();
+  for (size_t i = 0; i < more.size(); i += kOneIn > 1 ? 3 : 1) options.push_back(more[i]);
+  return options;
+}
+
 void equals_reference() {
-  for (const Options& o : some_options(0)) {
+  for (const Options& o : and_choosing(some_options(0))) {
     // Prefill alone, decodes at the borders of blocks and splits, a chunk upon a past, an empty request.
     Scene scene(o, {0, 31, 32, 513, 10, 600, 0}, {40, 1, 1, 1, 0, 70, 1});
     const auto expected = scene.run([](const PagedAttentionArgs& a) { reference::paged_attention(a); });
@@ -27,7 +33,7 @@ void equals_reference() {
 
 // Alone, in a batch, chunked in any way, with any threads: the same bits.
 void same_bits_in_any_company() {
-  for (const Options& o : some_options(1)) {
+  for (const Options& o : and_choosing(some_options(1))) {
     Scene scene(o, {0, 1100, 40, 505}, {75, 1, 33, 20});
     for (const std::string& isa : available_isas()) {
       const KernelTable& kernels = *kernels_for(isa.c_str());
@@ -55,6 +61,8 @@ void split_decode_has_the_same_bits() {
         Options{.heads = 4, .kv_heads = 2, .key_size = 80, .value_size = 80, .format = KvFormat::fp8},
         Options{.heads = 6, .kv_heads = 2, .window = 1300, .sinks = true},
         Options{.heads = 4, .kv_heads = 2, .key_size = 32, .value_size = 32, .slopes = true},
+        Options{.heads = 8, .kv_heads = 2, .format = KvFormat::bf16, .choice = {1, 4, 16, 0}},
+        Options{.heads = 2, .kv_heads = 2, .format = KvFormat::i8, .choice = {1, 1, 4, 0}},
         Options{.heads = 3, .kv_heads = 1, .key_size = 24, .value_size = 40}}) {
     Scene scene(o, {4000}, {2});
     const auto expected = scene.run([](const PagedAttentionArgs& a) { reference::paged_attention(a); });
@@ -140,6 +148,43 @@ void strides() {
   });
 }
 
+// A choice of as many blocks as there are changes no bit, and what a step leaves of a summary is the
+// reference's. What isn't chosen isn't read: it may be NaN.
+void chosen_blocks_alone_are_read() {
+  for (const Options& chosen : choosing_options()) {
+    Options o = chosen;
+    o.choice = {1, 1, 1000, 0};
+    Options all = o;
+    all.choice = {};
+    Scene with(o, {0, 700}, {75, 3}), without(all, {0, 700}, {75, 3});
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto attend = [&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); };
+      CHECK(same_bits(with.run(attend), without.run(attend))) << what << describe(o);
+    });
+    // Blocks 1 and 2 are filled by the step; both scenes deal out the same blocks.
+    Scene step(o, {60}, {40}), whole(o, {96}, {4});
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const Scene::Memory before = step.memory();
+      step.run([&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); });
+      CHECK(step.memory() == whole.memory()) << what << describe(o);
+      step.put_back(before);
+    });
+    // One token behind 21 blocks, all but the best of which are made NaN behind their summaries' backs.
+    o.choice = {1, 1, 1, 0};
+    Scene clean(o, {680}, {1}), spoiled(o, {680}, {1});
+    for (int64_t h = 0; h < o.kv_heads; ++h) {
+      const std::vector<bool> seen = reference::seen_blocks(clean.args(), 0, 0, h);
+      for (size_t i = 0; i < seen.size(); ++i) {
+        if (!seen[i]) spoiled.spoil(0, static_cast<int64_t>(i), h);
+      }
+    }
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto attend = [&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); };
+      CHECK(same_bits(spoiled.run(attend), clean.run(attend))) << what << describe(o);
+    });
+  }
+}
+
 // A steep slope leaves a query its own value and next to nothing of the others; a slope of 0 changes no bit.
 void slopes_say_how_far() {
   Scene plain({.heads = 2, .kv_heads = 1}, {40}, {9});
@@ -170,6 +215,7 @@ int main() {
   RUN(split_decode_has_the_same_bits);
   RUN(some_heads_have_the_same_bits);
   RUN(strides);
+  RUN(chosen_blocks_alone_are_read);
   RUN(slopes_say_how_far);
   return check::result();
 }

@@ -9,8 +9,9 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
-from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_storages
+from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_storages
 from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.runtime.executors import open as runtime_half
@@ -113,6 +114,18 @@ def test_caches_of_fewer_bits(dtype: str, target: str, engines: dict[str, str], 
     said = f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks for .kv_cache.dtype."
     with pytest.raises(TargetError, match=said + (why if dtype != "bf16" else "\n")):
         check_cache(recipe, ("cpu", target))
+
+
+@pytest.mark.parametrize("target", ["onnx", "stablehlo", "cuda", "tensorrt", "tensorrt-rtx", "tvm"])
+def test_only_the_cpu_target_has_an_adaptive_context(target: str) -> None:
+    recipe = load_recipe("int8")
+    check_context(recipe, ("cpu", target))
+    recipe = recipe.model_copy(update={"adaptive_context": ContextOptions(best=1024)})
+    check_context(recipe, ("cpu",))
+    with pytest.raises(
+        TargetError, match=f"^target {target}: its attention looks at the whole context, and recipe int8"
+    ):
+        check_context(recipe, ("cpu", target))
 
 
 def test_tensorrt_has_fp8_caches_where_gpus_have_fp8() -> None:

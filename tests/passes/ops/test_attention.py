@@ -86,7 +86,7 @@ def test_packing_matters():
     assert (packed - merged).abs().max() > 1e-2
 
 
-def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slopes, slots_per_block=4):
+def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slopes, slots_per_block=4, choice=None):
     """Runs each request in ``chunks`` of tokens through a shuffled paged cache whose unused slots are NaN."""
     blocks = [-(-n // slots_per_block) for n in lengths]
     pool = torch.randperm(sum(blocks) + 2)
@@ -109,7 +109,7 @@ def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slopes, slots_per_b
         kv_len = torch.tensor([upto[b] for b in active], dtype=torch.int32)
         k_cache, v_cache = kv_write(k_cache, v_cache, k[index], v[index], slots)
         out[index] = paged_attention(
-            q[index], k_cache, v_cache, table[active], q_start, kv_len, 0.3, window, softcap, sinks, slopes
+            q[index], k_cache, v_cache, table[active], q_start, kv_len, 0.3, window, softcap, sinks, slopes, choice
         )
         done = [upto.get(b, done[b]) for b in range(len(lengths))]
     return out
@@ -147,3 +147,44 @@ def test_heads_that_do_not_divide_are_refused():
     q_start = torch.tensor([0, 2], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="3 query heads"):
         attention(torch.randn(2, 3, 4), torch.randn(2, 2, 4), torch.randn(2, 2, 4), q_start, 0, 1.0, 0, 0.0, None)
+
+
+def _chosen_by_hand(q, k, position, size, choice):
+    """The keys that the query heads q [g, D] of one key/value head see of k [S, D], in blocks of ``size``."""
+    first, last, best, below = choice
+    whole = position // size
+    ranks = {}
+    for block in range(first, whole - last):
+        keys = k[block * size : (block + 1) * size]
+        low, high = keys.amin(0), keys.amax(0)
+        narrow = [x.to(torch.bfloat16) for x in (low, high)]
+        for i, (x, way) in enumerate(((low, -1), (high, 1))):  # away from the keys, one step where it must be
+            for d in range(len(x)):
+                if (float(narrow[i][d]) - float(x[d])) * way < 0:
+                    narrow[i][d] = torch.nextafter(narrow[i][d], torch.tensor(way * 1e9, dtype=torch.bfloat16))
+        ranks[block] = max(float(torch.maximum(row * narrow[0].float(), row * narrow[1].float()).sum()) for row in q)
+        assert ranks[block] >= (q @ keys.T).max() - 1e-5  # no score is above it
+    if position < below:
+        return list(range(position + 1))
+    kept = sorted(ranks, key=lambda block: (-ranks[block], block))[:best]
+    return [p for p in range(position + 1) if p // size not in ranks or p // size in kept]
+
+
+@pytest.mark.parametrize("choice", [(1, 1, 2, 0), (0, 0, 1, 0), (2, 3, 1, 20), (0, 2, 100, 0), (0, 0, 3, 1000)])
+@pytest.mark.parametrize("chunks", [1, 7, 1000])
+def test_the_best_blocks_are_chosen(choice, chunks):
+    lengths, heads, kv_heads, size = (17, 1, 61), 6, 2, 4
+    q, k, v, _, sinks = _inputs(lengths, heads, kv_heads, 16, 12)
+    got = _paged(q, k, v, lengths, chunks, 0, 0.0, sinks, None, size, choice)
+    for start, length in zip((0, 17, 18), lengths, strict=True):
+        for p in range(length):
+            for head in range(heads):
+                shared = head // (heads // kv_heads)
+                keys = k[start : start + length, shared]
+                group = q[start + p].unflatten(0, (kv_heads, -1))[shared]
+                seen = _chosen_by_hand(group, keys, p, size, choice)
+                scores = 0.3 * (keys[seen] @ q[start + p, head])
+                weights = torch.cat((scores, sinks[head : head + 1])).softmax(0)[:-1]
+                torch.testing.assert_close(
+                    got[start + p, head], weights @ v[start : start + length, shared][seen], **TOLERANCE
+                )

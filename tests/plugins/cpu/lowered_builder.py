@@ -79,7 +79,16 @@ class LoweredBuilder:
         self.arena = Affine()
         self.logits: Operand | None = None
 
-    def group(self, name: str, layers: Sequence[int], kv_heads: int, key: int, value: int, window: int = 0) -> None:
+    def group(
+        self,
+        name: str,
+        layers: Sequence[int],
+        kv_heads: int,
+        key: int,
+        value: int,
+        window: int = 0,
+        summaries: bool = False,
+    ) -> None:
         self.groups.append(
             CacheGroup(
                 name=name,
@@ -88,6 +97,7 @@ class LoweredBuilder:
                 key_head_size=key,
                 value_head_size=value,
                 window=window,
+                summaries=summaries,
             )
         )
 

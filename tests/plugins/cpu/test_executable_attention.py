@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+from enginewright.passes.ops.attention import block_ranks
 from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.runtime.shared.contracts import StepInput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 
 Float = npt.NDArray[np.float32]
 GROUP = "full"
+CHOICE = ("first_blocks", "last_blocks", "best_blocks", "all_below")
 
 
 class Attention:
@@ -31,7 +34,8 @@ class Attention:
         slopes = 2.0 ** -np.linspace(1, 8, heads)  # ALiBi's own
         self.slopes = slopes.astype(np.float32) if options.get("slopes") else None
         self.builder = b = LoweredBuilder()
-        b.group(GROUP, [0], kv_heads, size, value_size, self.window)
+        self.choice = choice = [int(options[name]) for name in CHOICE if name in options]
+        b.group(GROUP, [0], kv_heads, size, value_size, self.window, summaries=bool(choice))
         q, k, v = (b.values(x) for x in (self.q, self.k, self.v))
         b.step("kv_write", [k, v, b.input(f"slots:{GROUP}"), b.cache(f"{GROUP}/0")], [])
         inputs = [q, b.cache(f"{GROUP}/0"), *(b.input(i) for i in (f"block_table:{GROUP}", "q_start", "kv_len"))]
@@ -44,6 +48,7 @@ class Attention:
             softcap=self.softcap,
             has_sinks=self.sinks is not None,
             has_slopes=self.slopes is not None,
+            **dict(zip(CHOICE, choice, strict=bool(choice))),
         )
 
     def program(self, isa: str, threads: int = 1) -> CpuProgram:
@@ -64,9 +69,27 @@ class Attention:
         if self.slopes is not None:
             scores = scores + self.slopes[:, None, None] * (key - query)
         seen = (key <= query) & ((key > query - self.window) if self.window else True)
+        if self.choice:
+            seen = seen & self.chosen(ids).repeat(repeat, 0)
         weights = np.exp(np.where(seen, scores, -np.inf))
         sinks = np.exp(self.sinks.astype(np.float64))[:, None] if self.sinks is not None else 0
         return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1) + sinks)[..., None], v)
+
+    def chosen(self, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """[kv heads, S, S]: which keys a query's choice leaves, by the ranks that the op's reference gives."""
+        first, last, best, below = self.choice
+        count, whole = len(ids), len(ids) // 32
+        q, k = (torch.from_numpy(x[list(ids)]) for x in (self.q, self.k))
+        blocks = k[: whole * 32].unflatten(0, (whole, 32)).expand(count, -1, -1, -1, -1)
+        ranks = block_ranks(q, blocks).numpy() if whole else np.zeros((count, k.shape[1], 0))
+        seen = np.ones((k.shape[1], count, -(-count // 32)), bool)
+        for position in range(below, count):
+            others = np.arange(first, position // 32 - last)
+            for head in range(k.shape[1]):
+                if len(others) > best:
+                    order = np.argsort(-ranks[position, head, others], kind="stable")
+                    seen[head, position, others[order[best:]]] = False
+        return seen.repeat(32, -1)[..., :count]
 
 
 VARIANTS = [
@@ -77,6 +100,8 @@ VARIANTS = [
     {"sinks": True},
     {"slopes": True},
     {"slopes": True, "sinks": True, "window": 40},
+    dict(zip(CHOICE, (0, 0, 1, 0), strict=True)),
+    {"sinks": True, "softcap": 2.0} | dict(zip(CHOICE, (1, 1, 2, 100), strict=True)),
 ]
 isa_of_all = pytest.mark.parametrize("isa", isas())
 # Weights sum to 1 and values are of size 1, so the error is that of scores of size sqrt(D) or so.

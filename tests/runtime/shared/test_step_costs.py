@@ -106,13 +106,13 @@ def test_some_of_the_experts_have_their_share(tokens: int, own: int) -> None:
     assert found.products == {"f32": round(2 * tokens * 64 * 24 * own / 8)}
 
 
-def attention(sizes: StepSizes, group: CacheGroup) -> StepCost:
+def attention(sizes: StepSizes, group: CacheGroup, **attrs: int) -> StepCost:
     inputs = (
         operand("buffer", "q", T, 4, 16),
         operand("cache", "full/0"),
         operand("input", "block_table:full", B, 0, dtype="i32"),
     )
-    step = Step(op="paged_attention", inputs=inputs, outputs=(operand("buffer", "o", T, 4, 24),))
+    step = Step(op="paged_attention", inputs=inputs, outputs=(operand("buffer", "o", T, 4, 24),), attrs=attrs)
     return cost(step, sizes, group=group)
 
 
@@ -133,6 +133,16 @@ def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGr
     assert found.kv_read == 2 * 4 * (keys * 16 + values * 24)
     assert found.products == {"f32": pairs * 4 * (16 + 24)}
     assert found.activations_read == 4 * (sum(sizes.lengths) * 4 * 16 + table)
+
+
+def test_attention_that_chooses_reads_summaries_and_what_it_chose() -> None:
+    group = GROUP.model_copy(update={"summaries": True})
+    choice = {"first_blocks": 1, "last_blocks": 2, "best_blocks": 3, "all_below": 100}
+    found = attention(StepSizes((1, 2), (1000, 50)), group, **choice)
+    seen = 6 * 32 + 999 % 32 + 1  # and the second request is too short to choose
+    bounds = 1000 // 32 * 2 * 2 * 16
+    assert found.kv_read == 2 * (4 * ((7 * 32 + 64) * 16 + (seen + 50) * 24) + bounds + 0)
+    assert found.products == {"f32": (seen + 49 + 50) * 4 * (16 + 24)}
 
 
 @pytest.mark.parametrize(("dtype", "key", "value"), [("bf16", 32, 48), ("i8", 20, 28), ("fp8", 20, 28)])

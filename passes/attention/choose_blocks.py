@@ -1,0 +1,64 @@
+"""Layers look at a part of a long context alone, as the recipe's [adaptive_context] says."""
+
+from __future__ import annotations
+
+import torch
+
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.records import Rejection
+from enginewright.runtime.shared.errors import RecipeError
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+
+ew = torch.ops.ew
+
+
+def _summaries_are_kept(program: Program) -> list[str]:
+    """A layer that chooses blocks has their summaries in its cache."""
+    tables = {program.inputs[f"block_table:{group.name}"]: group for group in program.cache_groups}
+    return [
+        f"{describe_node(node)} chooses blocks, and its cache keeps no summaries"
+        for node in program.nodes_of(ew.paged_attention.default)
+        if bound_arguments(node)["choice"] is not None and not tables[bound_arguments(node)["block_table"]].summaries
+    ]
+
+
+class ChooseBlocks(Pass):
+    """Every full ``ew.paged_attention`` but the first layers' gets ``choice``; their cache groups keep summaries.
+
+    Layers with a window stay as they are. (Quest: https://arxiv.org/abs/2406.10774, which also leaves the first two
+    layers whole.)
+    """
+
+    name = "choose_blocks"
+    exact = False
+    ensures = (Condition("who chooses blocks has summaries of them", _summaries_are_kept),)
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.adaptive_context is not None
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        options, result = context.adaptive_context, PassResult()
+        if options is None:
+            return result
+        chosen = set()
+        for i, node in enumerate(program.nodes_of(ew.paged_attention.default)):
+            arguments = bound_arguments(node)
+            if arguments["window"]:
+                result.rejected.append(Rejection(node.name, node.meta[WHERE], "it has a window already"))
+            elif i >= options.whole_layers:
+                node.kwargs = {**node.kwargs, "choice": list(options.choice)}
+                chosen.add(arguments["block_table"])
+                result.matched += 1
+        if not chosen:
+            raise RecipeError(
+                f"recipe {context.recipe}: adaptive_context: no layer of the model would choose anything",
+                hint="Those with a window never do, nor do the first whole_layers: make it less, or leave it out.",
+            )
+        program.cache_groups = tuple(
+            group.model_copy(update={"summaries": program.inputs[f"block_table:{group.name}"] in chosen})
+            for group in program.cache_groups
+        )
+        return result
