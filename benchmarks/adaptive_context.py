@@ -111,9 +111,7 @@ def quality(path: Path, best: int | None, text: str, options: argparse.Namespace
         windows = [tokens[i * length : (i + 1) * length] for i in range(min(options.windows, len(tokens) // length))]
         given = SamplingParams(max_tokens=1, prompt_logprobs=0)
         losses = [
-            -one.logprob
-            for w in windows
-            for one in llm.generate([w], given)[0].prompt_logprobs[options.behind :]
+            -one.logprob for w in windows for one in llm.generate([w], given)[0].prompt_logprobs[options.behind :]
         ]
     row = {"best": best, "tokens": len(losses), "perplexity": math.exp(mean(losses))}
     print(f"{name(best):<10} perplexity behind {options.behind} tokens: {row['perplexity']:.3f}", flush=True)
@@ -137,12 +135,12 @@ def needles(path: Path, best: int | None, text: str, options: argparse.Namespace
                     at = start + int(length * depth)
                     fact = encode(f"\nThe secret number of the lighthouse is {number}.\n")
                     question = encode("\nThe secret number of the lighthouse is")
-                    answer = encode(f" {number}")
-                    prompt = hay[start:at] + fact + hay[at : start + length - len(fact)] + question + answer
-                    said = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=1))[0].prompt_logprobs
-                    last = said[-len(answer) :]
-                    known.append(sum(one.logprob for one in last))
-                    sure.append(mean(one.top[0][0] == one.token_id for one in last))
+                    prompt = hay[start:at] + fact + hay[at : start + length - len(fact)] + question
+                    form = {"choice": [f" {number}"]}
+                    given = SamplingParams(max_tokens=16, temperature=0, logprobs=1, structured_outputs=form)
+                    said = llm.generate([prompt], given)[0].logprobs
+                    known.append(sum(one.logprob for one in said))
+                    sure.append(mean(one.top[0][0] == one.token_id for one in said))
                 row = {
                     "best": best,
                     "length": length,
