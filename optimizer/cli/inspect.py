@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
 from enginewright.runtime.shared.targets import part
@@ -178,6 +179,11 @@ def _print_summary(bundle: Bundle) -> None:
                 f"{group.key_head_size}, {group.dtype}{window}, "
                 f"{format_bytes(group.bytes_per_block // group.block_size)} a token",
             )
+        if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:
+            blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))
+            below = f", from position {chosen[0]['all_below']:,} on" if chosen[0]["all_below"] else ""
+            own = f"{blocks * KV_BLOCK_SIZE:,} keys and a token's own block"
+            _row("", f"adaptive context: {len(chosen)} layers look at {own}{below}")
     for name, plan in bundle.buckets.items():
         for i, kind in enumerate(KINDS):
             _row("" if i else "buckets", f"{name}, {kind}: {', '.join(map(str, plan.sizes(kind))) or 'none'}")

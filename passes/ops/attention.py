@@ -66,7 +66,7 @@ def paged_attention(
 
     ``choice`` = (first, last, best, below): of the whole blocks before its own, a query at position ``below`` or behind
     sees the ``first`` ones, the ``last`` ones, and of those between the ``best``, which all query heads of a key/value
-    head choose together (``block_ranks``; of equal ones the earlier).
+    head choose together (``block_bounds``; of equal ones the earlier).
     """
     _check_heads(q, k_cache)
     requests, blocks = block_table.shape
@@ -93,25 +93,24 @@ def paged_attention(
     if choice is None:
         return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
     keys = k.unflatten(0, (requests, blocks, k_cache.shape[1]))[request]  # [T, M, K, Nkv, D]
-    seen = _chosen(block_ranks(q, keys), position // k_cache.shape[1], position, choice)  # [T, Nkv, M]
+    seen = _chosen(block_bounds(q, keys), position // k_cache.shape[1], position, choice)  # [T, Nkv, M]
     mine = torch.zeros((*seen.shape[:2], requests, blocks), dtype=torch.bool, device=q.device)  # [T, Nkv, B, M]
     mine[index, :, request] = seen
     chosen = mine.flatten(2).repeat_interleave(k_cache.shape[1], -1).transpose(0, 1)[:, None]  # [Nkv, 1, T, B*length]
     return _attend(q, k, v, visible & chosen, scale, softcap, sinks, slopes, distance)
 
 
-def block_ranks(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, M]: what no score of a block is above, unscaled.
+def block_bounds(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, g, M]: what no score is above, before the scale.
 
-    The largest, over the query heads of a key/value head, of sum_d q_d * (the greatest of channel d, or the least where
-    q_d is negative); both are rounded outward to bf16. (Quest, https://arxiv.org/abs/2406.10774, of each query head.)
+    The sum over d of q_d * (the greatest of channel d in the block, or the least where q_d is negative); both are
+    rounded outward to bf16. (Quest, https://arxiv.org/abs/2406.10774.)
     """
     wide = accumulate_dtype(q)
     least, greatest = _outward(keys.amin(2), -torch.inf).to(wide), _outward(keys.amax(2), torch.inf).to(wide)
     grouped = q.to(wide).unflatten(1, (keys.shape[3], -1))  # [T, Nkv, g, D]
     sums = torch.einsum("tngd,tmnd->tngm", grouped.clamp(min=0), greatest)
-    sums += torch.einsum("tngd,tmnd->tngm", grouped.clamp(max=0), least)
-    return sums.amax(2)
+    return sums + torch.einsum("tngd,tmnd->tngm", grouped.clamp(max=0), least)
 
 
 def _outward(x: torch.Tensor, way: float) -> torch.Tensor:
@@ -121,13 +120,18 @@ def _outward(x: torch.Tensor, way: float) -> torch.Tensor:
     return torch.where(short, torch.nextafter(rounded, torch.full_like(rounded, way)), rounded)
 
 
-def _chosen(ranks: torch.Tensor, whole: torch.Tensor, position: torch.Tensor, choice: Sequence[int]) -> torch.Tensor:
-    """ranks [T, Nkv, M], whole and position [T] -> bool [T, Nkv, M]: the blocks that each row sees."""
+def _chosen(bounds: torch.Tensor, whole: torch.Tensor, position: torch.Tensor, choice: Sequence[int]) -> torch.Tensor:
+    """bounds [T, Nkv, g, M], whole and position [T] -> bool [T, Nkv, M]: the blocks that each row sees.
+
+    A block is as good as the largest, over the query heads, of its bound less the head's largest one.
+    """
     first, last, best, below = choice
-    block = torch.arange(ranks.shape[-1], device=ranks.device)
+    block = torch.arange(bounds.shape[-1], device=bounds.device)
     own = whole[:, None]  # [T, 1]
     other = (block >= first) & (block < own - last) & (position[:, None] >= below)  # [T, M]
-    ordered = ranks.masked_fill(~other[:, None], -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    bounds = bounds.masked_fill(~other[:, None, None], -torch.inf)
+    ranks = (bounds - bounds.amax(-1, keepdim=True)).amax(2).masked_fill(~other[:, None], -torch.inf)
+    ordered = ranks.sort(dim=-1, descending=True, stable=True).indices
     place = torch.empty_like(ordered).scatter_(-1, ordered, block.expand_as(ordered).contiguous())
     return (~other[:, None] | (place < best)) & (block <= own)[:, None]
 

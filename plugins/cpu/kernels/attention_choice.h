@@ -2,13 +2,14 @@
 // those between the best.
 //
 // A block's summary lies behind its keys (kv_format.h): the least and the greatest of each channel. With it
-// no score of the block can be above
+// no score of a query head and the block can be above the head's bound,
 //
-//   rank(block) = max over the query heads that share the kv head, sum over d of q_d * (q_d > 0 ? greatest :
-//   least)
+//   bound(head, block) = sum over d of q_d * (q_d > 0 ? greatest : least)
 //
-// whose order is the blocks'; of equal ones the earlier comes first, and NaN before all. (Quest: Tang et al.,
-// arXiv:2406.10774, which ranks for each query head.)
+// (Quest: Tang et al., arXiv:2406.10774, where each query head chooses.) The query heads that share a kv head
+// choose together. A head's own best block counts as much as another's: a block is as good as the largest,
+// over the heads, of bound(head, block) - the head's largest bound of those to choose from. Of equal blocks
+// the earlier comes first, and NaN before all.
 //
 // A row at position p chooses from the p / 32 whole blocks before its own, which it sees itself: its choice
 // depends on nothing but its query and its keys, whatever comes with it in the step.
@@ -73,18 +74,18 @@ EW_INLINE uint32_t in_order(float x) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The ranks of blocks begin .. end-1 for `heads` query heads that share a kv head, to ranks[0 ..]. `floats`:
-// room for 2 channels.
+// How good the blocks begin .. end-1 are for `heads` query heads that share a kv head, to ranks[0 ..].
+// `floats`: room for two channels, and `bounds` for as many as there are.
 inline void rank_blocks(const KvCache& c, const int32_t* blocks, int64_t kv_head, const float* q,
                         int64_t q_stride, int64_t heads, int64_t begin, int64_t end, float* floats,
-                        uint32_t* ranks) {
+                        float* bounds, uint32_t* ranks) {
   const int64_t channels = summary_channels(c.key_size), keys = kv_piece_bytes(c.format, c.key_size);
-  for (int64_t b = begin; b < end; ++b) {
-    const char* piece = key_piece(c, blocks[b], kv_head);
-    if (b + 4 < end) prefetch_piece(key_piece(c, blocks[b + 4], kv_head) + keys, 4 * channels);
+  const int64_t count = end - begin;
+  for (int64_t b = 0; b < count; ++b) {
+    const char* piece = key_piece(c, blocks[begin + b], kv_head);
+    if (b + 4 < count) prefetch_piece(key_piece(c, blocks[begin + b + 4], kv_head) + keys, 4 * channels);
     const uint16_t* summary = reinterpret_cast<const uint16_t*>(piece + keys);
     for (int64_t i = 0; i < 2 * channels; ++i) floats[i] = bf16_to_float(summary[i]);
-    uint32_t best = 0;
     for (int64_t h = 0; h < heads; ++h) {
       F16 sum = zero();
       for (int64_t d = 0; d < c.key_size; d += 16) {
@@ -92,10 +93,18 @@ inline void rank_blocks(const KvCache& c, const int32_t* blocks, int64_t kv_head
         sum = fma(max(x, zero()), load(floats + channels + d), sum);
         sum = fma(min(x, zero()), load(floats + d), sum);
       }
-      const uint32_t rank = in_order(sum_lanes(sum));
-      best = rank > best ? rank : best;
+      bounds[h * count + b] = sum_lanes(sum);
     }
-    ranks[b - begin] = best;
+  }
+  for (int64_t b = 0; b < count; ++b) ranks[b] = 0;
+  for (int64_t h = 0; h < heads; ++h) {
+    const float* own = bounds + h * count;
+    float top = -__builtin_inff();
+    for (int64_t b = 0; b < count; ++b) top = own[b] > top ? own[b] : top;
+    for (int64_t b = 0; b < count; ++b) {
+      const uint32_t rank = in_order(own[b] - top);
+      ranks[b] = rank > ranks[b] ? rank : ranks[b];
+    }
   }
 }
 
@@ -119,7 +128,7 @@ inline uint32_t least_chosen(const uint32_t* ranks, int64_t count, int64_t want,
 // The blocks that the row at `position` sees, as bits of `chosen` [words].
 inline void choose_blocks(const PagedAttentionArgs& a, const int32_t* blocks, int64_t position,
                           int64_t kv_head, const float* q, int64_t q_stride, int64_t heads, int64_t words,
-                          float* floats, uint32_t* ranks, uint64_t* chosen) {
+                          float* floats, float* bounds, uint32_t* ranks, uint64_t* chosen) {
   const int64_t whole = position / kBlock;
   const auto take = [&](int64_t block) { chosen[block / 64] |= uint64_t{1} << (block % 64); };
   __builtin_memset(chosen, 0, static_cast<size_t>(words) * sizeof *chosen);
@@ -129,7 +138,7 @@ inline void choose_blocks(const PagedAttentionArgs& a, const int32_t* blocks, in
   for (int64_t b = 0; b < (all ? whole : begin); ++b) take(b);
   for (int64_t b = all ? whole : end; b <= whole; ++b) take(b);
   if (all) return;
-  rank_blocks(a.cache, blocks, kv_head, q, q_stride, heads, begin, end, floats, ranks);
+  rank_blocks(a.cache, blocks, kv_head, q, q_stride, heads, begin, end, floats, bounds, ranks);
   int64_t above = 0;
   const uint32_t least = least_chosen(ranks, end - begin, a.choice.best, &above);
   int64_t equal = a.choice.best - above;
@@ -142,7 +151,7 @@ inline void choose_blocks(const PagedAttentionArgs& a, const int32_t* blocks, in
 // What choosing takes of the workspace, in bytes: the bits of all rows and kv heads, then room for each
 // thread.
 struct ChoicePlan {
-  int64_t words = 0, bits = 0, ranks = 0, each = 0, bytes = 0;  // each a multiple of 64 but `words`
+  int64_t words = 0, bits = 0, ranks = 0, bounds = 0, each = 0, bytes = 0;  // all but `words` multiples of 64
 
   ChoicePlan(const PagedAttentionArgs& a, int64_t threads) {
     if (a.choice.best == 0) return;
@@ -152,7 +161,8 @@ struct ChoicePlan {
     words = (blocks + 63) / 64;
     bits = (a.q_start[a.requests] * a.cache.kv_heads * words * 8 + 63) / 64 * 64;
     ranks = (blocks * 4 + 63) / 64 * 64;
-    each = ranks + 8 * summary_channels(a.cache.key_size);
+    bounds = ranks * (a.query_heads / a.cache.kv_heads);
+    each = ranks + bounds + 8 * summary_channels(a.cache.key_size);
     bytes = bits + threads * each;
   }
 };
@@ -189,13 +199,14 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPo
   run_rows(pool, tasks, row_work + 1, [&](int64_t begin, int64_t end, int worker) {
     char* own = memory + plan.bits + worker * plan.each;
     uint32_t* ranks = reinterpret_cast<uint32_t*>(own);
-    float* floats = reinterpret_cast<float*>(own + plan.ranks);
+    float* bounds = reinterpret_cast<float*>(own + plan.ranks);
+    float* floats = reinterpret_cast<float*>(own + plan.ranks + plan.bounds);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t token = i / c.kv_heads, kv_head = i % c.kv_heads, b = request_of(token);
       const int64_t position = a.kv_len[b] - a.q_start[b + 1] + token;
       const float* q = a.q.data + token * a.q.stride0 + kv_head * group * a.q.stride1;
       choose_blocks(a, a.block_table + b * a.block_table_stride, position, kv_head, q, a.q.stride1, group,
-                    plan.words, floats, ranks, reinterpret_cast<uint64_t*>(memory) + i * plan.words);
+                    plan.words, floats, bounds, ranks, reinterpret_cast<uint64_t*>(memory) + i * plan.words);
     }
   });
 }

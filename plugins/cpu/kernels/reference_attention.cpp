@@ -139,25 +139,37 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
   const int64_t channels = summary_channels(a.cache.key_size), group = a.query_heads / a.cache.kv_heads;
   std::vector<bool> seen(static_cast<size_t>(whole) + 1, true);
   if (choice.best == 0 || position < choice.from) return seen;
-  std::vector<std::pair<double, int64_t>> others;  // the best first
+  std::vector<std::pair<float, int64_t>> others;  // the best first
+  std::vector<std::vector<float>> bounds(static_cast<size_t>(group));
   for (int64_t i = choice.first; i < whole - choice.last; ++i) {
     const int64_t block = a.block_table[b * a.block_table_stride + i];
     summarize(a.cache, block, kv_head);  // what the step fills has none yet
     const char* at =
         piece_of(a.cache, true, block, kv_head) + kv_piece_bytes(a.cache.format, a.cache.key_size);
-    double rank = -std::numeric_limits<double>::infinity();
-    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      double sum = 0;
+    for (int64_t h = 0; h < group;
+         ++h) {  // in the order of numerics.md: blocks may be as good but for rounding
+      float lanes[16] = {};
       for (int64_t d = 0; d < a.cache.key_size; ++d) {
-        const double q = row(a.q, t, h)[d];
-        uint16_t bits;
-        std::memcpy(&bits, at + 2 * ((q > 0 ? channels : 0) + d), 2);
-        sum += q * bf16_value(bits);
+        const float q = row(a.q, t, kv_head * group + h)[d];
+        for (const int64_t side : {channels, int64_t{0}}) {
+          uint16_t bits;
+          std::memcpy(&bits, at + 2 * (side + d), 2);
+          const float factor = side > 0 ? std::max(q, 0.0f) : std::min(q, 0.0f);
+          lanes[d % 16] = std::fma(factor, bf16_value(bits), lanes[d % 16]);
+        }
       }
-      rank = std::max(rank, sum);
+      for (int width = 8; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+      }
+      const float sum = lanes[0];
+      bounds[static_cast<size_t>(h)].push_back(sum);
     }
-    others.emplace_back(-rank, i);
+    others.emplace_back(std::numeric_limits<float>::infinity(), i);
     seen[static_cast<size_t>(i)] = false;
+  }
+  for (const std::vector<float>& own : bounds) {
+    for (size_t i = 0; i < others.size(); ++i)
+      others[i].first = std::min(others[i].first, *std::max_element(own.begin(), own.end()) - own[i]);
   }
   std::sort(others.begin(), others.end());
   const size_t best = std::min(static_cast<size_t>(choice.best), others.size());

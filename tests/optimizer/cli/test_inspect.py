@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.reader import Bundle
 from tests.runtime.bundle.code_targets import with_target
 
@@ -23,6 +26,15 @@ def test_the_summary(tiny_bundle: Path) -> None:
     assert "LlamaForCausalLM" in text
     assert "cpu: ready" in text
     assert "2 layers, 2 heads of 16, f32" in text  # the KV cache
+
+
+def test_an_adaptive_context(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    recipe, bundle = tmp_path / "long.toml", tmp_path / "long.bundle"
+    recipe.write_text('name = "long"\n[adaptive_context]\nbest = 512\nbelow = 4096\nwhole_layers = 1\n')
+    export(tiny_model(), bundle, recipe=recipe)
+    assert "adaptive context: 1 layers look at 832 keys and a token's own block, from position 4,096 on" in inspect(
+        str(bundle)
+    )
 
 
 def test_the_summary_as_json(tiny_bundle: Path) -> None:

@@ -162,10 +162,13 @@ def _chosen_by_hand(q, k, position, size, choice):
             for d in range(len(x)):
                 if (float(narrow[i][d]) - float(x[d])) * way < 0:
                     narrow[i][d] = torch.nextafter(narrow[i][d], torch.tensor(way * 1e9, dtype=torch.bfloat16))
-        ranks[block] = max(float(torch.maximum(row * narrow[0].float(), row * narrow[1].float()).sum()) for row in q)
-        assert ranks[block] >= (q @ keys.T).max() - 1e-5  # no score is above it
+        ranks[block] = [float(torch.maximum(row * narrow[0].float(), row * narrow[1].float()).sum()) for row in q]
+        for bound, row in zip(ranks[block], q, strict=True):
+            assert bound >= (keys @ row).max() - 1e-5  # no score is above it
     if position < below:
         return list(range(position + 1))
+    tops = [max(bounds) for bounds in zip(*ranks.values(), strict=True)]  # each head's
+    ranks = {block: max(b - top for b, top in zip(bounds, tops, strict=True)) for block, bounds in ranks.items()}
     kept = sorted(ranks, key=lambda block: (-ranks[block], block))[:best]
     return [p for p in range(position + 1) if p // size not in ranks or p // size in kept]
 
