@@ -31,7 +31,7 @@ def test_the_summary(tiny_bundle: Path) -> None:
 def test_an_adaptive_context(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
     recipe, bundle = tmp_path / "long.toml", tmp_path / "long.bundle"
     recipe.write_text('name = "long"\n[adaptive_context]\nbest = 512\nbelow = 4096\nwhole_layers = 1\n')
-    export(tiny_model("llama"), bundle, recipe=recipe)
+    export(tiny_model("Llama"), bundle, recipe=recipe)
     assert "adaptive context: 1 layers look at 832 keys and a token's own block, from position 4,096 on" in inspect(
         str(bundle)
     )
