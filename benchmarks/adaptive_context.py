@@ -1,6 +1,6 @@
 """An adaptive context beside a whole one: quality, a fact found by its depth, and speed by length.
 
-    python benchmarks/adaptive_context.py MODEL.gguf [--recipe int8] [--best 512,1024] [--text FILE] [--json FILE]
+    python benchmarks/adaptive_context.py MODEL.gguf [--parts speed] [--recipe int8] [--best 512,1024] [--json FILE]
 
 Bundles are exported with the same weights, one for each number of chosen keys, and one that looks at everything.
 
@@ -43,6 +43,7 @@ def main() -> int:
     """Exports, measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--parts", default="quality,needle,speed", help="the others stay in --json as they are")
     parser.add_argument("--recipe", default="int8")
     parser.add_argument("--best", default="512,1024", help="keys that are chosen, of each bundle")
     parser.add_argument("--text", type=Path, help="what quality is measured on")
@@ -64,14 +65,22 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
-    own = {best: bundle(options.model, options, best) for best in bests}
-    found["quality"] = [quality(own[best], best, text, options) for best in bests]
-    save()
-    found["needle"] = [row for best in bests for row in needles(own[best], best, text, options)]
-    save()
-    long = {best: bundle(longer(options), options, best) for best in bests}
-    found["speed"] = speeds(long, options)
-    save()
+    parts = options.parts.split(",")
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+        found |= {part: kept[part] for part in ("quality", "needle", "speed") if part in kept}
+    if {"quality", "needle"} & set(parts):
+        own = {best: bundle(options.model, options, best) for best in bests}
+    if "quality" in parts:
+        found["quality"] = [quality(own[best], best, text, options) for best in bests]
+        save()
+    if "needle" in parts:
+        found["needle"] = [row for best in bests for row in needles(own[best], best, text, options)]
+        save()
+    if "speed" in parts:
+        long = {best: bundle(longer(options), options, best) for best in bests}
+        found["speed"] = speeds(long, options)
+        save()
     return 0
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -22,6 +23,7 @@ from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.passes.formats.weight_format import WeightFormat
+from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.gpu.recipe import EnginesSection
 from enginewright.plugins.tvm.recipe import TvmOptions
@@ -34,6 +36,7 @@ CASES = [
     ("config", "checkpoint", 300),
     ("tokenizer", "checkpoint", 200),
     ("gguf", "gguf", 1500),
+    ("gguf", "kquants", 2000),
     ("manifest", "Llama-f32", 800),
     ("target", "Llama-f32", 300),
     ("index", "Llama-f32", 500),
@@ -52,6 +55,7 @@ CASES = [
     ("program", "Mixtral-int6", 200),
     ("program", "Mixtral-bf16", 300),
     ("program", "Llama-sparse", 300),
+    ("program", "Llama-chosen", 300),
     ("weights", "Llama-sparse", 100),
     ("buckets", "Llama-buckets", 150),
 ]
@@ -75,6 +79,8 @@ RECIPES = {
     for name, f in FORMATS.items()
 }
 RECIPES |= {"buckets": Recipe(name="buckets", buckets=BucketsSection(tokens=(16, 64), batch=(1, 4)))}
+CHOSEN = ContextOptions(best=32, first=0, last=0, whole_layers=0)
+RECIPES |= {"chosen": Recipe(name="chosen", adaptive_context=CHOSEN, budget=ANY_KL)}
 """Those that are not the built-in one of the name."""
 MOST_CRASHES = 5  # after so many there is no need to look for more
 SECONDS = 600  # of a worker; each case has its own limit there
@@ -95,6 +101,9 @@ def make_subjects(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> N
     llama.save_pretrained(folder / "shards", max_shard_size="40KB")
     (folder / "gguf").mkdir()
     write_gguf(folder / "gguf" / "tiny.gguf", llama)
+    (folder / "kquants").mkdir()
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128}
+    write_gguf(folder / "kquants" / "tiny.gguf", tiny_model("Llama", **SMALL["Llama"] | wide), K_QUANTS)
     for name in BUNDLES:
         family, recipe = name.split("-")
         model = tiny_model(family, **SMALL[family])
@@ -111,8 +120,32 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **SPECIAL)
 
 
-def write_gguf(path: Path, model: PreTrainedModel) -> None:
-    """The model in blocks of Q8_0, with a tokenizer of single bytes."""
+K_QUANTS = {
+    "attn_q": gguf.GGMLQuantizationType.Q4_K,
+    "attn_k": gguf.GGMLQuantizationType.Q5_K,
+    "attn_v": gguf.GGMLQuantizationType.Q6_K,
+    "attn_output": gguf.GGMLQuantizationType.IQ4_XS,
+    "ffn_gate": gguf.GGMLQuantizationType.Q3_K,
+    "ffn_up": gguf.GGMLQuantizationType.Q2_K,
+    "token_embd": gguf.GGMLQuantizationType.Q6_K,
+}
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
+"""Where a block's 16-bit floats lie."""
+
+
+def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> npt.NDArray[np.uint8]:
+    """Blocks of random codes and small scales: the package that reads these types can't write them."""
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // values, size), np.uint8)
+    for at in HALVES[kind.name]:
+        blocks[..., at : at + 2] = np.float16([0.001]).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def write_gguf(
+    path: Path, model: PreTrainedModel, kinds: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({})
+) -> None:
+    """The model in blocks of Q8_0, some tensors in random ones of another type, with a tokenizer of single bytes."""
     config = model.config
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("tiny")
@@ -138,6 +171,9 @@ def write_gguf(path: Path, model: PreTrainedModel) -> None:
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", base)
         stored = f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer else f"{NAMES[base]}.weight"
         data = value.detach().float().numpy()
+        if (other := kinds.get(stored.removesuffix(".weight").rpartition(".")[2])) is not None:
+            writer.add_tensor(stored, random_blocks(other, *data.shape), raw_dtype=other)
+            continue
         kind = gguf.GGMLQuantizationType.Q8_0 if data.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(stored, gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
     writer.write_header_to_file()
