@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
-from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
 from enginewright.runtime.shared.targets import part
@@ -181,8 +180,9 @@ def _print_summary(bundle: Bundle) -> None:
             )
         if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:
             blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))
+            size = program.cache_groups[0].block_size
             below = f", from position {chosen[0]['all_below']:,} on" if chosen[0]["all_below"] else ""
-            own = f"{blocks * KV_BLOCK_SIZE:,} keys and a token's own block"
+            own = f"{blocks * size:,} keys and a token's own block"
             _row("", f"adaptive context: {len(chosen)} layers look at {own}{below}")
     for name, plan in bundle.buckets.items():
         for i, kind in enumerate(KINDS):

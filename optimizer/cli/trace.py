@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, NoProgress, Threads
+from .options import AsJson, BundlePath, Cut, NoProgress, Ranks, Threads
 from .progress import stage_bars
 
 NAME = "trace"
 EPILOG = (
     "Examples:\n\n"
     "  optimize trace smollm2.bundle\n\n"
-    "  optimize trace smollm2.bundle -o batch.json --prompt-tokens 32 --decode 4 --batch 8"
+    "  optimize trace smollm2.bundle -o batch.json --prompt-tokens 32 --decode 4 --batch 8\n\n"
+    "  optimize trace smollm2.bundle --ranks 2 --threads 1"
 )
 
 
@@ -27,6 +28,8 @@ def command(
     decode: Annotated[int, typer.Option(help="Decode steps that follow it.")] = 8,
     batch: Annotated[int, typer.Option(help="Requests.")] = 1,
     threads: Threads = 0,
+    ranks: Ranks = None,
+    partition: Cut = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
 ) -> None:
@@ -37,10 +40,17 @@ def command(
     from enginewright.optimizer.report.numbers import duration
     from enginewright.optimizer.report.perfetto import UI, trace
     from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.engine.info import partition_of
 
     with stage_bars(hidden=quiet) as show:
         found = trace(
-            Bundle.open(bundle), prompt=prompt_tokens, decode=decode, batch=batch, threads=threads, progress=show
+            Bundle.open(bundle),
+            prompt=prompt_tokens,
+            decode=decode,
+            batch=batch,
+            threads=threads,
+            partition=partition_of(ranks, partition),
+            progress=show,
         )
     found.write(output)
     if as_json:

@@ -5,17 +5,23 @@ The format: "Trace Event Format", Google, 2016; times are microseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.storage import layer_of
-from enginewright.plugins.cpu.compile.step_runner import StepRunner
+from enginewright.plugins.cpu.compile.step_runner import open_ranks
+from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.steps.timed_steps import random_step
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
@@ -49,8 +55,29 @@ class Trace:
         write_output(path, json.dumps(self.document, separators=(",", ":")))
 
 
+class _Times(StepProfile):
+    """The times of each run apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each: list[tuple[LoweredProgram, list[float], float]] = []
+
+    def add(
+        self, lowered: LoweredProgram, sizes: StepSizes, seconds: npt.NDArray[np.float64], whole: float | None = None
+    ) -> None:
+        kernels = float(seconds.sum())
+        self.each.append((lowered, [float(s) for s in seconds], max(kernels, whole or 0.0)))
+
+
 def trace(
-    bundle: Bundle, *, prompt: int = 64, decode: int = 8, batch: int = 1, threads: int = 0, progress: Progress = silent
+    bundle: Bundle,
+    *,
+    prompt: int = 64,
+    decode: int = 8,
+    batch: int = 1,
+    threads: int = 0,
+    partition: Partition = Partition(),
+    progress: Progress = silent,
 ) -> Trace:
     """Runs a prompt of random tokens and decode steps, each once untraced before, and times every step of the program.
 
@@ -60,6 +87,7 @@ def trace(
         decode: steps of one token of each request that follow it.
         batch: requests.
         threads: 0 takes as many as there are cores.
+        partition: ranks that run the model; the trace has what rank 0 does, and how long it waits.
         progress: called with the stage "trace".
 
     Raises:
@@ -69,23 +97,24 @@ def trace(
     _check(bundle, prompt, decode, batch)
     plan = [(f"prompt of {prompt}", StepSizes((prompt,) * batch, (prompt,) * batch))]
     plan += [(f"decode {i + 1}", StepSizes((1,) * batch, (prompt + i + 1,) * batch)) for i in range(decode)]
-    runner = StepRunner(bundle, [sizes for _, sizes in plan], threads=threads)
-    runner.fill_caches()
-    for _, sizes in plan[:2]:  # weights come into memory, results find their places
-        runner.program.run(runner.step(sizes))
+    executor = open_ranks(bundle, [sizes for _, sizes in plan], threads=threads, partition=partition)
+    with contextlib.closing(executor):
+        groups = executor.cache_groups
+        for _, sizes in plan[:2]:  # weights come into memory, results find their places
+            executor.submit(random_step(groups, bundle.model.vocab_size, sizes)).result()
+        executor.profile = times = _Times()
+        for done, (name, sizes) in enumerate(plan):
+            progress(ProgressEvent("trace", done, len(plan), name))
+            executor.submit(random_step(groups, bundle.model.vocab_size, sizes)).result()
+        program = executor.program
+    progress(ProgressEvent("trace", len(plan), len(plan)))
     events: list[Event] = []
     start = 0.0
-    for done, (name, sizes) in enumerate(plan):
-        progress(ProgressEvent("trace", done, len(plan), name))
-        step = runner.step(sizes)
-        began = time.perf_counter()
-        seconds = runner.program.profile(step)[1]
-        took = time.perf_counter() - began
-        events += step_events(runner.lowered, sizes, name, start, [float(s) for s in seconds])
-        start += max(took, float(seconds.sum()))
-    progress(ProgressEvent("trace", len(plan), len(plan)))
-    program = runner.program
-    title = f"{bundle.model.name} ({program.isa}, {program.threads} threads)"
+    for (name, sizes), (lowered, seconds, whole) in zip(plan, times.each, strict=True):
+        events += step_events(lowered, sizes, name, start, seconds)
+        start += whole
+    of_rank = "" if partition.ranks == 1 else f", rank 0 of {partition}"
+    title = f"{bundle.model.name} ({program.isa}, {program.threads} threads{of_rank})"
     names: list[Event] = [
         {"ph": "M", "name": "process_name", "pid": _PROCESS, "tid": 0, "args": {"name": title}},
         {"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": _THREAD, "args": {"name": "steps of the program"}},
@@ -95,10 +124,11 @@ def trace(
         "recipe": str(bundle.manifest.recipe.get("name", "")),
         "isa": program.isa,
         "threads": program.threads,
+        "partition": str(partition),
         "requests": batch,
     }
     document = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": names + events}
-    return Trace(document, len(plan), start, len(plan) * len(runner.lowered.steps))
+    return Trace(document, len(plan), start, sum(len(seconds) for _, seconds, _ in times.each))
 
 
 def step_events(

@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import make_executor
+from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_costs import StepSizes
 
 from ...steps.timed_steps import random_step
 from ..executable import CpuProgram
+from ..serve.executor import CpuExecutor
 
 _FILL = 0x3C
 """What all bytes of a number are: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values don't change a step's time."""
@@ -47,10 +51,7 @@ class StepRunner:
         self.lowered = bundle.program("cpu") if lowered is None else lowered
         self.vocabulary = bundle.model.vocab_size
         arrays = weights or {use.name: bundle.weight(use.name) for use in self.lowered.weights}
-        blocks = {
-            group.name: max(len(s.contexts) * -(-max(s.contexts) // group.block_size) for s in sizes)
-            for group in self.lowered.cache_groups
-        }
+        blocks = _blocks(self.lowered, sizes)
         self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning)
 
     def caches(self) -> list[npt.NDArray[np.uint8]]:
@@ -64,6 +65,24 @@ class StepRunner:
     def step(self, sizes: StepSizes) -> StepInput:
         """See ``random_step``."""
         return random_step(self.lowered.cache_groups, self.vocabulary, sizes)
+
+
+def open_ranks(
+    bundle: Bundle, sizes: Sequence[StepSizes], *, threads: int = 0, partition: Partition = Partition()
+) -> CpuExecutor:
+    """An executor of the same, on ranks if ``partition`` says so; close it. Its KV caches are made up."""
+    blocks, placement = _blocks(bundle.program("cpu"), sizes), Placement(threads=threads, partition=partition)
+    executor = make_executor(bundle, "cpu", blocks, bundle.model.context_length, placement)
+    assert isinstance(executor, CpuExecutor)
+    fill_caches(executor.program)
+    return executor
+
+
+def _blocks(lowered: LoweredProgram, sizes: Sequence[StepSizes]) -> dict[str, int]:
+    return {
+        group.name: max(len(s.contexts) * -(-max(s.contexts) // group.block_size) for s in sizes)
+        for group in lowered.cache_groups
+    }
 
 
 def cache_memory(program: CpuProgram) -> list[npt.NDArray[np.uint8]]:

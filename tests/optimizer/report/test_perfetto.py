@@ -9,6 +9,7 @@ import pytest
 
 from enginewright.optimizer.report.perfetto import trace
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.progress import ProgressEvent
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
@@ -75,6 +76,17 @@ def test_a_trace(prompt: int, decode: int, batch: int, tiny_bundle: Path, tmp_pa
     assert set(meta) == {"process_name", "thread_name"}
     assert bundle.model.name in meta["process_name"]
     assert events[-1].done == events[-1].total == 1 + decode
+
+
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize("cut", ["tensor=2", "pipeline=2"])
+def test_a_trace_of_rank_0(cut: str, tiny_bundle: Path) -> None:
+    found = trace(Bundle.open(tiny_bundle), prompt=40, decode=2, batch=2, threads=1, partition=Partition.parse(cut))
+    check_schema(found.document)
+    names = Counter(e["name"] for e in found.document["traceEvents"] if e["ph"] == "X")
+    assert bool(names["all_gather"]) == (cut == "tensor=2")
+    assert names["receive"] == (3 if cut == "pipeline=2" else 0)  # of the stage before
+    assert found.document["otherData"]["partition"] == cut
 
 
 @pytest.mark.parametrize(
