@@ -32,6 +32,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/acceptance/test_kv_formats.py": (16, 3),
     "tests/acceptance/test_kv_formats.py::test_alone_in_a_batch_and_in_chunks": (64, 5),
     "tests/acceptance/test_law.py": (3, 1),
+    "tests/acceptance/test_law.py::test_choosing_what_to_look_at_changes_nothing": (9, 2),
     "tests/acceptance/test_law.py::test_ranks_that_divide_the_keys_change_nothing": (0, 9),
     "tests/acceptance/test_law.py::test_several_ranks_change_nothing": (0, 9),
     "tests/acceptance/test_law.py::test_several_steps_in_flight_change_nothing": (12, 4),
