@@ -11,8 +11,10 @@
 // on nothing but its own keys. (Online softmax: Milakov and Gimelshein, arXiv:1805.02867; splits:
 // FlashDecoding.)
 //
-// The rows of a tile are taken in blocks of as many as fill the registers: for each, scores of the step,
-// their weights, and what these add to o, so that the scores stay in the first cache.
+// The rows of a tile are taken in pieces of as many as fill the registers: for each, scores of the step,
+// their weights, and what these add to o, so that the scores stay in the first cache. With few registers a
+// step's keys would come from the second cache for each piece: there all pieces take a block of 32 keys, then
+// the next one, and values likewise.
 #pragma once
 
 #include "attention_choice.h"
@@ -30,8 +32,8 @@ struct AttentionScratch {
   using Element = typename Products::Element;
   Element* q;                        // [rows, query_size]
   Element *k, *v;                    // unpacked blocks of a step
-  Element* p;                        // [kRows, kStep] weights
-  float* scores;                     // [kRows, kStep]
+  Element* p;                        // [kRows, kStep] weights, or block by block of all rows
+  float* scores;                     // the same
   float *key_scales, *value_scales;  // [kStep]
   Sums split, total;
 };
@@ -151,78 +153,108 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     }
   }
 
-  // R rows, or with tiles `some`: as many as fill these, or fewer.
-  const auto attend_rows = [&]<int R>(int64_t row, int64_t some) {
-    const int64_t count = Products::kTiles ? some : R;
-    const int64_t first_token = row / t.heads, last_token = (row + count - 1) / t.heads;
-    int64_t low = begin_of(first_token), high = end_of(last_token);
-    const Seen seen = seen_by(first_token, last_token);
-    if (low >= high || seen.any == 0) return;
-    if (t.chosen != nullptr) {
-      low = clamp(__builtin_ctz(seen.any) * kBlock, low, high);
-      high = clamp((32 - __builtin_clz(seen.any)) * kBlock, low, high);
-    }
-    const int64_t first = low / kBlock * kBlock, past = (high + kBlock - 1) / kBlock * kBlock;
+  // Some rows, as many as fill the registers or a tile, and the slots that any of them sees.
+  struct Piece {
+    int64_t row, count, low, high;
+    Seen seen;
+    bool apart;          // each row's values are added by themselves
+    const float* scale;  // what sums so far are scaled by when the next values are added
+  };
+  const auto piece_of = [&](int64_t row, int64_t end) {
+    const int64_t first_token = row / t.heads, last_token = (end - 1) / t.heads;
+    Piece piece = {
+        row,   end - row, begin_of(first_token), end_of(last_token), seen_by(first_token, last_token),
+        false, nullptr};
+    if (piece.seen.any == 0) piece.high = piece.low;
+    if (t.chosen == nullptr || piece.low >= piece.high) return piece;
+    piece.low = clamp(__builtin_ctz(piece.seen.any) * kBlock, piece.low, piece.high);
+    piece.high = clamp((32 - __builtin_clz(piece.seen.any)) * kBlock, piece.low, piece.high);
+    return piece;
+  };
+  // Where a row's scores and weights are: one piece's, or those of all rows.
+  const auto place_of = [&](int64_t row) { return Products::kBlockwise ? row * kStep : 0; };
+
+  const auto add_scores = [&](const Piece& piece, int64_t begin, int64_t end) {
+    float* to = s.scores + place_of(piece.row);
+    const Element* q = s.q + piece.row * size;
     if constexpr (Products::kTiles) {
-      Products::scores(a.cache, s.q + row * size, blocks.k, first / kBlock, past / kBlock, s.scores);
+      Products::scores(a.cache, q, blocks.k, begin, end, to);
     } else {
-      for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
-        if ((seen.any >> b & 1u) == 0) continue;
-        Products::template scores<R>(s.q + row * size, size, blocks.k[b], blocks.k_ahead[b],
-                                     s.scores + b * kBlock);
-      }
+      with_rows<Products::kRows>(piece.count, [&]<int R>() {
+        for (int64_t b = begin; b < end; ++b) {
+          if ((piece.seen.any >> b & 1u) == 0) continue;
+          Products::template scores<R>(q, size, blocks.k[b], blocks.k_ahead[b], to + b * kBlock);
+        }
+      });
     }
-    float best[16], factors[16], tops[16];
+  };
+  float all_factors[kTileRows];
+  const auto weigh = [&](Piece& piece) {
+    const int64_t row = piece.row, count = piece.count, first = piece.low / kBlock * kBlock;
+    const int64_t past = (piece.high + kBlock - 1) / kBlock * kBlock;
+    const int64_t first_token = row / t.heads, last_token = (row + count - 1) / t.heads;
+    float* own = s.scores + place_of(row);
+    Element* p = Products::weights_of(s.scores, s.p) + place_of(row);
+    float best[16], tops[16];
+    float* factors = all_factors + row;
     for (int64_t r = 0; r < count; ++r) {
       const int64_t token = (row + r) / t.heads, head = t.head + (row + r) % t.heads;
       const RowView view = {head, base + first - t.position - token, begin_of(token) - first,
                             end_of(token) - first, shifted(blocks_of(token), first / kBlock)};
-      float* scores = s.scores + r * kStep + first;
+      float* scores = own + r * kStep + first;
       best[r] = plain ? largest_score(view, past - first, scores)
                       : scale_scores(a, view, s.key_scales + first, past - first, scores);
     }
-    raise_maxima(count, best, factor, s.split.m + row, factors, tops);
+    float scales[16];
+    raise_maxima(count, best, factor, s.split.m + row, scales, tops);
+    __builtin_memcpy(factors, scales, static_cast<size_t>(count) * sizeof(float));
     for (int64_t r = 0; r < count; ++r) {
       const int64_t at = r * kStep + first;
-      const float sum = Products::weights(a.cache, tops[r], factor, s.scores + at, s.value_scales + first,
-                                          past - first, Products::weights_of(s.scores, s.p) + at);
+      const float sum =
+          Products::weights(a.cache, tops[r], factor, own + at, s.value_scales + first, past - first, p + at);
       s.split.l[row + r] = s.split.l[row + r] * factors[r] + sum;
     }
-    float* o = s.split.o + row * width;
+    piece.scale = factors;
     // Rows that see different slots share them, unless a value that some may not see is NaN or infinite: a
     // weight of 0 would not keep it from them. Tiles take blocks whole, what no row sees included.
-    const Element* p = Products::weights_of(s.scores, s.p);
-    bool apart = false;
-    if (!has_scales(a.cache.format)) {
-      const int64_t all_begin = begin_of(last_token), all_end = end_of(first_token);
-      for (int64_t b = low / kBlock; b * kBlock < high; ++b) {
-        if (!Products::kTiles && (seen.any >> b & 1u) == 0) continue;
-        const bool of_all = (seen.all >> b & 1u) != 0;
-        if (of_all && b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
-        if (of_all && !Products::kTiles && low == all_begin && high == all_end) continue;
-        apart = apart || !Products::finite(blocks.v[b], kBlock * width);
-      }
+    if (has_scales(a.cache.format)) return;
+    const int64_t all_begin = begin_of(last_token), all_end = end_of(first_token);
+    for (int64_t b = piece.low / kBlock; b * kBlock < piece.high; ++b) {
+      if (!Products::kTiles && (piece.seen.any >> b & 1u) == 0) continue;
+      const bool of_all = (piece.seen.all >> b & 1u) != 0;
+      if (of_all && b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
+      if (of_all && !Products::kTiles && piece.low == all_begin && piece.high == all_end) continue;
+      piece.apart = piece.apart || !Products::finite(blocks.v[b], kBlock * width);
     }
-    if (!apart) {
-      if constexpr (Products::kTiles) {
-        Products::values(p, blocks.v, first / kBlock, past / kBlock, width, count, factors, o);
-      } else {
-        const float* scale = factors;
-        for_runs(seen.any, low, high, [&](int64_t from, int64_t to) {
-          Products::template values<R>(p, blocks.v, blocks.v_ahead, from, to, width, scale, o);
-          scale = kOnes;
+  };
+  const auto add_values = [&](Piece& piece, int64_t begin, int64_t end) {
+    const Element* p = Products::weights_of(s.scores, s.p) + place_of(piece.row);
+    float* o = s.split.o + piece.row * width;
+    if constexpr (Products::kTiles) {
+      Products::values(p, blocks.v, begin, end, width, piece.count, piece.scale, o);
+    } else {
+      with_rows<Products::kRows>(piece.count, [&]<int R>() {
+        const int64_t low = clamp(begin * kBlock, piece.low, piece.high);
+        const int64_t high = clamp(end * kBlock, piece.low, piece.high);
+        for_runs(piece.seen.any, low, high, [&](int64_t from, int64_t to) {
+          if (from >= to) return;
+          Products::template values<R>(p, blocks.v, blocks.v_ahead, from, to, width, piece.scale, o);
+          piece.scale = kOnes;
         });
-      }
-      return;
+      });
     }
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t token = (row + r) / t.heads, begin = begin_of(token), end = end_of(token);
+  };
+  const auto add_values_apart = [&](const Piece& piece) {
+    const Element* p = Products::weights_of(s.scores, s.p) + place_of(piece.row);
+    float* o = s.split.o + piece.row * width;
+    for (int64_t r = 0; r < piece.count; ++r) {
+      const int64_t token = (piece.row + r) / t.heads, begin = begin_of(token), end = end_of(token);
       if (begin >= end) continue;
       if constexpr (Products::kTiles) {
-        Products::values_of_row(p + r * kStep, blocks.v, begin, end, blocks_of(token), width, factors + r,
+        Products::values_of_row(p + r * kStep, blocks.v, begin, end, blocks_of(token), width, piece.scale + r,
                                 o + r * width);
       } else {
-        const float* scale = factors + r;
+        const float* scale = piece.scale + r;
         for_runs(blocks_of(token), begin, end, [&](int64_t from, int64_t to) {
           Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, from, to, width, scale,
                                        o + r * width);
@@ -231,14 +263,42 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       }
     }
   };
+
   const int64_t pieces = (rows + Products::kRows - 1) / Products::kRows;
+  Piece list[kTileRows];
+  int64_t count = 0;
   for (int64_t i = 0; i < pieces; ++i) {
-    const int64_t begin = rows * i / pieces, end = rows * (i + 1) / pieces;
-    if constexpr (Products::kTiles) {
-      attend_rows.template operator()<Products::kRows>(begin, end - begin);
-    } else {
-      with_rows<Products::kRows>(end - begin, [&]<int R>() { attend_rows.template operator()<R>(begin, R); });
+    list[count] = piece_of(rows * i / pieces, rows * (i + 1) / pieces);
+    count += list[count].low < list[count].high ? 1 : 0;
+  }
+  if (!Products::kBlockwise || count == 1) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t begin = list[i].low / kBlock, end = (list[i].high + kBlock - 1) / kBlock;
+      add_scores(list[i], begin, end);
+      weigh(list[i]);
+      if (list[i].apart) {
+        add_values_apart(list[i]);
+      } else {
+        add_values(list[i], begin, end);
+      }
     }
+    return;
+  }
+  // Block by block for all pieces: a block of keys, or of values, stays in the first cache.
+  const auto each = [&](int64_t block, const auto& fn) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (list[i].low < (block + 1) * kBlock && list[i].high > block * kBlock) fn(list[i], block, block + 1);
+    }
+  };
+  for (int64_t b = 0; b < kStepBlocks; ++b) each(b, add_scores);
+  for (int64_t i = 0; i < count; ++i) {
+    weigh(list[i]);
+    if (list[i].apart) add_values_apart(list[i]);
+  }
+  for (int64_t b = 0; b < kStepBlocks; ++b) {
+    each(b, [&](Piece& piece, int64_t begin, int64_t end) {
+      if (!piece.apart) add_values(piece, begin, end);
+    });
   }
 }
 
@@ -282,8 +342,8 @@ struct ScratchPlan {
         rows * Products::query_size(c.key_size) * element,
         Products::reads_keys(c) ? 0 : kStepBlocks * Products::key_elements(c.key_size) * element,
         Products::reads_values(c) ? 0 : kStep * c.value_size * element,
-        Products::kRows * kStep * element,
-        Products::kRows * kStep * number,
+        (Products::kBlockwise ? rows : Products::kRows) * kStep * element,
+        (Products::kBlockwise ? rows : Products::kRows) * kStep * number,
         2 * kStep * number,
         rows * c.value_size * number,
         rows * c.value_size * number,

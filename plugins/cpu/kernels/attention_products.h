@@ -26,8 +26,12 @@ struct NoScope {
 struct FloatProducts {
   using Element = float;
   using Scope = NoScope;
-  static constexpr int kRows = kMaxRows;
-  static constexpr bool kTiles = false;
+  // With 8 registers of 16 floats: 6 rows of one, or 3 of two. Elsewhere rows have two.
+  static constexpr bool kNarrow = kRegisters == 8;
+  static constexpr int kRows = kNarrow ? 6 : kMaxRows;
+  template <int R>
+  static constexpr int kVectors = kNarrow && R > 3 ? 1 : 2;
+  static constexpr bool kTiles = false, kBlockwise = kNarrow;
 
   static int64_t query_size(int64_t size) { return size; }
   static int64_t key_elements(int64_t size) { return size * kBlock; }
@@ -50,35 +54,58 @@ struct FloatProducts {
       store(scores + i + 16, high);
     });
     if (c.format == KvFormat::f32) return sum;  // `to` is where they are
-    for (int64_t i = 0; i < count; ++i)
-      to[i] = bf16_to_float(float_to_bf16(scores[i] != 0 ? scores[i] * scales[i] : 0));
+    if (has_scales(c.format)) {
+      for (int64_t i = 0; i < count; ++i) to[i] = scores[i] != 0 ? scores[i] * scales[i] : 0;
+    }
+    for (int64_t i = 0; i < count; ++i) to[i] = rounded_to_bf16(to[i]);
     return sum;
   }
   static float* weights_of(float* scores, float*) { return scores; }
+  // bf16_to_float(float_to_bf16(x)), without a branch.
+  static float rounded_to_bf16(float x) {
+    const uint32_t bits = bits_as<uint32_t>(x), odd = bits >> 16 & 1u;
+    const uint32_t rounded = (bits + 0x7fffu + odd) & 0xffff0000u, nan = (bits | 0x400000u) & 0xffff0000u;
+    return bits_as<float>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
 
+  // What two neighbours stand for, who lie in one word, the first in its lower half.
+  static float first_of(uint32_t pair) { return bits_as<float>(pair << 16); }
+  static float second_of(uint32_t pair) { return bits_as<float>(pair & 0xffff0000u); }
+  static float first_of(int16_t pair) { return static_cast<float>(static_cast<int8_t>(pair)); }
+  static float second_of(int16_t pair) { return static_cast<float>(pair >> 8); }
+  template <class Pair>
+  static void unpack_pairs(const char* from, int64_t rows, int64_t size, float* to) {
+    for (int64_t row = 0; row < rows; ++row, to += 2 * size) {
+      for (int64_t i = 0; i < size; ++i, from += sizeof(Pair)) {
+        Pair pair;
+        __builtin_memcpy(&pair, from, sizeof pair);
+        to[i] = first_of(pair);
+        to[size + i] = second_of(pair);
+      }
+    }
+  }
+  // `rows` times `size` pairs, to the first of each pair of a row and then the second ones.
+  static void unpack(KvFormat format, const char* from, int64_t rows, int64_t size, float* to) {
+    if (format == KvFormat::bf16) return unpack_pairs<uint32_t>(from, rows, size, to);
+    if (format == KvFormat::i8) return unpack_pairs<int16_t>(from, rows, size, to);
+    for (int64_t row = 0; row < rows; ++row, from += 2 * size, to += 2 * size) {
+      for (int64_t i = 0; i < size; ++i) {
+        to[i] = e4m3_to_float(static_cast<uint8_t>(from[2 * i]));
+        to[size + i] = e4m3_to_float(static_cast<uint8_t>(from[2 * i + 1]));
+      }
+    }
+  }
   static void unpack_keys(const KvCache& c, const char* piece, float* to) {
     const int64_t pairs = c.key_size / 2;
+    unpack(c.format, piece, pairs, kBlock, to);
+    if (c.key_size % 2 == 0) return;
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
-      for (int64_t pair = 0; pair < pairs; ++pair, from += 2 * kBlock, to += 2 * kBlock) {
-        for (int64_t slot = 0; slot < kBlock; ++slot) {
-          to[slot] = convert(from[2 * slot]);
-          to[kBlock + slot] = convert(from[2 * slot + 1]);
-        }
-      }
-      if (c.key_size % 2 == 0) return;
-      for (int64_t slot = 0; slot < kBlock; ++slot) to[slot] = convert(from[slot]);
+      for (int64_t slot = 0; slot < kBlock; ++slot)
+        to[2 * pairs * kBlock + slot] = convert(from[2 * pairs * kBlock + slot]);
     });
   }
   static void unpack_values(const KvCache& c, const char* piece, float* to) {
-    const int64_t width = c.value_size;
-    with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
-      for (int64_t pair = 0; pair < kBlock / 2; ++pair, from += 2 * width, to += 2 * width) {
-        for (int64_t i = 0; i < width; ++i) {
-          to[i] = convert(from[2 * i]);
-          to[width + i] = convert(from[2 * i + 1]);
-        }
-      }
-    });
+    unpack(c.format, piece, kBlock / 2, c.value_size, to);
   }
   static bool finite(const float* v, int64_t count) {
     uint32_t special = 0;
@@ -90,12 +117,16 @@ struct FloatProducts {
   // out[r][slot] = q.k, a chain over d.
   template <int R>
   static void scores(const float* q, int64_t size, const float* k, int64_t ahead, float* out) {
-    F16 acc[R][2];
-    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
-    chain<R, 1, 2, Fetch::far>(q, size, k, kBlock, 0, size, ahead, acc);
-    for (int r = 0; r < R; ++r) {
-      store(out + r * kStep, acc[r][0]);
-      store(out + r * kStep + 16, acc[r][1]);
+    constexpr int C = kVectors<R>;
+    for (int64_t slot = 0; slot < kBlock; slot += 16 * C) {
+      F16 acc[R][C];
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) acc[r][c] = zero();
+      }
+      chain<R, 1, C, Fetch::far>(q, size, k + slot, kBlock, 0, size, ahead, acc);
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) store(out + r * kStep + slot + 16 * c, acc[r][c]);
+      }
     }
   }
 
@@ -118,7 +149,9 @@ struct FloatProducts {
       }
     };
     int64_t c = 0;
-    for (; c + 32 <= width; c += 32) columns.template operator()<2>(c);
+    if constexpr (kVectors<R> == 2) {
+      for (; c + 32 <= width; c += 32) columns.template operator()<2>(c);
+    }
     for (; c + 16 <= width; c += 16) columns.template operator()<1>(c);
     if (c == width) return;
     for (int r = 0; r < R; ++r) {
@@ -138,7 +171,7 @@ struct PairProducts {
   using Element = uint16_t;
   using Scope = NoScope;
   static constexpr int kRows = kBf16Rows;
-  static constexpr bool kTiles = false;
+  static constexpr bool kTiles = false, kBlockwise = false;
 
   static int64_t query_size(int64_t size) { return (size + 1) / 2 * 2; }
   static int64_t key_elements(int64_t size) { return (size + 1) / 2 * 2 * kBlock; }
