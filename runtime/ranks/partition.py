@@ -114,7 +114,72 @@ def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, 
         found += _Cut(stages[index], ranks, by_keys=how.ring > 1).programs()
     for link in range(how.pipeline - 1):
         found = list(plan_region(found, how.pipeline + 1 + link))
-    return tuple(plan_arena(_told_who_sends(one, found)) for one in found)
+    return tuple(plan_arena(_narrowed(_told_who_sends(one, found))) for one in found)
+
+
+def _narrowed(program: LoweredProgram) -> LoweredProgram:
+    """A rank's own buffers without the columns that it never touches."""
+    views: dict[str, list[Operand]] = {}
+    for operand in (o for step in program.steps for o in (*step.inputs, *step.outputs)):
+        if operand.kind == "buffer":
+            views.setdefault(operand.name, []).append(operand)
+    whole = {b.name for b in program.buffers if b.region} | {o.name for o in program.outputs.values()}
+    places = {
+        name: found for name, of in views.items() if name not in whole and (found := _columns_in_use(of)) is not None
+    }
+
+    def moved(operand: Operand) -> Operand:
+        found = places.get(operand.name) if operand.kind == "buffer" else None
+        if found is None:
+            return operand
+        offset = next(at + operand.offset.constant - lo for (lo, hi), at in found if lo <= operand.offset.constant < hi)
+        strides = (Affine(_width_of(found)), *operand.strides[1:])
+        return operand.model_copy(update={"offset": Affine(offset), "strides": strides})
+
+    def size(buffer: Buffer) -> Buffer:
+        if buffer.name not in places:
+            return buffer
+        view = views[buffer.name][0]
+        row = stored_bytes(view.dtype, _width_of(places[buffer.name]))
+        return buffer.model_copy(update={"size": view.shape[0] * row})
+
+    steps = tuple(_with(step, map(moved, step.inputs), map(moved, step.outputs)) for step in program.steps)
+    return program.model_copy(update={"steps": steps, "buffers": tuple(map(size, program.buffers))})
+
+
+_Places = tuple[tuple[tuple[int, int], int], ...]
+"""Ranges of a row's columns, and where each begins once the others are gone."""
+
+
+def _width_of(places: _Places) -> int:
+    return sum(hi - lo for (lo, hi), _ in places)
+
+
+def _columns_in_use(views: Sequence[Operand]) -> _Places | None:
+    """What views of a buffer touch of its rows; None if that is all, or they aren't some columns of the same rows."""
+    like = views[0]
+    if len({(v.dtype, v.shape[:1], v.strides[:1]) for v in views}) > 1 or like.rank < 2:
+        return None
+    ranges = []
+    for view in views:
+        inner = list(zip(view.shape[1:], view.strides[1:], strict=True))
+        numbers = [view.offset, *view.strides, *view.shape[1:]]
+        if not all(n.is_constant for n in numbers) or view.strides[-1].constant != 1:
+            return None
+        past = view.offset.constant + 1 + sum((n.constant - 1) * stride.constant for n, stride in inner)
+        if view.offset.constant < 0 or past > like.strides[0].constant:
+            return None
+        ranges.append((view.offset.constant, past))
+    merged: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if merged and lo <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(hi, merged[-1][1])
+        else:
+            merged.append((lo, hi))
+    widths = [hi - lo for lo, hi in merged]
+    if sum(widths) >= like.strides[0].constant or any(stored_bytes(like.dtype, n) % ALIGNMENT for n in widths):
+        return None
+    return tuple(zip(merged, itertools.accumulate(widths, initial=0), strict=False))
 
 
 def _told_who_sends(program: LoweredProgram, programs: Sequence[LoweredProgram]) -> LoweredProgram:

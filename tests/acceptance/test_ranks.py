@@ -290,6 +290,16 @@ def test_heads_that_choose_together_stay_together(text: str, exported: Callable[
         partition(program, Partition.parse(text))
 
 
+def test_ranks_have_no_room_for_columns_of_others(exported: Callable[..., Path]) -> None:
+    """What each rank computes for itself, such as norms, is a small part of a step's memory."""
+    program = Bundle.open(exported("llama", "f32", "f32", intermediate_size=512)).program("cpu")
+    whole = program.arena_bytes.t
+    for count in (2, 4):
+        ranks = partition(program, Partition(tensor=count))
+        assert whole < sum(one.arena_bytes.t for one in ranks) + ranks[0].regions[0][1].t < 1.9 * whole
+        assert all(one.arena_bytes.t < whole * (1 / count + 0.2) for one in ranks)
+
+
 def test_a_partition_is_named_as_it_is_written() -> None:
     for text in ("tensor=2", "pipeline=3", "ring=4", "tensor=2,pipeline=2"):
         assert str(Partition.parse(text)) == text
