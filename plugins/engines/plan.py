@@ -16,6 +16,7 @@ from __future__ import annotations
 import builtins
 import struct
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from enginewright.runtime.shared.errors import BundleError
 
@@ -88,8 +89,9 @@ def check_plan(
 ) -> None:
     """Compares a plan with what its bundle's manifest says of it.
 
-    Raises BundleError naming ``source``, the field, and both values.
+    Raises BundleError naming ``source``, the field, both values, and the manifest beside it.
     """
+    manifest = (PurePosixPath(source).parent / "manifest.json").as_posix()
     found = {
         "bytes": header.bytes,
         "version": header.version,
@@ -99,6 +101,6 @@ def check_plan(
     for field, value in wanted.items():
         if found[field] != value:
             raise BundleError(
-                f"{source}: {field}: the plan's header has {found[field]}, the target's manifest {value}",
+                f"{source}: {field}: the plan's header has {found[field]}, {manifest} {value}",
                 hint=_AGAIN,
             )

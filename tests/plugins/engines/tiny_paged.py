@@ -22,7 +22,7 @@ from .fake_tensorrt import Feeds, Model
 BLOCK = 4
 SCALE = tiny.D**-0.5
 GROUPS = tuple(
-    CacheGroup(g.name, g.layers, g.kv_heads, g.key_head_size, g.value_head_size, g.window, "f32", BLOCK)
+    CacheGroup(g.name, g.layers, g.kv_heads, g.key_head_size, g.value_head_size, g.window, "f32", block_size=BLOCK)
     for g in tiny.GROUPS
 )
 F32 = np.dtype(np.float32)
