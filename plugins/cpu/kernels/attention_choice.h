@@ -1,10 +1,10 @@
 // Which blocks of keys a row attends to, where it isn't all of them: the first ones, the last ones, and of
 // those between the best.
 //
-// A block's summary lies behind its keys (kv_format.h): the least and the greatest of each channel. With it
-// no score of a query head and the block can be above the head's bound,
+// Behind the keys of a block (kv_format.h) are the minimum and the maximum of each channel. With these, the
+// scores of a query head and the block can't be above the head's bound,
 //
-//   bound(head, block) = sum over d of q_d * (q_d > 0 ? greatest : least)
+//   bound(head, block) = sum over d of q_d * (q_d > 0 ? maximum : minimum)
 //
 // (Quest: Tang et al., arXiv:2406.10774, where each query head chooses.) The query heads that share a kv head
 // choose together. A head's own best block counts as much as another's: a block is as good as the largest,
@@ -194,8 +194,7 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPo
     }
   });
   const int64_t tasks = rows * c.kv_heads;
-  const int64_t row_work =
-      tasks > 0 ? ranked / (rows > 0 ? rows : 1) * a.query_heads / c.kv_heads * c.key_size * 2 : 0;
+  const int64_t row_work = tasks > 0 ? ranked / rows * group * c.key_size * 2 : 0;
   run_rows(pool, tasks, row_work + 1, [&](int64_t begin, int64_t end, int worker) {
     char* own = memory + plan.bits + worker * plan.each;
     uint32_t* ranks = reinterpret_cast<uint32_t*>(own);

@@ -169,7 +169,8 @@ void verify_choice(StepVerifier& v, const CacheGroup& cached) {
               .last = v.integer("last_blocks", 0, INT32_MAX),
               .best = v.integer("best_blocks", 1, INT32_MAX),
               .from = v.integer("all_below", 0, INT32_MAX)};
-  v.require(cached.summaries, "attribute best_blocks: cache group " + cached.name + " has no summaries");
+  v.require(cached.summaries,
+            "attribute best_blocks: cache group " + cached.name + " lacks the keys' minima and maxima");
   v.require(a.scale > 0, "attribute best_blocks: the scale isn't above 0");
   v.require(a.window == 0, "attribute best_blocks: blocks aren't chosen within a window");
   v.require(a.first_head == 0 && v.in(0).shape[1].is(cached.kv_heads * a.heads_per_kv_head),
