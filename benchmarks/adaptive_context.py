@@ -147,7 +147,7 @@ def needles(path: Path, best: int | None, text: str, options: argparse.Namespace
                     prompt = hay[start:at] + fact + hay[at : start + length - len(fact)] + question
                     form = {"choice": [f" {number}"]}
                     given = SamplingParams(max_tokens=16, temperature=0, logprobs=1, structured_outputs=form)
-                    said = llm.generate([prompt], given)[0].logprobs
+                    said = llm.generate([prompt], given)[0].logprobs[:-1]  # without the end, which nobody hid
                     known.append(sum(one.logprob for one in said))
                     sure.append(mean(one.top[0][0] == one.token_id for one in said))
                 row = {
