@@ -159,6 +159,13 @@ class Serving(Running):
         Path | None,
         typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
     ] = None
+    offload_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Let a context be larger than --memory: keys and values that an adaptive context doesn't look at just "
+            "now wait in this folder."
+        ),
+    ] = None
     scheduling: Annotated[
         str | None,
         typer.Option(

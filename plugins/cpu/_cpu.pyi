@@ -72,6 +72,11 @@ class Program:
     def find_cache(self, group: str, layer: int) -> int:
         """-1 if there is none."""
 
+class OffloadError(RuntimeError):
+    """Its arguments: the problem, and the number of the cache group and the block that are lost, or -1."""
+
+    args: tuple[str, int, int]
+
 class Exchange:
     """What the ranks of a model share; each meets the others by its own, or, as threads, by one that they share."""
 
@@ -98,13 +103,20 @@ class Executor:
         isa: str,
         tuning: Mapping[str, int],
         exchange: Exchange | None = None,
-    ) -> None: ...
+        folder: str = "",
+        slots: Sequence[int] = (),
+    ) -> None:
+        """``slots``: for how many blocks of each cache group there is memory, 0 for all; others wait in ``folder``."""
+
     @property
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def offload_counts(self) -> tuple[int, int, int, int]:
+        """Blocks of a layer that were in memory when they were needed, read, written, and lost."""
     @property
     def arena_bytes(self) -> int: ...
     @property
@@ -169,6 +181,9 @@ def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _F
 
 def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """The bytes of a layer's keys and of its values: [P, Nkv, bytes of a block and head]."""
+
+def copy_offloaded(executor: Executor, group: str, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks, (from, to), in the layers that have memory for some of theirs alone."""
 
 def expert_rows(executor: Executor) -> dict[int, list[int]]:
     """By the step that routes tokens, how many rows each expert has been given."""

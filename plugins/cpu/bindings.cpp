@@ -198,6 +198,7 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
   size_t blocks = 0;
   const ew::KvCache& cache = find_cache(nb::cast<const Executor&>(self), group, layer, &blocks);
   const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
+  if (cache.places) throw std::invalid_argument("cache " + group + ": some of its blocks aren't in memory");
   const std::vector<size_t> k_shape = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
   const std::vector<size_t> v_shape = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
   if (cache.format == ew::KvFormat::f32 && !cache.summaries) {
@@ -218,8 +219,28 @@ nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
     const size_t shape[] = {blocks, static_cast<size_t>(cache.kv_heads), static_cast<size_t>(piece)};
     return nb::ndarray<nb::numpy, uint8_t>(data, 3, shape, self);
   };
+  if (cache.places) throw std::invalid_argument("cache " + group + ": some of its blocks aren't in memory");
   return nb::make_tuple(bytes(cache.k, ew::key_piece_bytes(cache.format, cache.key_size, cache.summaries)),
                         bytes(cache.v, ew::kv_piece_bytes(cache.format, cache.value_size)));
+}
+
+// Copies blocks of a cache group in the layers that have memory for some of theirs alone. pairs: [n, 2], from
+// and to.
+void copy_offloaded(Executor& executor, const std::string& group,
+                    const std::vector<std::pair<int32_t, int32_t>>& pairs) {
+  const ew::Program& program = executor.program();
+  ew::Resources& resources = executor.resources();
+  const std::lock_guard<std::mutex> lock(resources.mutex());
+  for (size_t i = 0; i < program.caches().size(); ++i) {
+    ew::OffloadedLayer* layer = resources.offloaded()[i];
+    const size_t number = static_cast<size_t>(program.caches()[i].group);
+    if (!layer || program.groups()[number].name != group) continue;
+    for (const auto& [from, to] : pairs) {
+      if (std::min(from, to) < 0 || std::max(from, to) >= resources.blocks(number))
+        throw std::invalid_argument("copies: a block isn't one of cache group " + group);
+      layer->copy(from, to);
+    }
+  }
 }
 
 }  // namespace
@@ -237,6 +258,19 @@ NB_MODULE(_cpu, m) {
         nb::call_guard<nb::gil_scoped_release>());
   m.def("measure_peak", &ew::measure_peak, "dtype"_a, "threads"_a, "isa"_a,
         nb::call_guard<nb::gil_scoped_release>());
+
+  // Its arguments are the problem, and the cache group and the block that are lost, or -1.
+  PyObject* const offload_error = PyErr_NewException("_cpu.OffloadError", PyExc_RuntimeError, nullptr);
+  m.attr("OffloadError") = nb::handle(offload_error);
+  nb::register_exception_translator(
+      [](const std::exception_ptr& thrown, void* type) {
+        try {
+          std::rethrow_exception(thrown);
+        } catch (const ew::OffloadError& e) {
+          PyErr_SetObject(static_cast<PyObject*>(type), nb::make_tuple(e.what(), e.group, e.lost).ptr());
+        }
+      },
+      offload_error);
 
   ew::bind_row_sampler(m);
 
@@ -302,14 +336,21 @@ NB_MODULE(_cpu, m) {
       .def(
           "__init__",
           [](Executor* self, const Program& program, std::vector<int64_t> blocks, int threads,
-             const std::string& isa, const std::map<std::string, int64_t>& tuning, ew::Exchange* exchange) {
-            new (self) Executor(program, std::move(blocks), threads, isa, ew::tuning_of(tuning), exchange);
+             const std::string& isa, const std::map<std::string, int64_t>& tuning, ew::Exchange* exchange,
+             const std::string& folder, std::vector<int64_t> slots) {
+            new (self) Executor(program, std::move(blocks), threads, isa, ew::tuning_of(tuning), exchange,
+                                {folder, std::move(slots)});
           },
           "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a, "exchange"_a.none() = nb::none(),
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>())
+          "folder"_a = "", "slots"_a = std::vector<int64_t>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>())
       .def_prop_ro("isa", [](const Executor& e) { return e.resources().kernels().isa; })
       .def_prop_ro("threads", [](Executor& e) { return e.resources().pool().size(); })
       .def_prop_ro("cache_bytes", [](const Executor& e) { return e.resources().cache_bytes(); })
+      .def_prop_ro("offload_counts",
+                   [](Executor& e) {
+                     const ew::OffloadCounts counts = e.resources().offload_counts();
+                     return nb::make_tuple(counts.found, counts.read, counts.written, counts.lost);
+                   })
       .def_prop_ro("arena_bytes", [](const Executor& e) { return e.resources().arena_bytes(); })
       .def_prop_ro("ring_pairs",
                    [](const Executor& e) {
@@ -352,4 +393,5 @@ NB_MODULE(_cpu, m) {
   ew::bind_rank_link(m);
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
   m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
+  m.def("copy_offloaded", &copy_offloaded, "executor"_a, "group"_a, "pairs"_a);
 }

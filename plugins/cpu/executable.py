@@ -6,7 +6,7 @@ built, and the rest on every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
-from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
 
 from .extension import cpu_extension as _cpu
@@ -74,10 +74,13 @@ class CpuProgram:
         tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
             or 0, is the kernels' own choice. Logits are bit-equal for any.
         exchange: what a program of several ranks meets the others by. Every rank runs the same steps.
+        folder, slots: cache group -> for how many of its blocks there is memory; the others wait in a file without a
+            name in that folder. Of groups whose layers choose what they attend to; others have memory for all.
 
     Raises:
         BundleError: the program or a weight doesn't hold together; names step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
+        OffloadError: no file can be made in ``folder``.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
 
     ``run`` may be called from several threads; the calls run one at a time.
@@ -93,6 +96,8 @@ class CpuProgram:
         isa: str | None = None,
         tuning: Mapping[str, int] | None = None,
         exchange: _cpu.Exchange | None = None,
+        folder: str = "",
+        slots: Mapping[str, int] | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
@@ -106,12 +111,30 @@ class CpuProgram:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         wanted = [blocks[name] for name in self._groups]
         threads = threads or min(available_threads(), _MOST_THREADS)
-        self._executor = _executor(program, wanted, threads, isa, tuning or {}, exchange)
+        some = [slots.get(name, 0) for name in self._groups] if slots else []
+        self._executor = self._asked(
+            lambda: _executor(program, wanted, threads, isa, tuning or {}, exchange, folder, some)
+        )
+        self._offloaded = frozenset(slots or ())
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of all KV caches."""
         return self._executor.cache_bytes
+
+    @property
+    def offload_counts(self) -> dict[str, int]:
+        """Blocks of a layer that were in memory when they were needed, and those read, written and lost."""
+        return dict(zip(("in_memory", "read", "written", "lost"), self._executor.offload_counts, strict=True))
+
+    def copy_offloaded(self, group: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks of a group that has ``slots``, (from, to). Raises OffloadError."""
+        try:
+            self._asked(lambda: _cpu.copy_offloaded(self._executor, group, pairs))
+        except OffloadError as e:  # none of them counts as copied
+            if e.lost:
+                e.lost[group] += [to for _, to in pairs]
+            raise
 
     @property
     def ring_pairs(self) -> list[int]:
@@ -239,10 +262,13 @@ class CpuProgram:
         ]
         return *(_int32(name, getattr(step, name), 1) for name in _INPUTS), groups
 
-    @staticmethod
-    def _asked(run: Callable[[], _Result]) -> _Result:
+    def _asked(self, run: Callable[[], _Result]) -> _Result:
         try:
             return run()
+        except _cpu.OffloadError as e:
+            problem, group, block = e.args
+            lost = {self._groups[group]: [block]} if group >= 0 else {}
+            raise OffloadError(f"offload_folder: {problem}", lost) from e
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
         except MemoryError as e:
@@ -284,9 +310,13 @@ def _executor(
     isa: str | None,
     tuning: Mapping[str, int],
     exchange: _cpu.Exchange | None,
+    folder: str,
+    slots: list[int],
 ) -> _cpu.Executor:
     try:
-        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning), exchange)
+        return _cpu.Executor(program, blocks, threads, isa or isas()[0], dict(tuning), exchange, folder, slots)
+    except _cpu.OffloadError:
+        raise
     except ValueError as e:
         raise EnginewrightError(str(e)) from e
     except MemoryError as e:

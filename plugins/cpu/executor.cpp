@@ -36,10 +36,10 @@ void check_length(const std::string& name, size_t length, int64_t wanted, const 
 }  // namespace
 
 Executor::Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-                   const Tuning& tuning, Exchange* exchange)
+                   const Tuning& tuning, Exchange* exchange, const OffloadPlan& offload)
     : program_(program),
       exchange_(exchange),
-      resources_(program, std::move(blocks), threads, isa, tuning, exchange) {
+      resources_(program, std::move(blocks), threads, isa, tuning, exchange, offload) {
   if (!program.finished()) fail("the program is not finished");
   if (program.of_several_ranks() && !exchange)
     fail("the program is one of several ranks, and has no exchange");
@@ -47,6 +47,7 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
   memory_.inputs.resize(inputs_.size(), nullptr);
   memory_.table_strides.resize(program.groups().size(), 0);
   memory_.caches = resources_.caches();
+  memory_.offloaded = resources_.offloaded();
   memory_.workspace = &resources_.workspace();
   memory_.expert_rows = &expert_rows_;
   for (size_t i = 0; i < program.steps().size(); ++i) {

@@ -37,7 +37,7 @@ class Executor {
   // std::invalid_argument, std::bad_alloc. A program of several ranks needs an exchange with the others,
   // which the caller keeps alive.
   Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-           const Tuning& tuning = {}, Exchange* exchange = nullptr);
+           const Tuning& tuning = {}, Exchange* exchange = nullptr, const OffloadPlan& offload = {});
 
   // Runs all steps; the logits stay readable until it runs again. Throws std::invalid_argument that names the
   // input, or the step and operand, that is wrong; nothing has run then, except where a step computes indices

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "offload.h"
 #include "ops/op.h"
 #include "program.h"
 
@@ -21,8 +22,9 @@ struct Memory {
   int64_t arena_bytes = 0;
   std::map<int, std::pair<char*, int64_t>> regions;  // of the exchange with other ranks, and their bytes
   std::vector<const int32_t*> inputs;                // by step input index
-  std::vector<int64_t> table_strides;  // by cache group: entries from row to row of its block table
-  std::vector<KvCache> caches;         // by Program::caches index
+  std::vector<int64_t> table_strides;      // by cache group: entries from row to row of its block table
+  std::vector<KvCache> caches;             // by Program::caches index
+  std::vector<OffloadedLayer*> offloaded;  // likewise; null: all of its blocks are in memory
   Workspace* workspace = nullptr;
   ExpertRows* expert_rows = nullptr;
 };

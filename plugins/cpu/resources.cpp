@@ -12,7 +12,7 @@ namespace {
 }  // namespace
 
 Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
-                     const Tuning& tuning, Exchange* exchange)
+                     const Tuning& tuning, Exchange* exchange, const OffloadPlan& offload)
     : kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads, Binding::none, tuning) {
   if (!kernels_) fail("isa " + isa + " is not available on this processor");
   if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
@@ -24,10 +24,28 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
            " is not in [1, " + std::to_string(INT32_MAX / kBlock) + "]");
     }
   }
+  if (!offload.slots.empty() && (offload.slots.size() != groups.size() || exchange))
+    fail("offloaded blocks must have one number a cache group, and no other ranks");
+  if (!offload.slots.empty()) file_ = std::make_unique<OffloadFile>(offload.folder);
+  int64_t in_file = 0;
   for (const CacheLayer& layer : program.caches()) {
     const CacheGroup& group = groups[static_cast<size_t>(layer.group)];
     KvCache cache{nullptr,          nullptr,      group.kv_heads, group.key_size,
                   group.value_size, group.format, group.summaries};
+    const int64_t slots = offload.slots.empty() ? 0 : offload.slots[static_cast<size_t>(layer.group)];
+    offloaded_.push_back(nullptr);
+    if (slots != 0) {
+      const int64_t count = blocks_[static_cast<size_t>(layer.group)];
+      if (slots < 1 || slots > count || !group.summaries)
+        fail("slots of cache group " + group.name + ": " + std::to_string(slots) + " of " +
+             std::to_string(count) + " blocks, or layers that look at all keys");
+      layers_.push_back(std::make_unique<OffloadedLayer>(*file_, cache, layer.group, count, slots, in_file));
+      in_file += OffloadedLayer::file_bytes(cache, count);
+      cache_bytes_ += layers_.back()->memory_bytes();
+      offloaded_.back() = layers_.back().get();
+      caches_.push_back(layers_.back()->cache());
+      continue;
+    }
     for (const auto& [data, piece] :
          {std::pair{&cache.k, key_piece_bytes(group.format, group.key_size, group.summaries)},
           std::pair{&cache.v, kv_piece_bytes(group.format, group.value_size)}}) {

@@ -30,6 +30,7 @@ class StepResolver {
   Dtype dtype(size_t i) const { return step_.inputs[i].dtype; }
   const Weight& weight(size_t i) const { return program_.weights()[step_.inputs[i].index]; }
   const KvCache& cache(size_t i) const { return memory_.caches[step_.inputs[i].index]; }
+  OffloadedLayer* offloaded(size_t i) const { return memory_.offloaded[step_.inputs[i].index]; }
   int64_t block_table_stride(size_t i) const {
     return memory_.table_strides[program_.caches()[step_.inputs[i].index].group];
   }

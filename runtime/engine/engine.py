@@ -7,11 +7,12 @@ from contextlib import suppress
 
 from ..executors.base import Executor, Pending
 from ..kv_cache.block_pool import BlockPool
-from ..requests.request import Request
+from ..requests.request import FailedRequestError, Request
 from ..scheduler.base import Batch
 from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.drafts import TimedProposer
 from ..scheduler.limits import SchedulerConfig
+from ..shared.errors import OffloadError
 
 
 class Engine:
@@ -51,7 +52,15 @@ class Engine:
         if batch is not None and len(self._submitted) < self.executor.caps.in_flight:
             return []
         first, pending = self._submitted.popleft()
-        return self.scheduler.commit(first, pending.result())
+        try:
+            output = pending.result()
+        except OffloadError as e:
+            newest = self.scheduler.running[-1]
+            self.scheduler.compute_again(first, e.lost)
+            if e.lost:
+                return []
+            raise FailedRequestError(newest) from e
+        return self.scheduler.commit(first, output)
 
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises CapacityError if it could never fit."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from ..executors.base import Executor
 from ..executors.static_shapes import StaticShapes
+from ..executors.target import Offload
 from ..kv_cache.block_pool import DividedPool
+from ..kv_cache.block_store import own_folder
 from ..kv_cache.pool_plan import PoolPlan
 from ..ranks.partition import MOST_RANKS, Partition
 from ..requests.outputs import Pulse
 from ..scheduler.limits import SchedulerConfig
 from ..scheduler.options import scheduling_of
 from ..shared.contracts import ExecutorCaps, ModelInfo
-from ..shared.errors import RequestError, shown
+from ..shared.errors import OffloadError, RequestError, shown
+from ..shared.memory import parse_size
 from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
 from .engine_loop import EngineLoop
@@ -28,6 +32,7 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("target", "isa", "provider"), _NAME),
     "prefix_folder": ((str, os.PathLike, type(None)), "the path of a folder, or None"),
     "prefix_folder_days": ((int, float), "a number of days"),
+    "offload_folder": ((str, os.PathLike, type(None)), "the path of a folder, or None"),
     "load": ((str,), '"map" or "read"'),
     "context": ((int, type(None)), "a number of tokens, or None"),
     "memory": ((int, str, type(None)), 'bytes, or a size such as "512MiB"'),
@@ -53,7 +58,7 @@ def check_options(**given: object) -> None:
         check_type(name, value, *_OPTIONS[name])
         if _OPTIONS[name] is _NAME and value is not None:
             checked_name(name, value)
-        if name in ("path", "prefix_folder") and isinstance(value, (str, os.PathLike)):
+        if name in ("path", "prefix_folder", "offload_folder") and isinstance(value, (str, os.PathLike)):
             check_path(name, value)
     if not 0 <= (days := given.get("prefix_folder_days", 0)) <= MOST_DAYS and days != math.inf:  # type: ignore[operator]
         hint = f"It must be a number from 0 to {MOST_DAYS}, or inf."
@@ -87,6 +92,22 @@ def check_ray(ray: str | None, cut: Partition, prefix_folder: object) -> None:
     if ray is not None and prefix_folder is not None:
         hint = "Leave one of the two out: prefixes stay in memory."
         raise RequestError("prefix_folder: ranks on several machines keep no prefixes on a disk", hint=hint)
+
+
+def offload_of(folder: str | os.PathLike[str] | None, size: int | str, prefix_folder: object) -> Offload | None:
+    """Makes ``Placement.offload`` of what ``LLM`` was given. Raises RequestError, CapacityError."""
+    check_options(offload_folder=folder)
+    bytes_ = parse_size(size, "offload_size")
+    if folder is None:
+        return None
+    if prefix_folder is not None:
+        raise RequestError("offload_folder: it doesn't go with prefix_folder yet", hint="Leave one of the two out.")
+    path = Path(folder)
+    try:
+        own_folder(path)
+    except OSError as e:
+        raise OffloadError(f"offload_folder: {path}: {e.strerror or e}", {}) from e
+    return Offload(str(path.absolute()), bytes_)
 
 
 def scheduler_config(
@@ -130,6 +151,7 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
     divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
     held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}
     loads: dict[str, Any] = getattr(executor, "expert_loads", dict)()
+    offloaded: dict[str, Any] = getattr(executor, "offload_counts", dict)()
     return {
         "model": model.name,
         "architecture": model.architecture,
@@ -138,10 +160,11 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "context_length": model.context_length,
         "executor": executor.describe(),
         "kv_cache": str(plan),
-        "kv_cache_bytes": plan.bytes,
+        "kv_cache_bytes": offloaded.get("memory_bytes", plan.bytes),
         "kv_cache_tokens": plan.tokens,
         "kv_blocks_free": {name: pool.free_blocks for name, pool in engine.pools.items()},
         **({"kv_blocks_of_ranks": held} if held else {}),
+        **({"kv_offload": offloaded} if offloaded else {}),
         **({"experts": loads} if loads else {}),
         "prefix_cache": scheduler.cache.statistics(scheduler.running),
         "preemptions": engine.preemptions,

@@ -26,7 +26,7 @@ from .arguments import Params, Prompt, check_int
 from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
-from .info import check_options, check_ray, describe, partition_of, pulse, scheduler_config
+from .info import check_options, check_ray, describe, offload_of, partition_of, pulse, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import Options, PreparedPrompt, RequestMaker
 from .run_requests import answers, answers_async, astream, scored, stream, wanted
@@ -82,6 +82,10 @@ class LLM:
             as conversations would lie there. Made if it isn't there; it must be the user's alone.
         prefix_folder_size: of all its files, in bytes or as "8GiB"; what was used least is deleted.
         prefix_folder_days: what wasn't used for so long is deleted when the folder is opened.
+        offload_folder: where keys and values wait that an adaptive context doesn't look at just now, so that a context
+            larger than ``memory`` runs. None: there is no more context than memory. Made if it isn't there; it must be
+            the user's alone, and nothing stays in it. The cpu target, of bundles with an adaptive context.
+        offload_size: most bytes there, or a size such as "8GiB".
         load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
             but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
         seed: another one draws other tokens for all requests that name no seed; None is 0.
@@ -97,6 +101,7 @@ class LLM:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
         TrustError: the target carries code, and ``trust`` doesn't allow it; a BundleError.
         CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
+        OffloadError: ``offload_folder`` can't be used; a CapacityError.
         RequestError: an option is wrong, or the model can't be cut into so many ranks.
         MissingDependencyError: what the target runs on, or what joins machines, is not installed, or too old.
     """
@@ -128,6 +133,8 @@ class LLM:
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
         prefix_folder_days: float = DEFAULT_DAYS,
+        offload_folder: str | os.PathLike[str] | None = None,
+        offload_size: int | str = DEFAULT_SIZE,
         verify: bool | None = None,
         load: Load = "map",
         trust: str | None = None,
@@ -142,6 +149,7 @@ class LLM:
         cut = partition_of(ranks, partition)
         check_ray(ray, cut, prefix_folder)
         parse_size(prefix_folder_size, "prefix_folder_size")
+        offload = offload_of(offload_folder, offload_size, prefix_folder)
         budget = None if memory is None else parse_size(memory)
         seed = check_seed(seed)
         assert path is not None
@@ -154,7 +162,7 @@ class LLM:
         info = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
-        placement = Placement(threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray)
+        placement = Placement(threads, isa, provider, None, load, cut, rank_timeout, ray, offload)
         context = info.context_length
         draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 from ..bundle.reader import Bundle, Load
 from ..bundle.trust import require_trust
-from ..kv_cache.pool_plan import enough_for_windows, plan_pools
+from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from ..shared.contracts import CacheGroup
 from ..shared.errors import BundleError, CapacityError, RequestError
@@ -134,12 +135,13 @@ def make_executor(
     check_code(bundle, target)
     if placement.load not in get_args(Load):
         raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
-    for field in ("isa", "provider", "variant", "load", "partition", "ray"):
+    for field in ("isa", "provider", "variant", "load", "partition", "ray", "offload"):
         said = getattr(placement, field)
         if said != getattr(Placement(), field) and field not in _opening(target).takes:
             owners = " or ".join(repr(name) for name in running() if field in _opening(name).takes)
-            said = str(said) if field == "partition" else repr(said)
-            raise RequestError(f"{field}: {said} is for target {owners}, not {target!r}", hint="Leave it out.")
+            said = str(said) if field == "partition" else repr(getattr(said, "folder", said))
+            name = "offload_folder" if field == "offload" else field
+            raise RequestError(f"{name}: {said} is for target {owners}, not {target!r}", hint="Leave it out.")
     return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement))
 
 
@@ -171,10 +173,37 @@ def open_executor(
     owners = placement.partition.ring
     enough = enough_for_windows(groups, config.max_requests, step_tokens, owners) if gives_back else {}
     budget = _default_memory(bundle, target, placement, context) if memory is None else memory
-    plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough, owners)
+    if placement.offload is None or "offload" not in _opening(target).takes:
+        plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough, owners)
+    else:
+        plan, placement = _offloaded(bundle, target, placement, config, budget, longest, enough)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement)
     return executor if sizes is None else StaticShapes(executor, sizes)
+
+
+def _offloaded(
+    bundle: Bundle,
+    target: str,
+    placement: Placement,
+    config: SchedulerConfig,
+    budget: int,
+    longest: int,
+    enough: Mapping[str, int],
+) -> tuple[PoolPlan, Placement]:
+    asked = placement.offload
+    assert asked is not None
+    if placement.partition.ranks > 1:
+        raise RequestError("offload_folder: several ranks keep all blocks in memory", hint="Leave one of the two out.")
+    least = _opening(target).least_in_memory(bundle, target, config.prefill_tokens, config.max_requests)
+    if not least:
+        raise RequestError(
+            "offload_folder: the layers of this bundle look at all keys in each step",
+            hint="Leave it out, or export the model with a recipe that has [adaptive_context].",
+        )
+    groups = target_groups(bundle, target, longest, placement)
+    plan, slots = plan_offload(groups, budget, asked.size, config.max_requests * longest, least, enough)
+    return plan, replace(placement, offload=replace(asked, slots=slots))
 
 
 def _default_memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:

@@ -13,6 +13,21 @@ from .base import Executor
 
 
 @dataclass(frozen=True)
+class Offload:
+    """Where blocks wait that no layer looks at just now; see ``plugins/cpu/offload.h``.
+
+    Attributes:
+        folder: the user's own, for a file without a name.
+        size: bytes that it may have at most.
+        slots: cache group -> blocks that there is memory for, once that is planned.
+    """
+
+    folder: str
+    size: int
+    slots: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Placement:
     """What a target runs on.
 
@@ -26,6 +41,7 @@ class Placement:
             ``threads`` of its own; 0 shares the cores out.
         rank_timeout: seconds without progress after which a rank counts as lost.
         ray: the address of a Ray cluster on whose machines the ranks are; None: all are on this one.
+        offload: where blocks go that memory has no room for; None: there are as many as memory holds.
     """
 
     threads: int = 0
@@ -36,6 +52,7 @@ class Placement:
     partition: Partition = field(default_factory=Partition)
     rank_timeout: float = 30.0
     ray: str | None = None
+    offload: Offload | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,8 @@ class Opening:
         gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
         variants: what ``Placement.variant`` may be.
+        least_in_memory: of a target, its cache groups of which some blocks may be offloaded, and how many there must be
+            memory for, in steps of so many tokens and requests.
         exact: whether a request's tokens are the same alone and in any batch, and from a cache or fresh.
     """
 
@@ -81,6 +100,7 @@ class Opening:
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
     gives_back: bool = False
     takes: tuple[str, ...] = ()
+    least_in_memory: Callable[[Bundle, str, int, int], Mapping[str, int]] = lambda bundle, target, tokens, requests: {}
     variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
     exact: bool = False
 

@@ -111,7 +111,7 @@ class BlockStore:
         self._off = False
         try:
             key_file = default_key_file() if key_file is None else key_file
-            _own_folder(folder)
+            own_folder(folder)
             if key_file.resolve().is_relative_to(folder.resolve()):
                 raise OSError(0, "its key would lie in it", os.fspath(key_file))
             self._key = _read_key(key_file)
@@ -394,7 +394,7 @@ def _head(tokens: Sequence[int], sizes: Sequence[int]) -> bytes:
     return MAGIC + struct.pack(f"<I{len(sizes)}Q{len(tokens)}i", len(sizes), *sizes, *tokens)
 
 
-def _own_folder(folder: Path) -> None:
+def own_folder(folder: Path) -> None:
     """Makes it, or checks that it is the user's alone. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

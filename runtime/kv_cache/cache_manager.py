@@ -563,6 +563,13 @@ class CacheManager:
             self._slots.forget(namespace)
         return 0 if self.disk is None else self.disk.store.delete(namespace)
 
+    def lose(self, name: str, blocks: Iterable[int]) -> None:
+        """What blocks of a group held is gone, and nobody holds them: nothing finds it any more."""
+        for block in blocks:
+            if self.index is not None:
+                self.index.discard(list(self.groups).index(name), block)
+            self.pools[name].drop(block)
+
     def save_all(self, disk: DiskTier) -> None:
         """Writes all that can be found: what comes first last, so that it is deleted last."""
         for node in reversed(self.index.nodes() if self.index is not None else []):

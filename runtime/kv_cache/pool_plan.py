@@ -86,6 +86,58 @@ def plan_pools(
     return PoolPlan(tuple(groups), units * unit, _blocks(groups, units * unit, enough, more * unit, whole))
 
 
+MOST_OFFLOADED = 4
+"""Most blocks for each one that there is memory for, where the others wait on a disk."""
+
+
+def plan_offload(
+    groups: Sequence[CacheGroup],
+    budget: int,
+    size: int,
+    most_tokens: int,
+    least: Mapping[str, int],
+    enough: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[PoolPlan, dict[str, int]]:
+    """Plans pools of which groups of ``least`` have memory for some blocks, and a disk of ``size`` bytes for all.
+
+    Returns the pools, of ``most_tokens`` or as many as fit, and for how many blocks of such a group there is memory: no
+    fewer than ``least`` says.
+
+    Raises CapacityError if ``budget`` or ``size`` is too small for any.
+    """
+    unit = math.lcm(*(g.block_size for g in groups))
+    some = [g for g in groups if g.name in least]
+
+    def stays(group: CacheGroup) -> int:
+        return group.kv_heads * group.summary_bytes * group.block_size * len(group.layers)
+
+    def needs(units: int) -> tuple[int, int, dict[str, int], Mapping[str, int]]:
+        """Bytes of memory and of disk, with the fewest blocks in memory; those, and all."""
+        blocks = _blocks(groups, units * unit, enough)
+        slots = {
+            g.name: max(min(least[g.name], -(-most_tokens // g.block_size)), -(-blocks[g.name] // MOST_OFFLOADED))
+            for g in some
+        }
+        moved = sum(slots[g.name] * (g.bytes_per_block - stays(g)) for g in some)
+        kept = sum(blocks[g.name] * (stays(g) if g in some else g.bytes_per_block) for g in groups)
+        return kept + moved, sum(blocks[g.name] * (g.bytes_per_block - stays(g)) for g in some), slots, blocks
+
+    most = range(1, -(-most_tokens // unit) + 1)
+    units = bisect_right(most, 0, key=lambda n: needs(n)[0] > budget or needs(n)[1] > size)
+    if units < 1:
+        memory, disk, _, _ = needs(1)
+        short = f"memory: {format_bytes(budget)}" if memory > budget else f"offload_size: {format_bytes(size)}"
+        raise CapacityError(
+            f"{short} is less than one token looks at, or a step writes",
+            hint=f"Pass memory of {memory} bytes or more, and offload_size of {disk} or more.",
+        )
+    memory, _, slots, blocks = needs(units)
+    each = sum(g.bytes_per_block - stays(g) for g in some)
+    more = (budget - memory) // each
+    slots = {name: min(blocks[name], count + more) for name, count in slots.items()}
+    return PoolPlan(tuple(groups), units * unit, blocks), slots
+
+
 def window_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int = 0) -> int:
     """Most tokens that requests hold blocks for in a group with a window, if a step computes so many of theirs.
 

@@ -209,6 +209,20 @@ class ContinuousScheduler:
                 searches[request.search] = None
         return advanced + [told for search in searches if (told := self._branched(search)) is not None]
 
+    def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
+        """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group:
+        with what is left of what they computed."""
+        self._flying.difference_update(chunk.request for chunk in batch.chunks)
+        again = {one for chunk in batch.chunks for one in together(chunk.request)}
+        for request in self.running:
+            if any(not set(blocks).isdisjoint(request.tables.get(name, ())) for name, blocks in lost.items()):
+                again.update(together(request))
+        self._preempt([request for request in self.running if request in again])
+        for name, blocks in lost.items():
+            self.cache.lose(name, blocks)
+        for inputs in self._inputs:
+            inputs.forget()
+
     def _commit_chunk(
         self, chunk: Chunk, drawn: Sequence[int], first: int, step: StepInput, output: StepOutput
     ) -> Request | None:

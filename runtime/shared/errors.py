@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -102,6 +102,18 @@ class OverloadError(CapacityError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message, hint=f"Come back in {retry_after:.2g} s, or serve fewer requests at a time.")
         self.retry_after = retry_after
+
+
+class OffloadError(CapacityError):
+    """A folder for keys and values that can't be written to, or didn't give them back.
+
+    Attributes:
+        lost: cache group -> blocks whose keys and values are gone. Without any, nothing is: one can't be written.
+    """
+
+    def __init__(self, message: str, lost: Mapping[str, list[int]]) -> None:
+        super().__init__(message, hint="Make room there, name another offload_folder, or pass more memory.")
+        self.lost = dict(lost)
 
 
 _EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "pydantic", "safetensors", "torch", "transformers"})

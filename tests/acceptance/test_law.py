@@ -2,14 +2,17 @@
 alone. Everything that could change them is on at once, at random: company of every kind (greedy, sampled, one of
 several answers, beam searches, answers of a given form, penalties and bans, log-probabilities), chunks, threads,
 prefixes that are found (whole blocks and parts of them), eviction to a disk and back, also in a later engine,
-preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several ranks.
+preemption, windows whose blocks are given back, cancelled neighbours, tokens that are computed ahead, several ranks,
+blocks that wait in a file.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +31,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.executors.target import Offload
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
@@ -167,12 +171,15 @@ def obeys_the_law(
     draft: bool = False,
     cut: str = "",
     in_flight: int = 1,
+    offloaded: bool = False,
 ) -> Counter[str]:
     """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
 
     Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are. With
     ``draft`` the model guesses them itself too, with a KV cache of its own, which may be smaller. Company runs on
     processes that share the model as ``cut`` says, or in this one with ``in_flight`` steps begun at a time.
+
+    With ``offloaded`` there is memory for some of the blocks, and what the others held is at times spoiled.
 
     Half of the times prefixes go to a folder, and the second half of the requests comes to an engine that begins with
     nothing else.
@@ -188,13 +195,19 @@ def obeys_the_law(
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
     beginnings = [rng.integers(3, 256, n).tolist() for n in ((140, 90, 40) if ring == 1 else (700, 515, 40))]
-    disk = bool(rng.random() < 0.5)
+    disk = bool(rng.random() < 0.5) and not offloaded
+    offload = None
+    if offloaded:  # memory for what a step writes, of each request one block or two
+        blocks = dict.fromkeys(names, int(rng.integers(26, 36)))
+        config = replace(config, prefill_tokens=min(config.prefill_tokens, 64))
+        offload = Offload(str(folder), 1 << 30, dict.fromkeys(names, 24))
+        folder.mkdir(mode=0o700)
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
         if cut:
             together: CpuExecutor = RankedExecutor(opened, blocks, Partition.parse(cut), threads=1)
         else:
-            together = CpuExecutor(opened, blocks, threads=2)
+            together = CpuExecutor(opened, blocks, threads=2, offload=offload)
             together.caps = replace(together.caps, in_flight=in_flight)
         if config.max_requests % 3 == 0:  # some targets get the tokens that may come as lists
             together.caps = replace(together.caps, masks=False)
@@ -207,9 +220,11 @@ def obeys_the_law(
         kept = engine.scheduler.cache
         if disk:
             kept.disk = open_tier(together, kept, folder / "kept")
-        for request in in_company(engine, rng, count // (1 + disk), beginnings, seen):
+        spoiled = folder if offloaded else None
+        for request in in_company(engine, rng, count // (1 + disk), beginnings, seen, spoiled):
             expected = alone(single, again(request))
             assert request.to_output() == expected, (request.params, request.cached_tokens)
+        seen.update({what: n for what, n in together.offload_counts().items() if what in ("read", "lost")})
         seen["copies"] += kept.use.copied_blocks
         seen["from_disk"] += kept.use.from_disk
         seen["preemptions"] += engine.preemptions
@@ -230,9 +245,15 @@ def obeys_the_law(
 
 
 def in_company(
-    engine: Engine, rng: np.random.Generator, count: int, beginnings: list[list[int]], seen: Counter[str]
+    engine: Engine,
+    rng: np.random.Generator,
+    count: int,
+    beginnings: list[list[int]],
+    seen: Counter[str],
+    spoiled: Path | None = None,
 ) -> Iterator[Request]:
-    """So many requests come at random; gives those that ended by themselves."""
+    """So many requests come at random; gives those that ended by themselves. A file without a name in the folder
+    ``spoiled`` gets other bytes now and then."""
     waiting = [random_request(rng, beginnings) for _ in range(count)]
     if not engine.scheduler.caps.masks:  # a search with a form is refused there
         waiting = [one for one in waiting if one.search is None or one.rules is None]
@@ -243,6 +264,8 @@ def in_company(
             engine.add_request(running[-1])
         if running and rng.random() < 0.01:
             engine.abort(running[int(rng.integers(len(running)))])
+        if spoiled is not None and rng.random() < 0.02:
+            spoil(spoiled, rng)
         if engine.has_work():
             advanced = engine.step()
             for request in advanced:
@@ -260,6 +283,15 @@ def in_company(
             if len(request.tokens) < 160 and rng.random() < 0.3:  # a conversation goes on
                 beginnings[int(rng.integers(len(beginnings)))] = request.tokens
             yield request
+
+
+def spoil(folder: Path, rng: np.random.Generator) -> None:
+    """Changes a quarter of what is in the file without a name that this process has in a folder."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if os.readlink(link).startswith(f"{folder}/"):
+                size = os.fstat(number := int(link.name)).st_size
+                os.pwrite(number, rng.bytes(size // 4), int(rng.integers(0, size - size // 4 + 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -353,6 +385,21 @@ def test_choosing_what_to_look_at_changes_nothing(
         rng = np.random.default_rng(seed)
         seen += obeys_the_law(exported("llama", f"{weights} chosen", cache), rng, 40, tmp_path / str(seed), cut=cut)
     assert all(seen[what] for what in ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")), seen
+
+
+@pytest.mark.parametrize(("weights", "cache"), [("int8", "f32"), ("f32", "int8"), ("int4", "bf16")])
+def test_blocks_that_wait_in_a_file_change_nothing(
+    weights: str, cache: str, exported: Exported, tmp_path: Path
+) -> None:
+    """Not even where others come back from it: what they held is computed again."""
+    seen: Counter[str] = Counter()
+    for seed in (2, 3, 6):
+        rng = np.random.default_rng(seed)
+        seen += obeys_the_law(
+            exported("llama", f"{weights} chosen", cache), rng, 40, tmp_path / str(seed), offloaded=True
+        )
+    happened = ("length", "beams", "guided", "hits", "copies", "preemptions", "evictions", "read", "lost")
+    assert all(seen[what] for what in happened), seen
 
 
 @pytest.mark.soak

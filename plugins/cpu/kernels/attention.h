@@ -374,7 +374,7 @@ template <class Products>
 void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   const int64_t size = a.cache.key_size, width = a.cache.value_size, threads = pool_size(pool);
   const int64_t per_row = width + 2;  // o, m, l of a split
-  const ChoicePlan choice(a, threads);
+  const ChoicePlan choice = a.chosen != nullptr ? ChoicePlan() : ChoicePlan(a, threads);
   int64_t tiles = 0, splits = 0, partial_rows = 0, work = 0;
   for_query_tiles(a, [&](const AttentionTask& t) {
     const int64_t seen = t.split_end - t.split_begin, rows = t.tokens * t.heads;
@@ -396,7 +396,8 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   const int64_t partial_bytes = split_up ? partial_rows * per_row * static_cast<int64_t>(sizeof(float)) : 0;
   char* memory = static_cast<char*>(
       a.workspace->reserve(choice.bytes + list_bytes + threads * plan.bytes() + partial_bytes));
-  const uint64_t* chosen = nullptr;
+  const uint64_t* chosen = a.chosen;
+  const int64_t words = chosen != nullptr ? a.chosen_words : choice.words;
   if (choice.bytes > 0) {
     choose(a, choice, pool, memory);
     chosen = reinterpret_cast<const uint64_t*>(memory);
@@ -410,8 +411,8 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   int64_t tile = 0, task = 0;
   for_query_tiles(a, [&](AttentionTask t) {
     if (chosen != nullptr) {
-      t.chosen = chosen + (t.token * a.cache.kv_heads + t.kv_head) * choice.words;
-      t.chosen_stride = a.cache.kv_heads * choice.words;
+      t.chosen = chosen + (t.token * a.cache.kv_heads + t.kv_head) * words;
+      t.chosen_stride = a.cache.kv_heads * words;
     }
     if (split_up) t.partial = partial;
     tile_list[tile++] = t;

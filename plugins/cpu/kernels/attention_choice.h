@@ -38,7 +38,7 @@ EW_INLINE uint16_t bf16_beyond(float x, bool up) {
 // The summary of a block all of whose slots are written.
 inline void summarize(const KvCache& c, int64_t block, int64_t head) {
   char* piece = key_piece(c, block, head);
-  uint16_t* least = reinterpret_cast<uint16_t*>(piece + kv_piece_bytes(c.format, c.key_size));
+  uint16_t* least = summary_of(c, block, head);
   uint16_t* greatest = least + summary_channels(c.key_size);
   const float* scales = reinterpret_cast<const float*>(piece + kBlock * c.key_size);
   const auto of_channel = [&](int64_t d, const auto& at) {
@@ -79,12 +79,13 @@ EW_INLINE uint32_t in_order(float x) {
 inline void rank_blocks(const KvCache& c, const int32_t* blocks, int64_t kv_head, const float* q,
                         int64_t q_stride, int64_t heads, int64_t begin, int64_t end, float* floats,
                         float* bounds, uint32_t* ranks) {
-  const int64_t channels = summary_channels(c.key_size), keys = kv_piece_bytes(c.format, c.key_size);
-  const int64_t count = end - begin;
+  const int64_t channels = summary_channels(c.key_size), count = end - begin;
   for (int64_t b = 0; b < count; ++b) {
-    const char* piece = key_piece(c, blocks[begin + b], kv_head);
-    if (b + 4 < count) prefetch_piece(key_piece(c, blocks[begin + b + 4], kv_head) + keys, 4 * channels);
-    const uint16_t* summary = reinterpret_cast<const uint16_t*>(piece + keys);
+    const uint16_t* summary = summary_of(c, blocks[begin + b], kv_head);
+    if (b + 4 < count) {
+      const uint16_t* later = summary_of(c, blocks[begin + b + 4], kv_head);
+      prefetch_piece(reinterpret_cast<const char*>(later), 4 * channels);
+    }
     for (int64_t i = 0; i < 2 * channels; ++i) floats[i] = bf16_to_float(summary[i]);
     for (int64_t h = 0; h < heads; ++h) {
       F16 sum = zero();
@@ -126,9 +127,9 @@ inline uint32_t least_chosen(const uint32_t* ranks, int64_t count, int64_t want,
 }
 
 // The blocks that the row at `position` sees, as bits of `chosen` [words].
-inline void choose_blocks(const PagedAttentionArgs& a, const int32_t* blocks, int64_t position,
-                          int64_t kv_head, const float* q, int64_t q_stride, int64_t heads, int64_t words,
-                          float* floats, float* bounds, uint32_t* ranks, uint64_t* chosen) {
+inline void choose_for_row(const PagedAttentionArgs& a, const int32_t* blocks, int64_t position,
+                           int64_t kv_head, const float* q, int64_t q_stride, int64_t heads, int64_t words,
+                           float* floats, float* bounds, uint32_t* ranks, uint64_t* chosen) {
   const int64_t whole = position / kBlock;
   const auto take = [&](int64_t block) { chosen[block / 64] |= uint64_t{1} << (block % 64); };
   __builtin_memset(chosen, 0, static_cast<size_t>(words) * sizeof *chosen);
@@ -153,6 +154,7 @@ inline void choose_blocks(const PagedAttentionArgs& a, const int32_t* blocks, in
 struct ChoicePlan {
   int64_t words = 0, bits = 0, ranks = 0, bounds = 0, each = 0, bytes = 0;  // all but `words` multiples of 64
 
+  ChoicePlan() = default;
   ChoicePlan(const PagedAttentionArgs& a, int64_t threads) {
     if (a.choice.best == 0) return;
     int64_t longest = 0;
@@ -204,10 +206,19 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPo
       const int64_t token = i / c.kv_heads, kv_head = i % c.kv_heads, b = request_of(token);
       const int64_t position = a.kv_len[b] - a.q_start[b + 1] + token;
       const float* q = a.q.data + token * a.q.stride0 + kv_head * group * a.q.stride1;
-      choose_blocks(a, a.block_table + b * a.block_table_stride, position, kv_head, q, a.q.stride1, group,
-                    plan.words, floats, bounds, ranks, reinterpret_cast<uint64_t*>(memory) + i * plan.words);
+      choose_for_row(a, a.block_table + b * a.block_table_stride, position, kv_head, q, a.q.stride1, group,
+                     plan.words, floats, bounds, ranks, reinterpret_cast<uint64_t*>(memory) + i * plan.words);
     }
   });
+}
+
+// The same to a.chosen, for who brings what is chosen into memory before paged_attention reads it.
+inline void choose_blocks(const PagedAttentionArgs& a, ThreadPool& pool) {
+  const ChoicePlan plan(a, pool_size(pool));
+  char* memory = static_cast<char*>(a.workspace->reserve(plan.bytes));
+  choose(a, plan, pool, memory);
+  const int64_t words = a.q_start[a.requests] * a.cache.kv_heads * plan.words;
+  __builtin_memcpy(a.chosen, memory, static_cast<size_t>(words) * sizeof *a.chosen);
 }
 
 }  // namespace

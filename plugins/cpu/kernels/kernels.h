@@ -150,7 +150,11 @@ struct PagedAttentionArgs {
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
-  BlockChoice choice;              // with it, the cache has summaries, and all heads of each group are here
+  BlockChoice choice;  // with it, the cache has summaries, and all heads of each group are here
+  // [T, Nkv, words]: bits of the blocks that each row sees. choose_blocks sets them; paged_attention takes
+  // them, or chooses itself where this is null.
+  uint64_t* chosen = nullptr;
+  int64_t chosen_words = 0;
   Rows<float> out;                 // [T, Nq, Dv]
   Workspace* workspace = nullptr;  // never null
 };
@@ -233,6 +237,7 @@ struct ReduceArgs {
   kernel(add_layer_norm_quantize, NormQuantizeArgs, norm_quantize<true, true>)                      \
   kernel(kv_write, KvWriteArgs, kv_write)                                                           \
   kernel(rope_kv_write, RopeKvWriteArgs, rope_kv_write)                                             \
+  kernel(choose_blocks, PagedAttentionArgs, choose_blocks)                                          \
   kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \
   kernel(ring_attention, RingAttentionArgs, ring_attention)                                         \
   kernel(take_rows, TakeRowsArgs, take_rows)                                                        \

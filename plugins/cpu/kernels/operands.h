@@ -54,6 +54,10 @@ struct KvCache {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   KvFormat format = KvFormat::f32;
   bool summaries = false;  // behind the keys of a block and head: the least and the greatest of each channel
+  // Where a layer has memory for some blocks alone (offload.h): their summaries, [P, Nkv, 2, channels], and
+  // the place of each block that is in memory. Else null: block b is at b.
+  char* apart = nullptr;
+  const int32_t* places = nullptr;
 };
 
 // How a weight [N, K] lies in memory; docs/inside/bundle-format.md draws them. Rows past N are zero, and so

@@ -87,14 +87,26 @@ void verify_kv_write(StepVerifier& v) {
   v.divides(group);
 }
 
+// A call that writes to a cache: its blocks are in memory by then.
+template <class Args>
+Call writing(OffloadedLayer* layer, void (*KernelTable::*kernel)(const Args&, ThreadPool&), const Args& args,
+             const KvWriteArgs& write) {
+  if (!layer) return call(kernel, args);
+  return [=, slots = write.slots, tokens = write.tokens](const RunContext& run) {
+    layer->fetch_written(slots, tokens);
+    (run.kernels.*kernel)(args, run.pool);
+  };
+}
+
 Call bind_kv_write(const StepResolver& s) {
-  return call(&KernelTable::kv_write, {.tokens = s.in(0).shape[0],
-                                       .k = rows<const float>(s.in(0)),
-                                       .v = rows<const float>(s.in(1)),
-                                       .slots = s.in(2).as<int32_t>(),
-                                       .cache = s.cache(3),
-                                       .ranks = s.attributes().ranks,
-                                       .rank = s.attributes().rank});
+  const KvWriteArgs args{.tokens = s.in(0).shape[0],
+                         .k = rows<const float>(s.in(0)),
+                         .v = rows<const float>(s.in(1)),
+                         .slots = s.in(2).as<int32_t>(),
+                         .cache = s.cache(3),
+                         .ranks = s.attributes().ranks,
+                         .rank = s.attributes().rank};
+  return writing(s.offloaded(3), &KernelTable::kv_write, args, args);
 }
 
 // q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache -> [T, Nq, D]
@@ -127,7 +139,7 @@ Call bind_rope_kv_write(const StepResolver& s) {
                                  .ranks = s.attributes().ranks,
                                  .rank = s.attributes().rank}};
   args.query.out = rows<float>(s.out());
-  return call(&KernelTable::rope_kv_write, args);
+  return writing(s.offloaded(5), &KernelTable::rope_kv_write, args, args.write);
 }
 
 // What paged_attention and ring_attention have in common: inputs, and what of keys a query sees. Returns the
@@ -220,7 +232,10 @@ PagedAttentionArgs attention_args(const StepResolver& s) {
 }
 
 Call bind_paged_attention(const StepResolver& s) {
-  return call(&KernelTable::paged_attention, attention_args(s));
+  const PagedAttentionArgs args = attention_args(s);
+  OffloadedLayer* layer = s.offloaded(1);
+  if (!layer) return call(&KernelTable::paged_attention, args);
+  return [args, layer](const RunContext& run) { layer->attend(args, run.kernels, run.pool); };
 }
 
 // The same, of keys that are divided among ranks -> [T, n, Dv], of the heads from first_head on

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
+from enginewright.runtime.executors.target import Offload
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import check_free
 
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from .._cpu import Exchange
     from ..step_profile import StepProfile
     from .tuning import TuningFile
+
+
+_OFFLOADED = "Open the bundle without offload_folder, with memory for what is to be kept."
 
 
 def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
@@ -52,6 +57,7 @@ class CpuExecutor(HostBlocks):
         load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
         target: one whose program is the cpu target's.
         part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
+        offload: where blocks wait that memory has no room for.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -59,6 +65,7 @@ class CpuExecutor(HostBlocks):
     Raises:
         BundleError: the program doesn't hold together.
         CapacityError: less memory is free than the caches take.
+        OffloadError: no file can be made in the folder of ``offload``.
     """
 
     def __init__(
@@ -72,20 +79,31 @@ class CpuExecutor(HostBlocks):
         load: Load = "map",
         target: str = "cpu",
         part: tuple[LoweredProgram, Exchange] | None = None,
+        offload: Offload | None = None,
     ) -> None:
         program, exchange = part or (bundle.program(target), None)
         self._bundle, self._target = bundle, target
         weights = {use.name: bundle.part(use, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
-        check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
+        self._slots = dict(offload.slots) if offload is not None else {}
+        in_memory = {**self.blocks, **self._slots}
+        check_free(sum(g.bytes_per_block * in_memory.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None:
             found, self._tuned = tuning_of(bundle, isa)
             if found is not None:
                 tuning, threads, row_seconds = found.choices, threads or found.threads, found.row_seconds
         self._program = CpuProgram(
-            program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning, exchange=exchange
+            program,
+            weights,
+            blocks=self.blocks,
+            threads=threads,
+            isa=isa,
+            tuning=tuning,
+            exchange=exchange,
+            folder="" if offload is None else offload.folder,
+            slots=self._slots,
         )
         self._hidden = hidden_places(program) if "logits" in program.outputs else {}
         self.caps = ExecutorCaps(
@@ -108,6 +126,18 @@ class CpuExecutor(HostBlocks):
         self.copy_blocks(step.copies)
         return run(step)
 
+    def copy_blocks(self, copies: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().copy_blocks({group: pairs for group, pairs in copies.items() if group not in self._slots})
+        for group in copies.keys() & self._slots:
+            self._program.copy_offloaded(group, [(int(source), int(to)) for source, to in copies[group]])
+
+    def offload_counts(self) -> dict[str, Any]:
+        """For how many blocks there is memory, by cache group, its bytes, and what was done so far, in blocks of a
+        layer; empty where all blocks are in memory."""
+        if not self._slots:
+            return {}
+        return {"blocks": self._slots, "memory_bytes": self._program.cache_bytes, **self._program.offload_counts}
+
     @property
     def cache_identity(self) -> bytes:
         """See ``kv_cache.disk_tier.BlockMemory``."""
@@ -115,6 +145,8 @@ class CpuExecutor(HostBlocks):
         return cache_identity(self._bundle, self._target, NUMERICS_VERSION, version, self._program.isa)
 
     def memory_of(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
+        if group in self._slots:
+            raise RequestError("prefixes: blocks that may wait in offload_folder aren't kept elsewhere", hint=_OFFLOADED)
         layers = next(g.layers for g in self.cache_groups if g.name == group)
         return chain.from_iterable(self._program.cache_memory(group, layer) for layer in layers)
 

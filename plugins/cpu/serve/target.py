@@ -35,6 +35,7 @@ def _make(asked: ExecutorArguments) -> Executor:
         threads=placement.threads,
         isa=placement.isa,
         load=placement.load,
+        offload=placement.offload,
     )
 
 
@@ -73,7 +74,32 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Pl
     return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)
 
 
+def _least_in_memory(bundle: Bundle, target: str, tokens: int, requests: int) -> dict[str, int]:
+    """What one row looks at, or what a step writes, if that is more, of groups whose layers choose."""
+    program = bundle.program(target)
+    groups = {group.name: group for group in program.cache_groups}
+    least = dict[str, int]()
+    for step in program.steps:
+        if "best_blocks" not in step.attrs:
+            continue
+        group = groups[step.inputs[1].name.rpartition("/")[0]]
+        first, last, best, below = (
+            int(step.attrs[name]) for name in ("first_blocks", "last_blocks", "best_blocks", "all_below")
+        )
+        row = max(first + last + best * group.kv_heads, -(-below // group.block_size)) + 1
+        written = tokens // group.block_size + 2 * requests
+        least[group.name] = max(least.get(group.name, 0), row, written)
+    return least
+
+
 TARGET = ServedTarget(
-    Opening(_make, gives_back=True, groups_of=_groups, takes=("isa", "load", "partition", "ray"), exact=True),
+    Opening(
+        _make,
+        gives_back=True,
+        groups_of=_groups,
+        takes=("isa", "load", "partition", "ray", "offload"),
+        least_in_memory=_least_in_memory,
+        exact=True,
+    ),
     carries=None,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, plan_pools
+from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, plan_offload, plan_pools
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import CapacityError
 
@@ -21,6 +21,30 @@ def test_pools_fit_the_budget(groups: tuple[CacheGroup, ...], unit_bytes: int, u
         assert all(plan.blocks[g.name] * g.block_size == plan.tokens for g in groups)
         assert bytes_for(groups, plan.tokens) == plan.bytes
         assert PoolPlan.from_blocks(groups, plan.blocks) == plan
+
+
+CHOOSING = CacheGroup("some", (1, 3, 4), kv_heads=2, key_head_size=16, value_head_size=16, summaries=True)
+"""24,576 bytes a block that may be offloaded, and 384 of minima and maxima."""
+
+
+@pytest.mark.parametrize("budget", [150_000, 400_000, 1_000_000, 20_000_000])
+def test_most_blocks_may_wait_on_a_disk(budget: int) -> None:
+    both = (FULL, CHOOSING)
+    plan, slots = plan_offload(both, budget, 10**9, 10_000, {"some": 3})
+    blocks, some = plan.blocks["some"], slots["some"]
+    assert plan.blocks["full"] == blocks and plan.tokens == 32 * blocks <= 10_016
+    used = blocks * (8192 + 384) + some * 24_576
+    assert used <= budget and (some == blocks or budget - used < 24_576)
+    assert max(3, blocks / 4) <= some <= blocks or (blocks < 3 and some == blocks)
+    more, fewer = blocks + 1, max(3, -(-(blocks + 1) // 4))  # one block more fits neither
+    assert plan.tokens == 10_016 or more * (8192 + 384) + fewer * 24_576 > budget
+
+
+def test_a_disk_holds_all_of_them() -> None:
+    plan, slots = plan_offload([CHOOSING], 10**9, 10 * 24_576 + 5, 10_000, {"some": 3})
+    assert plan.blocks == {"some": 10} and slots == {"some": 10}
+    with pytest.raises(CapacityError, match=r"offload_size: .* is less than (.|\n)*memory of 74112 .*offload_size of 24576 "):
+        plan_offload([CHOOSING], 10**9, 24_575, 10_000, {"some": 3})
 
 
 @pytest.mark.parametrize("owners", [2, 3])
