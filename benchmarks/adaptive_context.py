@@ -1,4 +1,4 @@
-"""An adaptive context beside a whole one: quality, a fact found by its depth, and speed by length.
+"""An adaptive context beside a whole one: quality, a fact found by its depth, speed by length, little memory.
 
     python benchmarks/adaptive_context.py MODEL.gguf [--parts speed] [--recipe int8] [--best 512,1024] [--json FILE]
 
@@ -8,6 +8,8 @@ Bundles are exported with the same weights, one for each number of chosen keys, 
   windows as long as its context, of a text that nothing was calibrated on (the reference that every Python brings).
 - A needle: a sentence with a number, hidden in such a text at some depth. What counts is the log-probability of the
   number's tokens when it is asked for, and how often each of them is the most likely one.
+- A context of which the memory holds a half, a third or a quarter, where the rest waits in a file (--parts offload):
+  decode steps, and how many blocks of a layer each reads. Tokens are the same, and are compared.
 - Speed: decode steps of one request by the length behind it, in rounds in turn; and of its prompt. Beyond the model's
   own length it is that of a random model of the same shape, whose positions go further.
 """
@@ -68,7 +70,7 @@ def main() -> int:
     parts = options.parts.split(",")
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text())
-        found |= {part: kept[part] for part in ("quality", "needle", "speed") if part in kept}
+        found |= {part: kept[part] for part in ("quality", "needle", "speed", "offload") if part in kept}
     if {"quality", "needle"} & set(parts):
         own = {best: bundle(options.model, options, best) for best in bests}
     if "quality" in parts:
@@ -80,6 +82,10 @@ def main() -> int:
     if "speed" in parts:
         long = {best: bundle(longer(options), options, best) for best in bests}
         found["speed"] = speeds(long, options)
+        save()
+    if "offload" in parts:
+        long = {best: bundle(longer(options), options, best) for best in bests if best is not None}
+        found["offload"] = [row for best, path in long.items() for row in offloads(best, path, options)]
         save()
     return 0
 
@@ -181,6 +187,64 @@ def speeds(paths: dict[int | None, Path], options: argparse.Namespace) -> list[d
                   f"({row['step_ratio']:.2f} times as fast), its prompt {median(row['prompts']):.1f} s "
                   f"({row['prompt_ratio']:.2f})", flush=True)  # fmt: skip
     return rows
+
+
+SHARES = (1, 2, 3, 4)
+
+
+def offloads(best: int, path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Decode steps with memory for a share of the context; a ratio is the median of the rounds' ratios."""
+    rows = []
+    for length in map(int, options.lengths.split(",")):
+        taken: dict[int, list[dict[str, Any]]] = {share: [] for share in SHARES}
+        for _ in range(options.rounds):
+            for share in SHARES:
+                taken[share].append(little_memory(path, length, share, options.folder))
+        assert len({tuple(one["tokens"]) for times in taken.values() for one in times}) == 1
+        for share, times in taken.items():
+            ratios = [own["step"] / whole["step"] for whole, own in zip(taken[1], times, strict=True)]
+            firsts = [own["prompt"] / whole["prompt"] for whole, own in zip(taken[1], times, strict=True)]
+            row = {"best": best, "length": length, "share": share, "memory": times[0]["memory"]}
+            row |= {"steps": [t["step"] for t in times], "prompts": [t["prompt"] for t in times]}
+            row |= {"step_ratio": median(ratios), "prompt_ratio": median(firsts), "read": times[0]["read"]}
+            row |= {"needed": times[0]["needed"]}
+            rows.append(row)
+            print(
+                f"{name(best):<10} behind {length:>6}, memory of 1/{share}: {median(row['steps']) * 1e3:.2f} ms "
+                f"({row['step_ratio']:.2f} times), {row['read']:.0f} of {row['needed']:.0f} blocks read in each; its "
+                f"prompt {median(row['prompts']):.1f} s ({row['prompt_ratio']:.2f} times)",
+                flush=True,
+            )
+    return rows
+
+
+def little_memory(path: Path, length: int, share: int, folder: Path) -> dict[str, Any]:
+    """Seconds of a prompt and of a decode step, and the blocks of a layer that a step needs and reads."""
+    context = length + 2 * STEPS
+    with LLM(path, context=context, max_requests=1) as llm:
+        whole = llm.info()["kv_cache_bytes"]
+    given = {"offload_folder": folder / "waiting"} if share > 1 else {}
+    with LLM(path, context=context, max_requests=1, memory=whole // share, speculate=None, **given) as llm:
+        prompt = [random.Random(length + i).randrange(llm.model.vocab_size) for i in range(length)]
+        params = SamplingParams(max_tokens=1 + STEPS, ignore_eos=True, temperature=0)
+        began = time.perf_counter()
+        pieces = llm.stream(prompt, params)
+        tokens = list(next(pieces).token_ids)
+        first, before, known = time.perf_counter(), llm.info(), len(tokens)
+        for piece in pieces:
+            tokens += piece.token_ids
+        ended, after = time.perf_counter(), llm.info()
+        found = {"read": 0.0, "in_memory": 0.0}
+        if share > 1:
+            found = {w: (after["kv_offload"][w] - before["kv_offload"][w]) / (len(tokens) - known) for w in found}
+        return {
+            "read": found["read"],
+            "needed": sum(found.values()),
+            "prompt": first - began,
+            "step": (ended - first) / (len(tokens) - known),
+            "memory": after["kv_cache_bytes"],
+            "tokens": tokens,
+        }
 
 
 def timed(path: Path, length: int) -> tuple[float, float]:
