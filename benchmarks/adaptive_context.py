@@ -249,7 +249,7 @@ def little_memory(path: Path, length: int, share: int, folder: Path) -> dict[str
 
 def timed(path: Path, length: int) -> tuple[float, float]:
     """Seconds of a prompt, and of a decode step behind it: the prompt is found in the prefix cache then."""
-    with LLM(path, memory=length * 40000 + (256 << 20)) as llm:
+    with LLM(path, memory=length * 40000 + (256 << 20), speculate=None) as llm:
         prompt = [random.Random(length + i).randrange(llm.model.vocab_size) for i in range(length)]
 
         def seconds(count: int) -> float:
