@@ -207,7 +207,10 @@ def recovered_tensors(folder: Path) -> Callable[[str, np.ndarray, Any], np.ndarr
 
     def give(name: str, values: np.ndarray, reader: gguf.GGUFReader) -> np.ndarray:
         stem, _, kind = name.rpartition(".")
-        module = next((m for m, n in names_of(reader).items() if n == stem and f"{m}.{kind}" in trained), None)
+        known = [m for m, n in names_of(reader).items() if n == stem]
+        if stem == "token_embd":  # a head that is the table too is trained as the head
+            known.append("lm_head")
+        module = next((m for m in known if f"{m}.{kind}" in trained), None)
         if module is None:
             raise SystemExit(f"{folder} has nothing for {name}")
         found = trained[f"{module}.{kind}"]
