@@ -120,7 +120,7 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def products_of(program: LoweredProgram) -> tuple[list[int], list[int]]:
-    """Of each layer, the step that gives its keys, and the one that rotates and writes them."""
+    """Finds the step that gives a layer's keys, and the one that rotates and writes them, of each layer."""
     makers = {operand.name: i for i, step in enumerate(program.steps) for operand in step.outputs}
     products, writes = [], []
     for i, step in enumerate(program.steps):

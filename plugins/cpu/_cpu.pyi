@@ -106,7 +106,8 @@ class Executor:
         folder: str = "",
         slots: Sequence[int] = (),
     ) -> None:
-        """``slots``: for how many blocks of each cache group there is memory, 0 for all; others wait in ``folder``."""
+        """``slots``: for how many blocks of each cache group layers that choose have memory, 0 for all; the others wait
+        in ``folder``."""
 
     @property
     def isa(self) -> str: ...
@@ -183,7 +184,7 @@ def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArra
     """The bytes of a layer's keys and of its values: [P, Nkv, bytes of a block and head]."""
 
 def copy_offloaded(executor: Executor, group: str, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copies blocks, (from, to), in the layers that have memory for some of theirs alone."""
+    """Copies blocks, (from, to), of a group of which some layers have memory for some blocks alone."""
 
 def expert_rows(executor: Executor) -> dict[int, list[int]]:
     """By the step that routes tokens, how many rows each expert has been given."""

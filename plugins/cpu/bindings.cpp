@@ -224,7 +224,7 @@ nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
                         bytes(cache.v, ew::kv_piece_bytes(cache.format, cache.value_size)));
 }
 
-// Copies blocks of a cache group in the layers that have memory for some of theirs alone. pairs: [n, 2], from
+// Copies blocks of a cache group of which some layers have memory for some blocks alone. pairs: [n, 2], from
 // and to.
 void copy_offloaded(Executor& executor, const std::string& group,
                     const std::vector<std::pair<int32_t, int32_t>>& pairs) {
@@ -234,11 +234,22 @@ void copy_offloaded(Executor& executor, const std::string& group,
   for (size_t i = 0; i < program.caches().size(); ++i) {
     ew::OffloadedLayer* layer = resources.offloaded()[i];
     const size_t number = static_cast<size_t>(program.caches()[i].group);
-    if (!layer || program.groups()[number].name != group) continue;
+    if (program.groups()[number].name != group) continue;
     for (const auto& [from, to] : pairs) {
       if (std::min(from, to) < 0 || std::max(from, to) >= resources.blocks(number))
         throw std::invalid_argument("copies: a block isn't one of cache group " + group);
-      layer->copy(from, to);
+      if (layer) {
+        layer->copy(from, to);
+        continue;
+      }
+      const ew::KvCache& c = resources.caches()[i];
+      for (const auto& [data, piece] :
+           {std::pair{c.k, ew::key_piece_bytes(c.format, c.key_size, c.summaries)},
+            std::pair{c.v, ew::kv_piece_bytes(c.format, c.value_size)}}) {
+        char* memory = static_cast<char*>(data);
+        const int64_t bytes = c.kv_heads * piece;
+        std::copy_n(memory + from * bytes, bytes, memory + to * bytes);
+      }
     }
   }
 }

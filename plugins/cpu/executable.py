@@ -74,8 +74,8 @@ class CpuProgram:
         tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
             or 0, is the kernels' own choice. Logits are bit-equal for any.
         exchange: what a program of several ranks meets the others by. Every rank runs the same steps.
-        folder, slots: cache group -> for how many of its blocks there is memory; the others wait in a file without a
-            name in that folder. Of groups whose layers choose what they attend to; others have memory for all.
+        folder, slots: cache group -> for how many of its blocks there is memory, in layers that choose what they attend
+            to; the others wait in a file without a name in that folder. Other layers have memory for all.
 
     Raises:
         BundleError: the program or a weight doesn't hold together; names step, operand and module path.

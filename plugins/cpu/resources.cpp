@@ -9,6 +9,20 @@ namespace {
 
 [[noreturn]] void fail(const std::string& problem) { throw std::invalid_argument(problem); }
 
+// By Program::caches: layers whose attention chooses the blocks that it looks at, in each step that has it.
+std::vector<char> choosing_layers(const Program& program) {
+  std::vector<char> chooses(program.caches().size(), 0), whole = chooses;
+  for (const Step& step : program.steps()) {
+    if (step.op_name != "paged_attention") continue;
+    for (const Operand& operand : step.inputs) {
+      if (operand.kind != OperandKind::cache) continue;
+      (step.attributes.choice.best > 0 ? chooses : whole)[static_cast<size_t>(operand.index)] = 1;
+    }
+  }
+  for (size_t i = 0; i < whole.size(); ++i) chooses[i] = chooses[i] && !whole[i];
+  return chooses;
+}
+
 }  // namespace
 
 Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
@@ -26,6 +40,7 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
   }
   if (!offload.slots.empty() && (offload.slots.size() != groups.size() || exchange))
     fail("offloaded blocks must have one number a cache group, and no other ranks");
+  const std::vector<char> chooses = choosing_layers(program);
   if (!offload.slots.empty()) file_ = std::make_unique<OffloadFile>(offload.folder);
   int64_t in_file = 0;
   for (const CacheLayer& layer : program.caches()) {
@@ -33,12 +48,13 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
     KvCache cache{nullptr,          nullptr,      group.kv_heads, group.key_size,
                   group.value_size, group.format, group.summaries};
     const int64_t slots = offload.slots.empty() ? 0 : offload.slots[static_cast<size_t>(layer.group)];
+    const size_t index = caches_.size();
     offloaded_.push_back(nullptr);
-    if (slots != 0) {
+    if (slots != 0 && chooses[index]) {
       const int64_t count = blocks_[static_cast<size_t>(layer.group)];
-      if (slots < 1 || slots > count || !group.summaries)
+      if (slots < 1 || slots > count)
         fail("slots of cache group " + group.name + ": " + std::to_string(slots) + " of " +
-             std::to_string(count) + " blocks, or layers that look at all keys");
+             std::to_string(count) + " blocks");
       layers_.push_back(std::make_unique<OffloadedLayer>(*file_, cache, layer.group, count, slots, in_file));
       in_file += OffloadedLayer::file_bytes(cache, count);
       cache_bytes_ += layers_.back()->memory_bytes();

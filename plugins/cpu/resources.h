@@ -17,7 +17,7 @@
 namespace ew {
 
 // Where keys and values wait while no row looks at them, and for how many blocks of each cache group there is
-// memory; 0: for all.
+// memory in the layers that choose; 0: for all.
 struct OffloadPlan {
   std::string folder;
   std::vector<int64_t> slots;

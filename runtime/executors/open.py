@@ -195,14 +195,14 @@ def _offloaded(
     assert asked is not None
     if placement.partition.ranks > 1:
         raise RequestError("offload_folder: several ranks keep all blocks in memory", hint="Leave one of the two out.")
-    least = _opening(target).least_in_memory(bundle, target, config.prefill_tokens, config.max_requests)
-    if not least:
+    some = _opening(target).offloadable(bundle, target, config.prefill_tokens, config.max_requests)
+    if not some:
         raise RequestError(
             "offload_folder: the layers of this bundle look at all keys in each step",
             hint="Leave it out, or export the model with a recipe that has [adaptive_context].",
         )
     groups = target_groups(bundle, target, longest, placement)
-    plan, slots = plan_offload(groups, budget, asked.size, config.max_requests * longest, least, enough)
+    plan, slots = plan_offload(groups, budget, asked.size, config.max_requests * longest, some, enough)
     return plan, replace(placement, offload=replace(asked, slots=slots))
 
 

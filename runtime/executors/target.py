@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..bundle.reader import Bundle, Load
+from ..kv_cache.pool_plan import Offloadable
 from ..ranks.partition import Partition
 from ..shared.contracts import CacheGroup
 from ..shared.memory import default_budget
@@ -86,8 +87,8 @@ class Opening:
         gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
         variants: what ``Placement.variant`` may be.
-        least_in_memory: of a target, its cache groups of which some blocks may be offloaded, and how many there must be
-            memory for, in steps of so many tokens and requests.
+        offloadable: of a target, its cache groups of which some blocks may wait on a disk, in steps of so many tokens
+            and requests.
         exact: whether a request's tokens are the same alone and in any batch, and from a cache or fresh.
     """
 
@@ -100,7 +101,7 @@ class Opening:
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
     gives_back: bool = False
     takes: tuple[str, ...] = ()
-    least_in_memory: Callable[[Bundle, str, int, int], Mapping[str, int]] = lambda bundle, target, tokens, requests: {}
+    offloadable: Callable[[Bundle, str, int, int], Mapping[str, Offloadable]] = lambda *asked: {}
     variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
     exact: bool = False
 

@@ -90,37 +90,52 @@ MOST_OFFLOADED = 4
 """Most blocks for each one that there is memory for, where the others wait on a disk."""
 
 
+@dataclass(frozen=True)
+class Offloadable:
+    """What of a cache group may wait on a disk.
+
+    Attributes:
+        layers: how many of its layers choose what they look at; the others have memory for all blocks.
+        least: blocks that there must be memory for.
+    """
+
+    layers: int
+    least: int
+
+
 def plan_offload(
     groups: Sequence[CacheGroup],
     budget: int,
     size: int,
     most_tokens: int,
-    least: Mapping[str, int],
+    some: Mapping[str, Offloadable],
     enough: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[PoolPlan, dict[str, int]]:
-    """Plans pools of which groups of ``least`` have memory for some blocks, and a disk of ``size`` bytes for all.
+    """Plans pools of which groups of ``some`` have memory for some blocks, and a disk of ``size`` bytes for all.
 
     Returns the pools, of ``most_tokens`` or as many as fit, and for how many blocks of such a group there is memory: no
-    fewer than ``least`` says.
+    fewer than it must.
 
     Raises CapacityError if ``budget`` or ``size`` is too small for any.
     """
     unit = math.lcm(*(g.block_size for g in groups))
-    some = [g for g in groups if g.name in least]
 
-    def stays(group: CacheGroup) -> int:
-        return group.kv_heads * group.summary_bytes * group.block_size * len(group.layers)
+    def moved(group: CacheGroup) -> int:
+        """Bytes of a block that may wait: all but what says what it may score."""
+        each = group.bytes_per_slot - group.kv_heads * group.summary_bytes
+        return each * group.block_size * some[group.name].layers if group.name in some else 0
 
     def needs(units: int) -> tuple[int, int, dict[str, int], Mapping[str, int]]:
         """Bytes of memory and of disk, with the fewest blocks in memory; those, and all."""
         blocks = _blocks(groups, units * unit, enough)
         slots = {
-            g.name: max(min(least[g.name], -(-most_tokens // g.block_size)), -(-blocks[g.name] // MOST_OFFLOADED))
-            for g in some
+            g.name: max(min(some[g.name].least, -(-most_tokens // g.block_size)), -(-blocks[g.name] // MOST_OFFLOADED))
+            for g in groups
+            if g.name in some
         }
-        moved = sum(slots[g.name] * (g.bytes_per_block - stays(g)) for g in some)
-        kept = sum(blocks[g.name] * (stays(g) if g in some else g.bytes_per_block) for g in groups)
-        return kept + moved, sum(blocks[g.name] * (g.bytes_per_block - stays(g)) for g in some), slots, blocks
+        kept = sum(blocks[g.name] * (g.bytes_per_block - moved(g)) for g in groups)
+        memory = kept + sum(slots.get(g.name, 0) * moved(g) for g in groups)
+        return memory, sum(blocks[g.name] * moved(g) for g in groups), slots, blocks
 
     most = range(1, -(-most_tokens // unit) + 1)
     units = bisect_right(most, 0, key=lambda n: needs(n)[0] > budget or needs(n)[1] > size)
@@ -132,8 +147,7 @@ def plan_offload(
             hint=f"Pass memory of {memory} bytes or more, and offload_size of {disk} or more.",
         )
     memory, _, slots, blocks = needs(units)
-    each = sum(g.bytes_per_block - stays(g) for g in some)
-    more = (budget - memory) // each
+    more = (budget - memory) // sum(map(moved, groups))
     slots = {name: min(blocks[name], count + more) for name, count in slots.items()}
     return PoolPlan(tuple(groups), units * unit, blocks), slots
 

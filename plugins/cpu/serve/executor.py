@@ -146,7 +146,7 @@ class CpuExecutor(HostBlocks):
 
     def memory_of(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
         if group in self._slots:
-            raise RequestError("prefixes: blocks that may wait in offload_folder aren't kept elsewhere", hint=_OFFLOADED)
+            raise RequestError("prefixes: blocks that may wait in offload_folder aren't kept twice", hint=_OFFLOADED)
         layers = next(g.layers for g in self.cache_groups if g.name == group)
         return chain.from_iterable(self._program.cache_memory(group, layer) for layer in layers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget, program_groups
+from enginewright.runtime.kv_cache.pool_plan import Offloadable
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import MissingDependencyError
@@ -74,11 +75,11 @@ def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Pl
     return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)
 
 
-def _least_in_memory(bundle: Bundle, target: str, tokens: int, requests: int) -> dict[str, int]:
-    """What one row looks at, or what a step writes, if that is more, of groups whose layers choose."""
+def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dict[str, Offloadable]:
+    """Memory must have what one row looks at, or what a step writes, if that is more."""
     program = bundle.program(target)
     groups = {group.name: group for group in program.cache_groups}
-    least = dict[str, int]()
+    found = dict[str, Offloadable]()
     for step in program.steps:
         if "best_blocks" not in step.attrs:
             continue
@@ -88,8 +89,9 @@ def _least_in_memory(bundle: Bundle, target: str, tokens: int, requests: int) ->
         )
         row = max(first + last + best * group.kv_heads, -(-below // group.block_size)) + 1
         written = tokens // group.block_size + 2 * requests
-        least[group.name] = max(least.get(group.name, 0), row, written)
-    return least
+        before = found.get(group.name, Offloadable(0, 0))
+        found[group.name] = Offloadable(before.layers + 1, max(before.least, row, written))
+    return found
 
 
 TARGET = ServedTarget(
@@ -98,7 +100,7 @@ TARGET = ServedTarget(
         gives_back=True,
         groups_of=_groups,
         takes=("isa", "load", "partition", "ray", "offload"),
-        least_in_memory=_least_in_memory,
+        offloadable=_offloadable,
         exact=True,
     ),
     carries=None,

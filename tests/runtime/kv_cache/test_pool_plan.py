@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, plan_offload, plan_pools
+from enginewright.runtime.kv_cache.pool_plan import Offloadable, PoolPlan, bytes_for, plan_offload, plan_pools
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import CapacityError
 
@@ -27,24 +27,26 @@ CHOOSING = CacheGroup("some", (1, 3, 4), kv_heads=2, key_head_size=16, value_hea
 """24,576 bytes a block that may be offloaded, and 384 of minima and maxima."""
 
 
+@pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("budget", [150_000, 400_000, 1_000_000, 20_000_000])
-def test_most_blocks_may_wait_on_a_disk(budget: int) -> None:
-    both = (FULL, CHOOSING)
-    plan, slots = plan_offload(both, budget, 10**9, 10_000, {"some": 3})
+def test_most_blocks_may_wait_on_a_disk(budget: int, layers: int) -> None:
+    both, waits = (FULL, CHOOSING), 8192 * layers
+    stays = 8192 + CHOOSING.bytes_per_block - waits
+    plan, slots = plan_offload(both, budget, 10**9, 10_000, {"some": Offloadable(layers, 3)})
     blocks, some = plan.blocks["some"], slots["some"]
     assert plan.blocks["full"] == blocks and plan.tokens == 32 * blocks <= 10_016
-    used = blocks * (8192 + 384) + some * 24_576
-    assert used <= budget and (some == blocks or budget - used < 24_576)
+    used = blocks * stays + some * waits
+    assert used <= budget and (some == blocks or budget - used < waits)
     assert max(3, blocks / 4) <= some <= blocks or (blocks < 3 and some == blocks)
     more, fewer = blocks + 1, max(3, -(-(blocks + 1) // 4))  # one block more fits neither
-    assert plan.tokens == 10_016 or more * (8192 + 384) + fewer * 24_576 > budget
+    assert plan.tokens == 10_016 or more * stays + fewer * waits > budget
 
 
 def test_a_disk_holds_all_of_them() -> None:
-    plan, slots = plan_offload([CHOOSING], 10**9, 10 * 24_576 + 5, 10_000, {"some": 3})
+    plan, slots = plan_offload([CHOOSING], 10**9, 10 * 24_576 + 5, 10_000, {"some": Offloadable(3, 3)})
     assert plan.blocks == {"some": 10} and slots == {"some": 10}
-    with pytest.raises(CapacityError, match=r"offload_size: .* is less than (.|\n)*memory of 74112 .*offload_size of 24576 "):
-        plan_offload([CHOOSING], 10**9, 24_575, 10_000, {"some": 3})
+    with pytest.raises(CapacityError, match=r"offload_size: .* is less than (.|\n)* 74112 .*offload_size of 24576 "):
+        plan_offload([CHOOSING], 10**9, 24_575, 10_000, {"some": Offloadable(3, 3)})
 
 
 @pytest.mark.parametrize("owners", [2, 3])
