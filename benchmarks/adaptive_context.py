@@ -8,7 +8,7 @@ Bundles are exported with the same weights, one for each number of chosen keys, 
   windows as long as its context, of a text that nothing was calibrated on (the reference that every Python brings).
 - A needle: a sentence with a number, hidden in such a text at some depth. What counts is the log-probability of the
   number's tokens when it is asked for, and how often each of them is the most likely one.
-- A context of which the memory holds a half, a third or a quarter, where the rest waits in a file (--parts offload):
+- A context of which the memory holds a half or a third, where the rest waits in a file (--parts offload):
   decode steps, and how many blocks of a layer each reads. Tokens are the same, and are compared.
 - Speed: decode steps of one request by the length behind it, in rounds in turn; and of its prompt. Beyond the model's
   own length it is that of a random model of the same shape, whose positions go further.
@@ -189,7 +189,7 @@ def speeds(paths: dict[int | None, Path], options: argparse.Namespace) -> list[d
     return rows
 
 
-SHARES = (1, 2, 3, 4)
+SHARES = (1, 2, 3)
 
 
 def offloads(best: int, path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -129,12 +129,7 @@ class CpuProgram:
 
     def copy_offloaded(self, group: str, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks of a group that has ``slots``, (from, to). Raises OffloadError."""
-        try:
-            self._asked(lambda: _cpu.copy_offloaded(self._executor, group, pairs))
-        except OffloadError as e:  # none of them counts as copied
-            if e.lost:
-                e.lost[group] += [to for _, to in pairs]
-            raise
+        self._asked(lambda: _cpu.copy_offloaded(self._executor, group, pairs))
 
     @property
     def ring_pairs(self) -> list[int]:
@@ -268,7 +263,7 @@ class CpuProgram:
         except _cpu.OffloadError as e:
             problem, group, block = e.args
             lost = {self._groups[group]: [block]} if group >= 0 else {}
-            raise OffloadError(f"offload_folder: {problem}", lost) from e
+            raise OffloadError(f"offload_folder: {problem}", lost, full=not lost) from e
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
         except MemoryError as e:

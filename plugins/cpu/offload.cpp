@@ -12,6 +12,8 @@
 namespace ew {
 namespace {
 
+constexpr int64_t kMostLost = 32;
+
 [[noreturn]] void fail(const std::string& folder, const char* what) {
   throw OffloadError(folder + ": " + what + ": " + std::strerror(errno));
 }
@@ -70,6 +72,9 @@ OffloadFile::~OffloadFile() {
 }
 
 void OffloadFile::write(int64_t offset, const void* data, int64_t bytes) {
+  if (counts.lost > kMostLost + counts.read / kMostLost)  // or what it loses would be computed for ever
+    throw OffloadError(folder_ + ": " + std::to_string(counts.lost) +
+                       " blocks came back damaged; it gets no more");
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t done = pwrite(descriptor_, from, static_cast<size_t>(bytes), offset);

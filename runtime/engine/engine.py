@@ -57,9 +57,9 @@ class Engine:
         except OffloadError as e:
             newest = self.scheduler.running[-1]
             self.scheduler.compute_again(first, e.lost)
-            if e.lost:
-                return []
-            raise FailedRequestError(newest) from e
+            if e.full:
+                raise FailedRequestError(newest) from e
+            return []
         return self.scheduler.commit(first, output)
 
     def add_request(self, request: Request) -> None:

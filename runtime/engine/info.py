@@ -106,7 +106,7 @@ def offload_of(folder: str | os.PathLike[str] | None, size: int | str, prefix_fo
     try:
         own_folder(path)
     except OSError as e:
-        raise OffloadError(f"offload_folder: {path}: {e.strerror or e}", {}) from e
+        raise OffloadError(f"offload_folder: {path}: {e.strerror or e}") from e
     return Offload(str(path.absolute()), bytes_)
 
 

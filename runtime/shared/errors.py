@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -108,12 +109,15 @@ class OffloadError(CapacityError):
     """A folder for keys and values that can't be written to, or didn't give them back.
 
     Attributes:
-        lost: cache group -> blocks whose keys and values are gone. Without any, nothing is: one can't be written.
+        lost: cache group -> blocks whose keys and values are gone.
+        full: whether a block can't be written, so that computing the same again would not help.
     """
 
-    def __init__(self, message: str, lost: Mapping[str, list[int]]) -> None:
+    def __init__(
+        self, message: str, lost: Mapping[str, list[int]] = MappingProxyType({}), *, full: bool = True
+    ) -> None:
         super().__init__(message, hint="Make room there, name another offload_folder, or pass more memory.")
-        self.lost = dict(lost)
+        self.lost, self.full = dict(lost), full
 
 
 _EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "pydantic", "safetensors", "torch", "transformers"})

@@ -16,7 +16,7 @@ from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.executors.target import Offload
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
 
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
@@ -128,8 +128,13 @@ class CpuExecutor(HostBlocks):
 
     def copy_blocks(self, copies: Mapping[str, npt.NDArray[Any]]) -> None:
         super().copy_blocks({group: pairs for group, pairs in copies.items() if group not in self._slots})
-        for group in copies.keys() & self._slots:
-            self._program.copy_offloaded(group, [(int(source), int(to)) for source, to in copies[group]])
+        try:
+            for group in copies.keys() & self._slots:
+                self._program.copy_offloaded(group, [(int(source), int(to)) for source, to in copies[group]])
+        except OffloadError as e:  # nothing counts as copied
+            for group, pairs in copies.items():
+                e.lost.setdefault(group, []).extend(map(int, pairs[:, 1]))
+            raise
 
     def offload_counts(self) -> dict[str, Any]:
         """For how many blocks there is memory, by cache group, its bytes, and what was done so far, in blocks of a
