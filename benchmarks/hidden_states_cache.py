@@ -73,16 +73,16 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
                     to[...] = source
 
     memories = [m for group in program.cache_groups for m in executor.memory_of(group.name)]
-    executor.program.watch(step_of(program, options.tokens, 1), keep)
+    executor.program.watch(step_of(bundle, options.tokens, 1), keep)
     first = [memory.copy() for memory in memories]
     for memory in memories:
         memory[...] = 0
-    executor.program.watch(step_of(program, options.tokens, 2), give)
+    executor.program.watch(step_of(bundle, options.tokens, 2), give)
     same = all(np.array_equal(memory, other) for memory, other in zip(memories, first, strict=True))
 
     seconds = []
     for _ in range(options.rounds):
-        _, taken = executor.program.profile(step_of(program, options.tokens, 1))
+        _, taken = executor.program.profile(step_of(bundle, options.tokens, 1))
         seconds.append((sum(taken[i] for i in products), sum(taken[i] for i in writes), float(taken.sum())))
     product, write, whole = (median(one[i] for one in seconds) / options.tokens for i in range(3))
     columns = [product_columns(program, i, w) for i, w in zip(products, writes, strict=True)]
@@ -141,12 +141,13 @@ def product_columns(program: LoweredProgram, product: int, write: int) -> tuple[
     return min(group.kv_heads * (group.key_head_size + group.value_head_size), every), every
 
 
-def step_of(program: LoweredProgram, tokens: int, seed: int) -> StepInput:
+def step_of(bundle: Bundle, tokens: int, seed: int) -> StepInput:
     """A prompt of random tokens of one request, in the first blocks."""
+    program = bundle.program("cpu")
     places = np.arange(tokens, dtype=np.int32)
     tables = {g.name: np.arange(-(-tokens // g.block_size), dtype=np.int32)[None] for g in program.cache_groups}
     return StepInput(
-        ids=np.random.default_rng(seed).integers(3, 1000, tokens).astype(np.int32),
+        ids=np.random.default_rng(seed).integers(0, bundle.model.vocab_size, tokens).astype(np.int32),
         positions=places,
         q_start=np.array([0, tokens], np.int32),
         kv_len=np.array([tokens], np.int32),

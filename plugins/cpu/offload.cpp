@@ -156,11 +156,9 @@ void OffloadedLayer::read(int64_t block, int64_t slot) {
                                     rotated(file_.hash(values(slot), value_bytes_), 1))) {
       ++file_.counts.lost;
       stored_[index] = 0;
-      OffloadError error(came ? "keys and values came back from the file as others than were written"
+      throw OffloadError(came ? "keys and values came back from the file as others than were written"
                               : "keys and values can't be read from the file",
-                         block);
-      error.group = group_;
-      throw error;
+                         block, group_);
     }
     ++file_.counts.read;
   }

@@ -27,10 +27,10 @@ uint64_t siphash(const uint64_t key[2], const void* data, size_t bytes);
 
 // The file refused what was to be written. Where it failed to give a block back, `lost` is that block.
 struct OffloadError : std::runtime_error {
-  explicit OffloadError(const std::string& problem, int64_t block = -1)
-      : std::runtime_error(problem), lost(block) {}
+  explicit OffloadError(const std::string& problem, int64_t block = -1, int of_group = -1)
+      : std::runtime_error(problem), lost(block), group(of_group) {}
   int64_t lost;
-  int group = -1;
+  int group;
 };
 
 // What was done so far.

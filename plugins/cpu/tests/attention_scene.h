@@ -269,13 +269,6 @@ class Scene {
   Workspace workspace_;
 };
 
-// Under a sanitizer, which takes ten times as long, one in so many of a long table.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr size_t kOneIn = 6;
-#else
-inline constexpr size_t kOneIn = 1;
-#endif
-
 inline const std::vector<Options>& all_options() {
   static const std::vector<Options> options = {
       {},
@@ -355,10 +348,10 @@ inline std::vector<Options> choosing_options() {
   return all;
 }
 
-// all_options(), or under a sanitizer one in three from the one of that number on.
+// all_options(), or under a sanitizer one in five from the one of that number on.
 inline std::vector<Options> some_options(size_t from) {
   std::vector<Options> some;
-  for (size_t i = from % kOneIn; i < all_options().size(); i += kOneIn == 1 ? 1 : 3) {
+  for (size_t i = from % kOneIn; i < all_options().size(); i += kOneIn == 1 ? 1 : 5) {
     some.push_back(all_options()[i]);
   }
   return some;

@@ -126,8 +126,9 @@ void few_slots_have_the_same_bits() {
       const auto expected = course.run(
           whole, [&](const KvWriteArgs& a) { kernels.kv_write(a, pool); },
           [&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); });
-      for (const int64_t slots :
-           {int64_t{9}, int64_t{23}, kBlocks}) {  // 9: 90 and 33 tokens, or a row's 7 blocks
+      // 9 are enough for 90 and 33 tokens, or a row's 7 blocks.
+      for (const int64_t slots : {int64_t{9}, int64_t{23}, kBlocks}) {
+        if (kOneIn > 1 && slots != 9) continue;  // under a sanitizer
         OffloadFile file(folder.path);
         OffloadedLayer before(file, cache_of(entry.value), 0, kBlocks, slots, 0);
         OffloadedLayer layer(file, cache_of(entry.value), 0, kBlocks, slots,
@@ -190,8 +191,8 @@ void what_comes_back_is_what_was_written() {
       CHECK(pwrite(descriptor, &byte, 1, at) == 1);
     }
   };
-  CHECK(run(20, one_bit_of_each) == std::string("lost"));
-  CHECK(run(20, [&] { CHECK(ftruncate(opened_in(folder.path), 0) == 0); }) == std::string("lost"));
+  CHECK(run(14, one_bit_of_each) == std::string("lost"));
+  CHECK(run(14, [&] { CHECK(ftruncate(opened_in(folder.path), 0) == 0); }) == std::string("lost"));
   const auto full = [&] {  // from the first write on
     const int other = open("/dev/full", O_RDWR);
     CHECK(dup2(other, opened_in(folder.path)) >= 0);
