@@ -359,8 +359,10 @@ NB_MODULE(_cpu, m) {
       .def_prop_ro("cache_bytes", [](const Executor& e) { return e.resources().cache_bytes(); })
       .def_prop_ro("offload_counts",
                    [](Executor& e) {
-                     const ew::OffloadCounts counts = e.resources().offload_counts();
-                     return nb::make_tuple(counts.found, counts.read, counts.written, counts.lost);
+                     const ew::OffloadCounts* c = e.resources().offload_counts();
+                     return c ? nb::make_tuple(c->found.load(), c->read.load(), c->written.load(),
+                                               c->lost.load())
+                              : nb::make_tuple(0, 0, 0, 0);
                    })
       .def_prop_ro("arena_bytes", [](const Executor& e) { return e.resources().arena_bytes(); })
       .def_prop_ro("ring_pairs",

@@ -115,7 +115,6 @@ class CpuProgram:
         self._executor = self._asked(
             lambda: _executor(program, wanted, threads, isa, tuning or {}, exchange, folder, some)
         )
-        self._offloaded = frozenset(slots or ())
 
     @property
     def cache_bytes(self) -> int:

@@ -131,6 +131,10 @@ int64_t OffloadedLayer::file_bytes(const KvCache& cache, int64_t blocks) {
          (kv_piece_bytes(cache.format, cache.key_size) + kv_piece_bytes(cache.format, cache.value_size));
 }
 
+uint64_t OffloadedLayer::hash(int64_t slot) {
+  return file_.hash(keys(slot), key_bytes_) ^ rotated(file_.hash(values(slot), value_bytes_), 1);
+}
+
 void OffloadedLayer::evict(int64_t slot) {
   const int64_t block = block_in_[static_cast<size_t>(slot)];
   if (block >= 0 && changed_[static_cast<size_t>(slot)]) {
@@ -139,7 +143,7 @@ void OffloadedLayer::evict(int64_t slot) {
     stored_[index] = 0;
     file_.write(at, keys(slot), key_bytes_);
     file_.write(at + key_bytes_, values(slot), value_bytes_);
-    hashes_[index] = file_.hash(keys(slot), key_bytes_) ^ rotated(file_.hash(values(slot), value_bytes_), 1);
+    hashes_[index] = hash(slot);
     stored_[index] = 1;
     ++file_.counts.written;
   }
@@ -152,8 +156,7 @@ void OffloadedLayer::read(int64_t block, int64_t slot) {
     const int64_t at = offset_ + block * (key_bytes_ + value_bytes_);
     const bool came =
         file_.read(at, keys(slot), key_bytes_) && file_.read(at + key_bytes_, values(slot), value_bytes_);
-    if (!came || hashes_[index] != (file_.hash(keys(slot), key_bytes_) ^
-                                    rotated(file_.hash(values(slot), value_bytes_), 1))) {
+    if (!came || hashes_[index] != hash(slot)) {
       ++file_.counts.lost;
       stored_[index] = 0;
       throw OffloadError(came ? "keys and values came back from the file as others than were written"

@@ -6,11 +6,12 @@
 // blocks that were used last the longest ago give their slots to them, and are written to the file unless it
 // has them already.
 //
-// The file has no name, and nobody else can open it. What comes back from it is believed only if its hash
-// (SipHash-2-4: Aumasson and Bernstein, 2012; the key is drawn for each file, and the hashes are in memory)
-// is that of what was written.
+// It is an unlinked temporary file, gone with the process. What comes back from it is believed only if its
+// hash (SipHash-2-4: Aumasson and Bernstein, 2012; the key is drawn for each file, and the hashes are in
+// memory) is that of what was written.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
@@ -33,9 +34,9 @@ struct OffloadError : std::runtime_error {
   int group;
 };
 
-// What was done so far.
+// Blocks of a layer so far. Counted while steps run, and read by any thread.
 struct OffloadCounts {
-  int64_t found = 0, read = 0, written = 0, lost = 0;  // blocks of a layer
+  std::atomic<int64_t> found = 0, read = 0, written = 0, lost = 0;
 };
 
 class OffloadFile {
@@ -89,6 +90,7 @@ class OffloadedLayer {
   }
   void evict(int64_t slot);
   void read(int64_t block, int64_t slot);
+  uint64_t hash(int64_t slot);
   char* keys(int64_t slot) { return static_cast<char*>(cache_.k) + slot * key_bytes_; }
   char* values(int64_t slot) { return static_cast<char*>(cache_.v) + slot * value_bytes_; }
 

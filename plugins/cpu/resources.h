@@ -39,7 +39,7 @@ class Resources {
   int64_t arena_bytes() const { return arena_bytes_; }            // may be asked for while a step runs
   const std::vector<KvCache>& caches() const { return caches_; }  // as Program::caches
   const std::vector<OffloadedLayer*>& offloaded() const { return offloaded_; }  // likewise, or null
-  OffloadCounts offload_counts() const { return file_ ? file_->counts : OffloadCounts(); }
+  const OffloadCounts* offload_counts() const { return file_ ? &file_->counts : nullptr; }
   int64_t blocks(size_t group) const { return blocks_[group]; }
   int64_t cache_bytes() const { return cache_bytes_; }  // address space; blocks never written cost no memory
   const KernelTable& kernels() const { return *kernels_; }

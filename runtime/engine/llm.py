@@ -83,7 +83,7 @@ class LLM:
         prefix_folder_size: of all its files, in bytes or as "8GiB"; what was used least is deleted.
         prefix_folder_days: what wasn't used for so long is deleted when the folder is opened.
         offload_folder: where keys and values wait that an adaptive context doesn't look at just now, so that a context
-            larger than ``memory`` runs. None: there is no more context than memory. Made if it isn't there; it must be
+            larger than ``memory`` runs. None: all of them stay in memory. Made if it isn't there; it must be
             the user's alone, and nothing stays in it. The cpu target, of bundles with an adaptive context.
         offload_size: most bytes there, or a size such as "8GiB".
         load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
@@ -162,7 +162,9 @@ class LLM:
         info = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
-        placement = Placement(threads, isa, provider, None, load, cut, rank_timeout, ray, offload)
+        placement = Placement(
+            threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray, offload=offload
+        )
         context = info.context_length
         draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)

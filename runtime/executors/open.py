@@ -176,7 +176,7 @@ def open_executor(
     if placement.offload is None or "offload" not in _opening(target).takes:
         plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough, owners)
     else:
-        plan, placement = _offloaded(bundle, target, placement, config, budget, longest, enough)
+        plan, placement = _offloaded(bundle, target, groups, placement, config, budget, longest, enough)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement)
     return executor if sizes is None else StaticShapes(executor, sizes)
@@ -185,6 +185,7 @@ def open_executor(
 def _offloaded(
     bundle: Bundle,
     target: str,
+    groups: tuple[CacheGroup, ...],
     placement: Placement,
     config: SchedulerConfig,
     budget: int,
@@ -201,7 +202,6 @@ def _offloaded(
             "offload_folder: the layers of this bundle look at all keys in each step",
             hint="Leave it out, or export the model with a recipe that has [adaptive_context].",
         )
-    groups = target_groups(bundle, target, longest, placement)
     plan, slots = plan_offload(groups, budget, asked.size, config.max_requests * longest, some, enough)
     return plan, replace(placement, offload=replace(asked, slots=slots))
 

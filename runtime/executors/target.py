@@ -42,7 +42,7 @@ class Placement:
             ``threads`` of its own; 0 shares the cores out.
         rank_timeout: seconds without progress after which a rank counts as lost.
         ray: the address of a Ray cluster on whose machines the ranks are; None: all are on this one.
-        offload: where blocks go that memory has no room for; None: there are as many as memory holds.
+        offload: the folder that blocks are offloaded to; None: all are in memory.
     """
 
     threads: int = 0

@@ -57,7 +57,7 @@ class CpuExecutor(HostBlocks):
         load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
         target: one whose program is the cpu target's.
         part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
-        offload: where blocks wait that memory has no room for.
+        offload: the folder that blocks are offloaded to; None: all are in memory.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -137,8 +137,8 @@ class CpuExecutor(HostBlocks):
             raise
 
     def offload_counts(self) -> dict[str, Any]:
-        """For how many blocks there is memory, by cache group, its bytes, and what was done so far, in blocks of a
-        layer; empty where all blocks are in memory."""
+        """Says for how many blocks of each cache group there is memory, its bytes, and how many blocks of a layer were
+        read and written; empty where nothing is offloaded."""
         if not self._slots:
             return {}
         return {"blocks": self._slots, "memory_bytes": self._program.cache_bytes, **self._program.offload_counts}
