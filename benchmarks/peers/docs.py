@@ -1,4 +1,4 @@
-"""Puts a result into the documents, between markers."""
+"""Puts a result into the documents, between the markers of its kind of machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Any
 
 from peers.chart import chart
 from peers.loading import REPOSITORY
-from peers.tables import short, whole
+from peers.tables import WIDEST, instructions, short, whole
 
-BEGIN, END = "<!-- benchmarks/bench_peers.py: begin -->", "<!-- benchmarks/bench_peers.py: end -->"
+
+def marks(machine: str) -> tuple[str, str]:
+    """The lines around what is of such a machine."""
+    return (
+        f"<!-- benchmarks/bench_peers.py, {machine}: begin -->",
+        f"<!-- benchmarks/bench_peers.py, {machine}: end -->",
+    )
 
 
 def update(result: Mapping[str, Any], source: str, repository: Path = REPOSITORY) -> list[Path]:
     """Writes docs/inside/benchmark.md, its chart and the README's section; ``source`` is the result's path there."""
     page, readme = repository / "docs/inside/benchmark.md", repository / "README.md"
-    picture = page.with_suffix(".svg")
-    put(page, [f"From [{Path(source).name}](../../{source}).", "", *whole(result)])
+    machine = instructions(result)
+    picture = page.with_name("benchmark.svg" if machine == WIDEST else f"benchmark-{machine.lower()}.svg")
+    put(page, machine, [f"From [{Path(source).name}](../../{source}).", "", *whole(result)])
     picture.write_text(chart(result), encoding="utf-8")
-    put(readme, [f"From [{Path(source).name}]({source}).", "", *short(result)])
+    put(readme, machine, [f"From [{Path(source).name}]({source}).", "", *short(result)])
     return [page, picture, readme]
 
 
-def put(path: Path, lines: Sequence[str]) -> None:
+def put(path: Path, machine: str, lines: Sequence[str]) -> None:
     """Replaces what is between the markers. Raises ValueError for a file that hasn't both, once and in order."""
     text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{path.name} has no lines {BEGIN} and {END} to put the tables between")
-    before, rest = text.split(BEGIN)
+    begin, end = marks(machine)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"{path.name} has no lines {begin} and {end} to put the tables between")
+    before, rest = text.split(begin)
     path.write_text(
-        f"{before}{BEGIN}\n\n" + "\n".join(lines).rstrip() + f"\n\n{END}{rest.split(END)[1]}", encoding="utf-8"
+        f"{before}{begin}\n\n" + "\n".join(lines).rstrip() + f"\n\n{end}{rest.split(end)[1]}", encoding="utf-8"
     )

@@ -25,6 +25,7 @@ class Engine:
         formats: what it has of ours with as many bits a weight, and how the engine calls it.
         model: file or folder in the model's folder, with ``{format}`` and ``{gguf}`` filled in.
         made_by: "make_models", "convert" or "export".
+        lacks: tasks that would take it hours.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Engine:
     formats: Mapping[Format, str]
     model: str
     made_by: Literal["make_models", "convert", "export"]
+    lacks: tuple[str, ...] = ()
 
     def path(self, kind: Format) -> str:
         """What it loads, in the model's folder."""
@@ -87,6 +89,7 @@ ENGINES = {
             formats={"int8": "int8, level 4", "int4": "int4, level 4, head int8"},
             model="onnxruntime-genai-{format}",
             made_by="convert",
+            lacks=("far",),
         ),
         Engine(
             "ctranslate2",
@@ -96,6 +99,7 @@ ENGINES = {
             formats={"int8": "int8"},
             model="ctranslate2-{format}",
             made_by="convert",
+            lacks=("far",),
         ),
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from peers.engines import ENGINES
 from peers.loading import BUILD
 from peers.models import MODELS
 from peers.prepare import Contender, Missing
@@ -63,9 +64,10 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
             for task in tasks:
                 if task == "long" and index >= MODELS[model].long_rounds:
                     continue
-                if task == "logits" and index:
+                if task in ("logits", "far") and index:
                     continue
-                jobs += [Job(index, task, own[(index + i) % len(own)]) for i in range(len(own))]
+                able = [c for c in own if task not in ENGINES[c.engine].lacks]
+                jobs += [Job(index, task, able[(index + i) % len(able)]) for i in range(len(able))]
     return jobs
 
 

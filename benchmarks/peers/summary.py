@@ -30,6 +30,9 @@ FIGURES = (
     Figure("decode_16", "decode, 16, tok/s"),
     Figure("prefill_long", "prefill 4,096, tok/s"),
     Figure("decode_long", "decode at 4,096, tok/s"),
+    Figure("prefill_far", "prefill 16,384, tok/s"),
+    Figure("decode_far", "decode at 16,384, tok/s"),
+    Figure("decode_farther", "decode at 32,768, tok/s"),
     Figure("start", "first token, s", more=False),
     Figure("peak", "peak memory, MB", more=False),
 )
@@ -86,6 +89,9 @@ def limits_of(ours: Measured, roofs: Sequence[Report]) -> dict[str, float]:
         found["read_of_a_step"] = roofs[0].bytes["read"]
         # What caches keep of a small model comes faster than from memory: the loop reads as many bytes as a step.
         found["bandwidth_share"] = read / found["bandwidth_of_weights"]
+    for name in ("decode_long", "decode_far", "decode_farther"):
+        if roofs and name in own and name in roofs[0].bytes:
+            found[f"{name}_share"] = roofs[0].bytes[name] * own[name] / 1e9 / found["bandwidth"]
     if "peak" in found:
         found["peak_share"] = found["matmul"] / found["peak"]
     if {"peak", "weights", "kv"} <= set(ours.bytes):

@@ -11,6 +11,8 @@ from peers.summary import FIGURES, Figure
 SHORT = ("prefill", "decode_1", "decode_16", "peak")
 """Figures that the README shows."""
 
+WIDEST = "AVX-512"
+
 KINDS = {
     "ratio": "{title}",
     "bandwidth": "share of read bandwidth, decode of 1",
@@ -67,6 +69,12 @@ def limit_line(table: Mapping[str, Any]) -> str:
             f"the products of a prefill reach {found['peak_share']:.0%} of {found['peak']:,.0f} G multiply-adds a "
             f"second and take {found['matmul_share_of_prefill']:.0%} of its kernels' time"
         )
+    lengths = {"decode_long": "4,096", "decode_far": "16,384", "decode_farther": "32,768"}
+    if behind := {tokens: found[f"{name}_share"] for name, tokens in lengths.items() if f"{name}_share" in found}:
+        parts.append(
+            f"behind {', '.join(behind)} tokens a step moves weights and cache at "
+            f"{', '.join(f'{share:.0%}' for share in behind.values())} of the {found['bandwidth']:.1f} GB/s of memory"
+        )
     if "memory" in found:
         parts.append(f"at its peak the process has {found['memory']:.2f} times the bytes of weights and KV cache")
     return f"Enginewright: {'; '.join(parts)}." if parts else ""
@@ -122,8 +130,13 @@ def describe(result: Mapping[str, Any]) -> str:
     )
 
 
+def instructions(result: Mapping[str, Any]) -> str:
+    """The kind of machine: AVX-512, or AVX2."""
+    return WIDEST if any(name.startswith("avx512") for name in result["machine"]["instruction_sets"]) else "AVX2"
+
+
 def whole(result: Mapping[str, Any]) -> list[str]:
-    """All tables."""
+    """All tables. Goals were set for machines with AVX-512, and so are their reasons."""
     lines = [describe(result), ""]
     for entry in result["models"].values():
         for kind, table in entry["formats"].items():
@@ -132,6 +145,8 @@ def whole(result: Mapping[str, Any]) -> list[str]:
                 lines += [line, ""]
     if result["missing"]:
         lines += ["Not compared:", "", *missing_list(result["missing"]), ""]
+    if instructions(result) != WIDEST:
+        return lines
     titles = {name: entry["title"].split(" of ")[0] for name, entry in result["models"].items()}
     return [*lines, "### Goals", "", *goal_table(result["goals"], titles)]
 

@@ -4,6 +4,8 @@
   prompts of ``short_prompt`` tokens, ``steps`` tokens each, as many in one batch as ``batches`` says; and the most
   memory that the process had. Caches have room for that and no more, where an engine can be told;
 - ``long``: the same for one long prompt;
+- ``far``: the same for one of ``far_prompt`` tokens, and steps behind a cache of twice as many, however it was filled;
+  a model may be made for fewer positions: what a step computes there is as fast as if it made sense;
 - ``start``: from nothing to the first token of a short prompt;
 - ``logits``: of each token of a text, for the KL divergence from float32;
 - ``answers``: the first greedy tokens behind some prompts;
@@ -26,7 +28,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-Task = Literal["speed", "long", "start", "logits", "answers", "agent", "ahead", "roofline"]
+Task = Literal["speed", "long", "far", "start", "logits", "answers", "agent", "ahead", "roofline"]
 TASKS: tuple[Task, ...] = get_args(Task)
 START_PROMPT = 16
 SPARE = 16
@@ -49,6 +51,7 @@ class Workload:
 
     prompt: int = 512
     long_prompt: int = 4096
+    far_prompt: int = 16_384
     short_prompt: int = 64
     steps: int = 48
     long_steps: int = 24
@@ -95,7 +98,8 @@ class Report:
     Attributes:
         engine: name and version.
         settings: what it was told, for the reader.
-        figures: tokens a second (``prefill``, ``decode_1``, ``decode_16``, ``prefill_long``, ``decode_long``).
+        figures: tokens a second (``prefill``, ``decode_1``, ``decode_16``, ``prefill_long``, ``decode_long``,
+            ``prefill_far``, ``decode_far``, ``decode_farther``).
         bytes: what of memory is known: ``peak`` of the process, ``weights`` and ``kv`` that it needs, ``import`` that
             it had before the model.
         answers: tokens behind each prompt.
@@ -114,6 +118,9 @@ class Worker(Protocol):
     def speed(self, model: str, work: Workload) -> Report: ...
 
     def long(self, model: str, work: Workload) -> Report: ...
+
+    def far(self, model: str, work: Workload) -> Report:
+        """Runs behind the longest contexts; an engine that would take hours lacks this."""
 
     def start(self, model: str, work: Workload) -> Report:
         """Calls ``first_token`` when it has it."""

@@ -18,7 +18,15 @@ from peers.workload import Report, Task, Workload
 from enginewright import LLM
 
 WORK = Workload(
-    prompt=40, long_prompt=70, short_prompt=8, steps=4, long_steps=3, batches=(3, 2), threads=1, vocabulary=259
+    prompt=40,
+    long_prompt=70,
+    far_prompt=90,
+    short_prompt=8,
+    steps=4,
+    long_steps=3,
+    batches=(3, 2),
+    threads=1,
+    vocabulary=259,
 )
 
 
@@ -40,9 +48,12 @@ def test_a_run_gives_every_speed(tiny_bundle: Path) -> None:
 
 def test_a_long_prompt_and_limits(tiny_bundle: Path) -> None:
     assert set(ours("long", tiny_bundle).figures) == {"prefill_long", "decode_long"}
+    far = ours("far", tiny_bundle).figures
+    assert set(far) == {"prefill_far", "decode_far", "prefill_farther", "decode_farther"}
     limits = ours("roofline", tiny_bundle, worker="roofline")
     assert set(limits.figures) == {"bandwidth", "bandwidth_of_weights"}  # it has no products of 8 bits
-    assert limits.bytes["read"] > 0
+    sizes = [limits.bytes[name] for name in ("read", "decode_long", "decode_far", "decode_farther")]
+    assert 0 < sizes[0] < sizes[1] < sizes[2] < sizes[3]
 
 
 def test_a_start_is_timed_to_its_first_token(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

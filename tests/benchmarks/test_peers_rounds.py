@@ -31,6 +31,13 @@ def test_long_prompts_of_a_large_model_are_measured_as_often_as_it_says() -> Non
     assert [j.task for j in plan(large, 3, ["speed", "long"])] == ["speed", "long", "speed", "speed"]
 
 
+def test_the_longest_contexts_are_measured_once_and_of_those_who_can() -> None:
+    three = [*TWO, contender("ctranslate2")]
+    jobs = [(j.task, j.contender.engine) for j in plan(three, 2, ["far", "start"])]
+    assert jobs[:2] == [("far", "enginewright"), ("far", "llama.cpp")]
+    assert [task for task, _ in jobs[2:]] == ["start"] * 6
+
+
 def test_who_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

@@ -6,6 +6,7 @@ is its default.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Sequence
@@ -26,13 +27,14 @@ SETTINGS = "flash attention, KV cache f16, ubatch 512, mapped"
 
 
 class Context:
-    """A context for so many sequences of so many tokens in all; freed with ``free``."""
+    """A context for so many sequences of so many tokens in all; freed with ``free``. ``unified``: sequences share one
+    cache."""
 
-    def __init__(self, model: Any, threads: int, tokens: int, sequences: int) -> None:
+    def __init__(self, model: Any, threads: int, tokens: int, sequences: int, *, unified: bool = False) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = tokens, 2048, 512, sequences
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = 1
+        params.flash_attn_type, params.kv_unified = 1, unified
         self._context = llama_cpp.llama_init_from_model(model, params)
         if self._context is None:
             raise SystemExit(f"llama.cpp can't make a context of {tokens} tokens")
@@ -77,6 +79,18 @@ class Context:
     def keep(self, tokens: int) -> None:
         """Forgets all of sequence 0 but its first tokens."""
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), 0, tokens, -1)
+
+    def double(self, tokens: int) -> None:
+        """Puts the ``tokens`` of sequence 0 behind themselves once more, as sequence 1 of a unified cache copies them:
+        a step reads as much as if they had been computed there."""
+        context, memory = self._context, llama_cpp.llama_get_memory(self._context)
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(context, 0))()
+        size = llama_cpp.llama_state_seq_get_data(context, state, len(state), 0)
+        llama_cpp.llama_state_seq_set_data(context, state, size, 1)
+        llama_cpp.llama_memory_seq_add(memory, 1, 0, -1, tokens)
+        llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+        if llama_cpp.llama_memory_seq_pos_max(memory, 0) != 2 * tokens - 1:
+            raise SystemExit(f"{ENGINE} can't copy a sequence")
 
     def logits(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
         """Gives those of the last decode, [T, V]."""
@@ -145,6 +159,20 @@ def long(path: str, work: Workload) -> Report:
     """See ``workload``."""
     prefill, decode = _alone(_warmed(path, work), work, work.long_prompt, work.long_steps)
     return Report(ENGINE, SETTINGS, {"prefill_long": prefill, "decode_long": decode})
+
+
+def far(path: str, work: Workload) -> Report:
+    """See ``workload``; the longer cache has the prompt twice."""
+    model, prompts, tokens = _warmed(path, work), work.prompts(1, work.far_prompt), work.far_prompt
+    context = Context(model, work.threads, 2 * (tokens + work.long_steps) + 64, 2, unified=True)
+    figures = {"prefill_far": tokens / context.prefill(prompts[0])}
+    figures["decode_far"] = context.steps(prompts, tokens, work.long_steps)
+    context.keep(tokens)
+    context.double(tokens)
+    context.steps(prompts, 2 * tokens, 1)  # which turns the copies to their positions
+    figures["decode_farther"] = context.steps(prompts, 2 * tokens + 1, work.long_steps)
+    context.free()
+    return Report(ENGINE, SETTINGS, figures)
 
 
 def start(path: str, work: Workload) -> Report:

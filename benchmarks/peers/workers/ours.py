@@ -112,6 +112,19 @@ def long(model: str, work: Workload) -> Report:
     return served.report({"prefill_long": work.long_prompt / seconds, "decode_long": decode})
 
 
+def far(model: str, work: Workload) -> Report:
+    """See ``workload``; the longer cache is filled by a prompt of its own. The engine below ``LLM`` takes requests that
+    are longer than what the model was made for."""
+    figures = {}
+    for name, tokens in (("far", work.far_prompt), ("farther", 2 * work.far_prompt)):
+        served = Served(model, work, 1, tokens + work.long_steps + SPARE)
+        served.warm_up(work)
+        requests, seconds = served.prefill(work.prompts(1, tokens), work.long_steps)
+        figures[f"prefill_{name}"] = tokens / seconds
+        figures[f"decode_{name}"] = served.decode(requests, work.long_steps)
+    return served.report(figures)
+
+
 def start(model: str, work: Workload) -> Report:
     """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
     with LLM(

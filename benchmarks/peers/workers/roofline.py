@@ -17,7 +17,8 @@ RUNS = 3
 
 def roofline(model: str, work: Workload) -> Report:
     """Read bandwidth over as many bytes as a step reads and over what no cache holds, the peak of 8-bit products, and
-    the share of it that products reach in a prefill, the scales of their groups included."""
+    the share of it that products reach in a prefill, the scales of their groups included; and the bytes of weights and
+    cache that a step reads and writes behind a long context."""
     bundle = Bundle.open(model)
     decode, prefill = StepSizes((1,), (work.prompt,)), StepSizes((work.prompt,), (work.prompt,))
     runner = StepRunner(bundle, [prefill], threads=work.threads)
@@ -39,7 +40,12 @@ def roofline(model: str, work: Workload) -> Report:
             "matmul": sum(t.cost.products["i8"] for t in linears) / seconds / 1e9,
             "matmul_share_of_prefill": seconds / profile.kernels,
         }
-    return Report(f"enginewright {__version__}", "", figures, {"read": read})
+    behind = {"decode_long": work.long_prompt, "decode_far": work.far_prompt, "decode_farther": 2 * work.far_prompt}
+    reads = {
+        name: sum(cost.memory for cost in step_costs(runner.lowered, StepSizes((1,), (tokens,))))
+        for name, tokens in behind.items()
+    }
+    return Report(f"enginewright {__version__}", "", figures, {"read": read, **reads})
 
 
 if __name__ == "__main__":
