@@ -29,7 +29,7 @@ from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .config_sizes import check_sizes
-from .gguf_blocks import dequantize, format_of, read_codes, rows_of, shape_of
+from .gguf_blocks import Q2_0, SIZES, dequantize, floats, format_of, read_codes, rows_of, shape_of
 
 # Keys (less the architecture) that change what the model computes -> the configuration's name for it.
 _MEANINGFUL = {
@@ -80,8 +80,27 @@ class _Reader(gguf.GGUFReader):
     """A reader that makes no views of an array's elements: seconds for a vocabulary, and hundreds of megabytes.
 
     Texts of an array are counted only, so are empty, and the tokenizer's numbers are left out: transformers' conversion
-    of tokenizers reads them by itself. Other numbers are tuples of one.
+    of tokenizers reads them by itself. Other numbers are tuples of one. Tensors may have blocks of Q2_0 too.
     """
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        newer = {i: field for i, field in enumerate(fields) if field.parts[4][0] == Q2_0}
+        as_read = [as_bytes(field) if i in newer else field for i, field in enumerate(fields)]
+        places = sorted({*(int(field.parts[5][0]) for field in fields), len(self.data) - int(start_offs)})
+        for i in newer:
+            name, inner, place = bytes(fields[i].parts[1]).decode(), as_read[i].parts[3], int(fields[i].parts[5][0])
+            room, size = next((n - place for n in places if n > place), 0), int(np.prod(inner))
+            if room < size:
+                raise ValueError(
+                    f"tensor {name} has {room:,} bytes at most, blocks of Q2_0 would be {size:,}: it is cut off, or "
+                    "has the blocks of 128 of an older layout, which can't be read"
+                )
+        super()._build_tensors(start_offs, as_read)
+        for i, field in newer.items():
+            dims, data = field.parts[3], self.tensors[i].data.view(np.uint8)
+            self.tensors[i] = self.tensors[i]._replace(
+                tensor_type=Q2_0, shape=dims, n_elements=int(np.prod(dims)), data=data
+            )
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         end = int(offset) + int(count) * np.dtype(dtype).itemsize
@@ -117,6 +136,16 @@ class _Reader(gguf.GGUFReader):
             field = field._replace(data=[])
         size: int = super()._push_field(field, skip_sum)
         return size
+
+
+def as_bytes(field: gguf.ReaderField) -> gguf.ReaderField:
+    """The description of a tensor in blocks of Q2_0 as one of its bytes. Raises ValueError if rows aren't blocks."""
+    length, name, rank, dims, _, offset = field.parts
+    size, of_block = SIZES[Q2_0]
+    if dims[0] % size:
+        raise ValueError(f"tensor {bytes(name).decode()} has rows of {dims[0]}, which is no multiple of {size}")
+    inner = np.concatenate((dims[:1] // size * of_block, dims[1:])).astype(dims.dtype)
+    return field._replace(parts=[length, name, rank, inner, np.array([gguf.GGMLQuantizationType.I8]), offset])
 
 
 _GGUFReader = gguf.GGUFReader
@@ -273,9 +302,9 @@ def _expression(
 
 def _check_type(path: Path, tensor: gguf.ReaderTensor) -> None:
     """Raises SourceError if the blocks of ``tensor`` can't be dequantized, by trying on one block of zeros."""
-    _, size = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+    _, size = SIZES[tensor.tensor_type]
     try:
-        gguf.dequantize(np.zeros((1, size), dtype=np.uint8), tensor.tensor_type)
+        floats(np.zeros((1, size), dtype=np.uint8), tensor.tensor_type)
     except (NotImplementedError, ValueError) as e:
         raise SourceError(
             f"{path}: tensor {tensor.name} has blocks of type {tensor.tensor_type.name}, which can't be dequantized",

@@ -1,6 +1,6 @@
 """The integers in a GGUF file's blocks, as they are, and which rows of them a weight of the model consists of.
 
-A block is 32 neighbours of a row, or of 64 or 256 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
+A block is 32 neighbours of a row, or 64, 128 or 256 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 Values of a scale are its group; d and m are float16, s and t integers of a group:
 
     Q4_0, Q5_0, Q8_0   groups of 32   weight = d * (value - 8), d * (value - 16), d * value
@@ -10,9 +10,11 @@ Values of a scale are its group; d and m are float16, s and t integers of a grou
     Q3_K, Q6_K         16, 16         weight = d * s * (value - 4), d * s * (value - 32)
     IQ4_NL, IQ4_XS     32; 32, 8      weight = d * code, d * s * code: a value stands for one of 16 integers
     MXFP4, NVFP4       32; 16         weight = scale * code; the scale is a power of 2, or 8 bits of OCP's OFP8 (e4m3)
+    Q1_0, Q2_0         128; 64        weight = d * (2 * value - 1), d * (value - 1)
 
 A code is an integer of 8 bits here, one of FP4 twice its number; a value below 4 bits is one of 4.
 Of 16 packed bytes, byte j has value j in its low half, and value j + 16 in its high half; of 32, value j + 32.
+Values of Q1_0 and Q2_0 lie one after the other, the lowest bits of a byte first.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gguf
 import numpy as np
@@ -36,6 +39,18 @@ from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.weight_formats import IQ4, TWICE_E2M1
 
 BLOCK = 32
+
+
+class _Newer(IntEnum):
+    """Types of blocks that the package ``gguf`` doesn't know yet."""
+
+    Q2_0 = 42
+
+
+Type = gguf.GGMLQuantizationType
+Q2_0 = cast("Type", getattr(Type, "Q2_0", _Newer.Q2_0))
+SIZES: Mapping[Type, tuple[int, int]] = {**gguf.GGML_QUANT_SIZES, Q2_0: (64, 18)}
+"""Values of a block, and its bytes, by type."""
 
 _CHUNK_ELEMENTS = 1 << 16
 """Dequantized at a time: what is made on the way stays in caches."""
@@ -180,24 +195,38 @@ def _nvfp4(blocks: Bytes) -> _Unpacked:
     return _Unpacked(_E2M1[codes], _Factors(_UE4M3[blocks[..., :4]].reshape(*blocks.shape[:-2], -1)))
 
 
-_TYPES: Mapping[gguf.GGMLQuantizationType, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
-    gguf.GGMLQuantizationType.Q4_0: (CodeFormat(4, BLOCK), partial(_simple, bits=4, offsets=False)),
-    gguf.GGMLQuantizationType.Q4_1: (CodeFormat(4, BLOCK, offsets=True), partial(_simple, bits=4, offsets=True)),
-    gguf.GGMLQuantizationType.Q5_0: (CodeFormat(5, BLOCK), partial(_simple, bits=5, offsets=False)),
-    gguf.GGMLQuantizationType.Q5_1: (CodeFormat(5, BLOCK, offsets=True), partial(_simple, bits=5, offsets=True)),
-    gguf.GGMLQuantizationType.Q8_0: (CodeFormat(8, BLOCK), _q8_0),
-    gguf.GGMLQuantizationType.Q2_K: (CodeFormat(4, 16, offsets=True, scale_block=16), _q2_k),
-    gguf.GGMLQuantizationType.Q3_K: (CodeFormat(4, 16, scale_block=16), _q3_k),
-    gguf.GGMLQuantizationType.Q4_K: (CodeFormat(4, BLOCK, offsets=True, scale_block=8), _q4_k),
-    gguf.GGMLQuantizationType.Q5_K: (CodeFormat(5, BLOCK, offsets=True, scale_block=8), partial(_q4_k, bits=5)),
-    gguf.GGMLQuantizationType.Q6_K: (CodeFormat(6, 16, scale_block=16), _q6_k),
-    gguf.GGMLQuantizationType.IQ4_NL: (CodeFormat(4, BLOCK, kind="iq4"), _iq4_nl),
-    gguf.GGMLQuantizationType.IQ4_XS: (CodeFormat(4, BLOCK, kind="iq4", scale_block=8), _iq4_xs),
-    gguf.GGMLQuantizationType.MXFP4: (CodeFormat(4, BLOCK, kind="fp4"), _mxfp4),
-    gguf.GGMLQuantizationType.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
-}
+def _q1_0(blocks: Bytes) -> _Unpacked:
+    bits = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little").view(np.int8)
+    return _Unpacked(2 * bits - np.int8(1), _Factors(_half(blocks, 0)))
 
-FORMATS: Mapping[gguf.GGMLQuantizationType, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
+
+def _q2_0(blocks: Bytes) -> _Unpacked:
+    values = blocks[..., 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    return _Unpacked(_signed(values.reshape(*blocks.shape[:-1], 64), 1), _Factors(_half(blocks, 0)))
+
+
+_TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
+    Type.Q4_0: (CodeFormat(4, BLOCK), partial(_simple, bits=4, offsets=False)),
+    Type.Q4_1: (CodeFormat(4, BLOCK, offsets=True), partial(_simple, bits=4, offsets=True)),
+    Type.Q5_0: (CodeFormat(5, BLOCK), partial(_simple, bits=5, offsets=False)),
+    Type.Q5_1: (CodeFormat(5, BLOCK, offsets=True), partial(_simple, bits=5, offsets=True)),
+    Type.Q8_0: (CodeFormat(8, BLOCK), _q8_0),
+    Type.Q2_K: (CodeFormat(4, 16, offsets=True, scale_block=16), _q2_k),
+    Type.Q3_K: (CodeFormat(4, 16, scale_block=16), _q3_k),
+    Type.Q4_K: (CodeFormat(4, BLOCK, offsets=True, scale_block=8), _q4_k),
+    Type.Q5_K: (CodeFormat(5, BLOCK, offsets=True, scale_block=8), partial(_q4_k, bits=5)),
+    Type.Q6_K: (CodeFormat(6, 16, scale_block=16), _q6_k),
+    Type.IQ4_NL: (CodeFormat(4, BLOCK, kind="iq4"), _iq4_nl),
+    Type.IQ4_XS: (CodeFormat(4, BLOCK, kind="iq4", scale_block=8), _iq4_xs),
+    Type.MXFP4: (CodeFormat(4, BLOCK, kind="fp4"), _mxfp4),
+    Type.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
+    Type.Q1_0: (CodeFormat(4, 128), _q1_0),
+    Q2_0: (CodeFormat(4, 64), _q2_0),
+}
+_OWN = (Type.Q1_0, Q2_0)
+"""Those that the package doesn't make floats of."""
+
+FORMATS: Mapping[Type, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
 """Types of blocks whose integers a bundle can hold."""
 
 Rearrange = Callable[[Callable[[gguf.ReaderTensor], npt.NDArray[Any]]], npt.NDArray[Any]]
@@ -254,10 +283,12 @@ def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]
 def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
     """The floats that a tensor's blocks stand for, in its shape: the package's, made of some thousand blocks at a time.
 
+    Raises NotImplementedError for a type that nobody makes floats of.
+
     Left to itself it takes 16 rows at a time, however short they are, and holds the result twice. Pieces are made
     side by side: numpy leaves Python's lock to others while it computes.
     """
-    size, bytes_of_block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+    size, bytes_of_block = SIZES[tensor.tensor_type]
     if size == 1:
         value: npt.NDArray[Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
         return value.astype(np.float32, copy=False).reshape(shape_of(tensor))
@@ -267,11 +298,20 @@ def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
 
     def fill(start: int) -> None:
         part = blocks[start : start + step]
-        result[start : start + step] = gguf.dequantize(part.reshape(1, -1), tensor.tensor_type).reshape(-1, size)
+        result[start : start + step] = floats(part, tensor.tensor_type)
 
     with ThreadPoolExecutor(THREADS) as threads:
         collections.deque(threads.map(fill, range(0, len(blocks), step)), maxlen=0)  # raises what one of them raised
     return result.reshape(shape_of(tensor))
+
+
+def floats(blocks: Bytes, kind: Type) -> npt.NDArray[np.float32]:
+    """Makes floats [n, values of a block] of blocks [n, bytes]. Raises NotImplementedError, see ``dequantize``."""
+    if kind in _OWN:
+        found = _TYPES[kind][1](blocks)
+        return np.multiply(found.values, found.scales.halves[:, None], dtype=np.float32)
+    made: npt.NDArray[np.float32] = gguf.dequantize(blocks.reshape(1, -1), kind).reshape(-1, SIZES[kind][0])
+    return made
 
 
 def shape_of(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
@@ -292,7 +332,7 @@ def _unpack(tensor: gguf.ReaderTensor) -> list[torch.Tensor]:
     """Values, scales and, if the type has them, offsets: [rows, ..] as ``Codes`` has them."""
     kind = tensor.tensor_type
     rows = _rows(tensor)
-    blocks = tensor.data.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1])  # bytes
+    blocks = tensor.data.reshape(rows, -1, SIZES[kind][1])  # bytes
     try:
         found = _TYPES[kind][1](blocks)
     except ValueError as e:

@@ -166,6 +166,9 @@ class Serving(Running):
             "now wait in this folder."
         ),
     ] = None
+    offload_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most bytes that may wait there, such as 20GiB.")
+    ] = "8GiB"
     scheduling: Annotated[
         str | None,
         typer.Option(

@@ -150,8 +150,9 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
     plan, scheduler = PoolPlan.from_blocks(executor.cache_groups, executor.blocks), engine.scheduler
     divided = {name: pool.parts for name, pool in engine.pools.items() if isinstance(pool, DividedPool)}
     held = {name: [part.total_blocks - part.free_blocks for part in parts] for name, parts in divided.items()}
-    loads: dict[str, Any] = getattr(executor, "expert_loads", dict)()
-    offloaded: dict[str, Any] = getattr(executor, "offload_counts", dict)()
+    inner = executor.inner if isinstance(executor, StaticShapes) else executor
+    loads: dict[str, Any] = getattr(inner, "expert_loads", dict)()
+    offloaded: dict[str, Any] = getattr(inner, "offload_counts", dict)()
     return {
         "model": model.name,
         "architecture": model.architecture,

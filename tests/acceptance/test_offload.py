@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 import enginewright as ew
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.framework.kv_options import ContextOptions
 from enginewright.runtime.shared.errors import CapacityError, OffloadError, RequestError
@@ -30,7 +31,12 @@ RECIPE = load_recipe("f32").model_copy(
 def bundle(tiny_model: Callable[..., PreTrainedModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 KiB of keys and values a token, of which two layers look at all: 80 MiB of ``LENGTH``."""
     path = tmp_path_factory.mktemp("offload") / "tiny.bundle"
-    model = tiny_model(
+    export(large_model(tiny_model), path, recipe=RECIPE, targets=["cpu"])
+    return path
+
+
+def large_model(tiny_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    return tiny_model(
         "Llama",
         hidden_size=64,
         num_attention_heads=4,
@@ -39,8 +45,6 @@ def bundle(tiny_model: Callable[..., PreTrainedModel], tmp_path_factory: pytest.
         num_hidden_layers=10,
         max_position_embeddings=LENGTH,
     )
-    export(model, path, recipe=RECIPE, targets=["cpu"])
-    return path
 
 
 ASK = """
@@ -83,6 +87,32 @@ def test_twice_the_memory_under_a_limit_of_the_system(bundle: Path, tmp_path: Pa
     assert found["offload"]["written"] > 0 and found["offload"]["read"] > 0 and not found["offload"]["lost"]
     assert list((tmp_path / "waiting").iterdir()) == []
     assert os.stat(tmp_path / "waiting").st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("way", ["a draft model", "static shapes"])
+def test_with_other_ways_to_run(
+    way: str, bundle: Path, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.bundle"
+    given: dict[str, object] = {}
+    if way == "a draft model":
+        export(tiny_model("Llama", max_position_embeddings=LENGTH), other, recipe="f32", targets=["cpu"])
+        given["speculate"], other = other, bundle
+    else:
+        padded = RECIPE.model_copy(update={"buckets": BucketsSection(tokens=(1, 128), batch=(1,))})
+        export(large_model(tiny_model), other, recipe=padded, targets=["cpu"])
+    prompt = np.random.default_rng(2).integers(3, 256, 1000).tolist()
+    params = ew.SamplingParams(max_tokens=12, ignore_eos=True)
+    few = {"max_requests": 1, "prefill_chunk": 128, "context": 1024}
+    with ew.LLM(bundle, memory="60MiB", **few) as llm:
+        expected = llm.generate([prompt], params)[0].token_ids
+    with ew.LLM(
+        other, memory="15MiB", offload_folder=tmp_path / "waiting", offload_size="32MiB", **few, **given
+    ) as llm:
+        assert llm.generate([prompt], params)[0].token_ids == expected
+        found = llm.info()
+        assert found["kv_offload"]["written"] > 0, found
+        assert found["buckets"] if way == "static shapes" else found["speculation"]["drafted"] > 0, found
 
 
 FULL = """

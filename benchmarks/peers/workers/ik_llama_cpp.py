@@ -17,7 +17,7 @@ from peers.workers import llama_cpp as shared
 from peers.workload import serve
 
 LIBRARY = load_shared_library()
-"""For the functions of sequences, which the bindings lack."""
+"""The library itself, for the functions of sequences that the bindings lack."""
 for name in ("get_size", "get_data", "set_data"):
     getattr(LIBRARY, f"llama_state_seq_{name}").restype = ctypes.c_size_t
 
