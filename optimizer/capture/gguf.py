@@ -143,7 +143,7 @@ def as_bytes(field: gguf.ReaderField) -> gguf.ReaderField:
     length, name, rank, dims, _, offset = field.parts
     size, of_block = SIZES[Q2_0]
     if dims[0] % size:
-        raise ValueError(f"tensor {bytes(name).decode()} has rows of {dims[0]}, which is no multiple of {size}")
+        raise ValueError(f"tensor {bytes(name).decode()} has rows of {dims[0]}, which isn't a multiple of {size}")
     inner = np.concatenate((dims[:1] // size * of_block, dims[1:])).astype(dims.dtype)
     return field._replace(parts=[length, name, rank, inner, np.array([gguf.GGMLQuantizationType.I8]), offset])
 

@@ -242,7 +242,7 @@ def test_a_file_of_newer_types_is_kept(
 def test_rows_of_q2_0_that_do_not_fit_are_refused(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
     path, at = write_newer(tiny_model("Llama", intermediate_size=256), tmp_path / "tiny.gguf", Q2_0)
     data = bytearray(path.read_bytes())
-    for columns, told in ((4096, "has .* bytes at most, blocks of Q2_0 would be"), (100, "no multiple of 64")):
+    for columns, told in ((4096, "has .* bytes at most, blocks of Q2_0 would be"), (100, "isn.t a multiple of 64")):
         data[at : at + 8] = struct.pack("<Q", columns)
         path.write_bytes(data)
         with pytest.raises(SourceError, match=f"tensor {DOWN} .*{told}"):
