@@ -66,6 +66,8 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
                     continue
                 if task in ("logits", "far") and index:
                     continue
+                if task == "far" and kind != MODELS[model].formats[0]:
+                    continue  # what decides there, attention and its cache, is the same in all
                 able = [c for c in own if task not in ENGINES[c.engine].lacks]
                 jobs += [Job(index, task, able[(index + i) % len(able)]) for i in range(len(able))]
     return jobs

@@ -61,7 +61,7 @@ def limit_line(table: Mapping[str, Any]) -> str:
     parts = []
     if "bandwidth_share" in found:
         parts.append(
-            f"a step of one request reads {found['read_of_a_step'] / 1e6:,.0f} MB of weights, at "
+            f"in Enginewright a step of one request reads {found['read_of_a_step'] / 1e6:,.0f} MB of weights, at "
             f"{found['bandwidth_share']:.0%} of the {found['bandwidth_of_weights']:.1f} GB/s of a loop over as much"
         )
     if "peak_share" in found:
@@ -76,8 +76,10 @@ def limit_line(table: Mapping[str, Any]) -> str:
             f"{', '.join(f'{share:.0%}' for share in behind.values())} of the {found['bandwidth']:.1f} GB/s of memory"
         )
     if "memory" in found:
-        parts.append(f"at its peak the process has {found['memory']:.2f} times the bytes of weights and KV cache")
-    return f"Enginewright: {'; '.join(parts)}." if parts else ""
+        parts.append(
+            f"at its peak Enginewright's process has {found['memory']:.2f} times the bytes of weights and KV cache"
+        )
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 
 
 def goal_table(goals: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:

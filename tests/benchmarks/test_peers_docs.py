@@ -57,7 +57,7 @@ def test_tables_have_figures_ratios_and_what_is_missing(result: dict[str, Any]) 
     text = "\n".join(whole(result))
     assert "- OpenVINO GenAI, smollm2, int8: no wheel" in text
     assert "67% of the 45.0 GB/s" in text and "60% of 1,000 G" in text
-    assert "behind 16,384 tokens a step moves weights and cache at 75% of the 40.0 GB/s" in text
+    assert "Behind 16,384 tokens a step moves weights and cache at 75% of the 40.0 GB/s" in text
     assert "3 rounds in 10 minutes." in text
     result["measured"]["whole"] = False
     assert "3 rounds in 10 minutes, stopped in the last: " in "\n".join(whole(result))

@@ -20,7 +20,7 @@ from enginewright import LLM
 WORK = Workload(
     prompt=40,
     long_prompt=70,
-    far_prompt=90,
+    far_prompt=96,
     short_prompt=8,
     steps=4,
     long_steps=3,
@@ -49,7 +49,7 @@ def test_a_run_gives_every_speed(tiny_bundle: Path) -> None:
 def test_a_long_prompt_and_limits(tiny_bundle: Path) -> None:
     assert set(ours("long", tiny_bundle).figures) == {"prefill_long", "decode_long"}
     far = ours("far", tiny_bundle).figures
-    assert set(far) == {"prefill_far", "decode_far", "prefill_farther", "decode_farther"}
+    assert set(far) == {"prefill_far", "decode_far", "decode_farther"}
     limits = ours("roofline", tiny_bundle, worker="roofline")
     assert set(limits.figures) == {"bandwidth", "bandwidth_of_weights"}  # it has no products of 8 bits
     sizes = [limits.bytes[name] for name in ("read", "decode_long", "decode_far", "decode_farther")]

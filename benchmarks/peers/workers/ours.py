@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,25 +16,27 @@ from enginewright import LLM, SamplingParams, __version__
 from enginewright.plugins.steps.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.executors.base import Executor, Pending
 from enginewright.runtime.executors.open import make_executor, target_groups
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
-from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from peers.agent import Conversation
 from peers.ahead import Answer, Texts
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
 
 
 class Served:
-    """A bundle behind an engine whose caches hold so many requests of so many tokens."""
+    """A bundle behind an engine whose caches hold so many requests of so many tokens; ``behind``: so many more may seem
+    to be before them."""
 
-    def __init__(self, path: str, work: Workload, requests: int, context: int) -> None:
+    def __init__(self, path: str, work: Workload, requests: int, context: int, *, behind: int = 0) -> None:
         bundle = Bundle.open(path, "code")
         self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
         blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
         placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant), provider=work.provider)
-        self.executor = make_executor(bundle, work.target, blocks, context, placement)
+        self.executor: Any = make_executor(bundle, work.target, blocks, context + behind, placement)
         self.engine = Engine(self.executor, SchedulerConfig())
         self.kv_bytes = sum(group.bytes_per_block * blocks[group.name] for group in self.groups)
         self.weight_bytes = sum(bundle.tensor(name).bytes for name in used_weights(bundle, work.target))
@@ -112,16 +115,36 @@ def long(model: str, work: Workload) -> Report:
     return served.report({"prefill_long": work.long_prompt / seconds, "decode_long": decode})
 
 
+class Doubled:
+    """An executor that adds ``tokens`` to what is behind each step: the first blocks of its tables, once more. A step
+    reads as much as if they had been computed."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner, self.tokens = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def submit(self, step: StepInput) -> Pending:
+        """Runs the step behind more."""
+        sizes = {group.name: group.block_size for group in self.inner.cache_groups}
+        tables = {n: np.concatenate((t[:, : self.tokens // sizes[n]], t), 1) for n, t in step.block_tables.items()}
+        kv_len, positions = step.kv_len + np.int32(self.tokens), step.positions + np.int32(self.tokens)
+        return self.inner.submit(replace(step, block_tables=tables, kv_len=kv_len, positions=positions))
+
+
 def far(model: str, work: Workload) -> Report:
-    """See ``workload``; the longer cache is filled by a prompt of its own. The engine below ``LLM`` takes requests that
-    are longer than what the model was made for."""
-    figures = {}
-    for name, tokens in (("far", work.far_prompt), ("farther", 2 * work.far_prompt)):
-        served = Served(model, work, 1, tokens + work.long_steps + SPARE)
-        served.warm_up(work)
-        requests, seconds = served.prefill(work.prompts(1, tokens), work.long_steps)
-        figures[f"prefill_{name}"] = tokens / seconds
-        figures[f"decode_{name}"] = served.decode(requests, work.long_steps)
+    """See ``workload``; the longer cache has the prompt twice. The engine below ``LLM`` takes requests that are longer
+    than what the model was made for."""
+    tokens, steps = work.far_prompt, work.long_steps
+    served = Served(model, work, 1, tokens + 2 * steps + SPARE, behind=tokens)
+    served.executor = doubled = Doubled(served.executor)
+    served.engine = Engine(doubled, SchedulerConfig())
+    served.warm_up(work)
+    requests, seconds = served.prefill(work.prompts(1, tokens), 2 * steps)
+    figures = {"prefill_far": tokens / seconds, "decode_far": served.decode(requests, steps)}
+    doubled.tokens = tokens
+    figures["decode_farther"] = served.decode(requests, steps)
     return served.report(figures)
 
 
