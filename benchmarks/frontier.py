@@ -410,15 +410,17 @@ def table(result: Mapping[str, Any]) -> str:
 def page(result: Mapping[str, Any]) -> str:
     """docs/inside/frontier.md."""
     compared = beaten(result)
-    below = [f"{name} ({ours}, {ratio:.2f})" for name, ours, ratio in compared if ratio is not None and ratio <= 1]
-    above = [f"{name} ({ours}, {ratio:.2f})" for name, ours, ratio in compared if ratio is not None and ratio > 1]
+    above = [name for name, _, ratio in compared if ratio is not None and ratio > 1]
     smaller = [name for name, ours, _ in compared if ours is None]
+    rows = [line((f"`{n}`", ours or "", f"{ratio:.2f}")) for n, ours, ratio in compared if ratio is not None]
     told = [
-        f"Ours is on or below theirs at the size of {', '.join(below)}." if below else "",
-        f"Theirs is below ours at the size of {', '.join(above)}." if above else "",
+        f"At the size of each of their types, the best of ours that takes at most {100 * NEAR:.0f} % more bits. "
+        "KL is the one on the text where it is larger.\n",
+        line(("their type", "ours", "KL, ours over theirs")),
+        line(("---", "---", "---:")),
+        *rows,
+        f"\nTheirs is below ours at the size of {', '.join(above)}." if above else "\nTheirs is nowhere below ours.",
         f"Nothing of ours is as small as {', '.join(smaller)}." if smaller else "",
-        f"In brackets: the best of ours that takes at most {NEAR:.0%} more bits than that type.".replace("%", " %"),
-        "Behind it stands its KL over theirs, both on the text where it is larger.",
     ]
     if result["weights"] == "as in the file":
         told = ["The weights come from a file of 4 bits: types on its grid are nearly free, so nothing is compared."]

@@ -17,6 +17,7 @@ RESULT: dict[str, Any] = {
     "date": "2026-01-01",
     "model": "a.gguf",
     "weights": "moved",
+    "calibration_tokens": 64,
     "tokens": 512,
     "machine": {"processor": "one", "threads": 2},
     "points": [
@@ -45,14 +46,14 @@ def test_each_of_their_types_meets_the_best_of_ours_that_is_no_larger() -> None:
 
 def test_the_page_says_where_theirs_is_below() -> None:
     page = module.page(RESULT)
-    assert "on or below theirs at the size of Q4_K_M (q4_k, 0.50)" in page
-    assert "Theirs is below ours at the size of Q8_0 (int8, 2.00)" in page
+    assert "| `Q4_K_M` | q4_k | 0.50 |" in page and "| `Q8_0` | int8 | 2.00 |" in page
+    assert "Theirs is below ours at the size of Q8_0." in page
     assert "Nothing of ours is as small as Q2_K" in page
     assert "| ours | q4_k | 4.60 | 0.05 | 0.025 | 95 |" in page
     drawing = module.drawing(RESULT)
     assert drawing.count("<circle") == len(RESULT["points"]) and drawing.rstrip().endswith("</svg>")
     on_grid = module.page(RESULT | {"weights": "as in the file"})
-    assert "nothing is compared" in on_grid and "below" not in on_grid
+    assert "nothing is compared" in on_grid and "below" not in on_grid and "ours over theirs" not in on_grid
 
 
 @pytest.mark.parametrize("rows", [2, 5])
