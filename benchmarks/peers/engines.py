@@ -25,7 +25,7 @@ class Engine:
         formats: what it has of ours with as many bits a weight, and how the engine calls it.
         model: file or folder in the model's folder, with ``{format}`` and ``{gguf}`` filled in.
         made_by: "make_models", "convert" or "export".
-        lacks: tasks that would take it hours.
+        lacks: tasks that its worker doesn't have.
     """
 
     name: str

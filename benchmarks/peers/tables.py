@@ -12,6 +12,7 @@ SHORT = ("prefill", "decode_1", "decode_16", "peak")
 """Figures that the README shows."""
 
 WIDEST = "AVX-512"
+"""The kind of machine that goals were set for."""
 
 KINDS = {
     "ratio": "{title}",

@@ -120,7 +120,7 @@ class Worker(Protocol):
     def long(self, model: str, work: Workload) -> Report: ...
 
     def far(self, model: str, work: Workload) -> Report:
-        """Runs behind the longest contexts; an engine that would take hours lacks this."""
+        """Runs behind the longest contexts; some workers lack this."""
 
     def start(self, model: str, work: Workload) -> Report:
         """Calls ``first_token`` when it has it."""

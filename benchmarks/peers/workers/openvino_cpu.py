@@ -29,7 +29,7 @@ class Served:
     def __init__(self, path: str, work: Workload, tokens: int, requests: int, *, prefix_cache: bool = False) -> None:
         config = openvino_genai.SchedulerConfig()
         config.num_kv_blocks = -(-tokens // BLOCK) + requests + 1
-        config.max_num_batched_tokens = max(work.prompt, work.long_prompt, 512)  # of a step
+        config.max_num_batched_tokens = max(work.prompt, work.long_prompt, 512)
         config.max_num_seqs = max(requests, 1)
         config.dynamic_split_fuse = True
         config.enable_prefix_caching = prefix_cache
@@ -108,22 +108,23 @@ def speed(path: str, work: Workload) -> Report:
     return Report(ENGINE, SETTINGS, figures)
 
 
+def _alone(path: str, work: Workload, tokens: int, name: str) -> Report:
+    """A prompt of so many tokens, and steps behind it."""
+    served = Served(path, work, tokens + work.long_steps + 64, 1)
+    _warm(served, work)
+    _, seconds = served.prefill(work.prompts(1, tokens), work.long_steps + 8)
+    decode = served.decode(1, work.long_steps)
+    return Report(ENGINE, SETTINGS, {f"prefill_{name}": tokens / seconds, f"decode_{name}": decode})
+
+
 def long(path: str, work: Workload) -> Report:
     """See ``workload``."""
-    served = Served(path, work, work.long_prompt + work.long_steps + 64, 1)
-    _warm(served, work)
-    _, seconds = served.prefill(work.prompts(1, work.long_prompt), work.long_steps + 8)
-    decode = served.decode(1, work.long_steps)
-    return Report(ENGINE, SETTINGS, {"prefill_long": work.long_prompt / seconds, "decode_long": decode})
+    return _alone(path, work, work.long_prompt, "long")
 
 
 def far(path: str, work: Workload) -> Report:
-    """See ``workload``; nothing fills a longer cache but an hour's prompt, so steps behind one are left out."""
-    served = Served(path, work, work.far_prompt + work.long_steps + 64, 1)
-    _warm(served, work)
-    _, seconds = served.prefill(work.prompts(1, work.far_prompt), work.long_steps + 8)
-    decode = served.decode(1, work.long_steps)
-    return Report(ENGINE, SETTINGS, {"prefill_far": work.far_prompt / seconds, "decode_far": decode})
+    """See ``workload``; steps behind a cache that is longer than the prompt are left out."""
+    return _alone(path, work, work.far_prompt, "far")
 
 
 def start(path: str, work: Workload) -> Report:

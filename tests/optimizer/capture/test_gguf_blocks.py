@@ -249,6 +249,26 @@ def test_rows_of_q2_0_that_do_not_fit_are_refused(tiny_model: Callable[..., PreT
             open_gguf(path)
 
 
+@pytest.mark.parametrize("names", [("w",), ("w", "x")], ids=["the last tensor", "one before another"])
+@pytest.mark.parametrize("rows", [8, 33])
+def test_q2_0_in_blocks_of_128_is_refused(names: tuple[str, ...], rows: int, tmp_path: Path) -> None:
+    path = tmp_path / "older.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for name in names:
+        writer.add_tensor(name, np.zeros((rows, 256 // 128 * 34), np.int8))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", 1) + b"w") + 9 + 4
+    data[at : at + 8] = struct.pack("<Q", 256)
+    data[at + 16 : at + 20] = struct.pack("<I", Q2_0)
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"tensor w has .* blocks of Q2_0 would be .* blocks of 128"):
+        open_gguf(path)
+
+
 def test_scales_that_float16_lacks_are_named() -> None:
     stored = np.zeros((1, 17), np.uint8)  # 2^-128
     field = gguf.ReaderField(0, "blk.0.w")
