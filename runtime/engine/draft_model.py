@@ -267,8 +267,7 @@ def open_draft(
         ) from e
     blocks = {g.name: plan.blocks[f"draft {g.name}"] for g in groups}
     try:
-        own = replace(placement, partition=Partition(), ray=None, offload=None)  # its blocks stay in memory
-        executor = make_executor(draft, MEASURED, blocks, context, own)
+        executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
         raise type(e)(f"speculate: {e.message}", hint=e.hint) from e
     taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)
