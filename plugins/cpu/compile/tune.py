@@ -25,7 +25,7 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
     "thread_tasks": (4, 16),
     "task_rows": (48, 192),
     "small_work": (1 << 14, 1 << 18),
-    "split_tiles": (2, 8),
+    "split_tiles": (4, 64),
     "spin_microseconds": (10, 250),
 }
 """Tunable -> what is tried beside the executor's own."""

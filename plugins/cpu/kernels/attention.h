@@ -31,7 +31,7 @@ template <class Products>
 struct AttentionScratch {
   using Element = typename Products::Element;
   Element* q;                        // [rows, query_size]
-  Element *k, *v;                    // unpacked blocks of a step
+  typename Products::Stored *k, *v;  // unpacked blocks of a step
   Element* p;                        // [kRows, kStep] weights, or block by block of all rows
   float* scores;                     // the same
   float *key_scales, *value_scales;  // [kStep]
@@ -41,7 +41,7 @@ struct AttentionScratch {
 // The blocks of a step: where their elements are to be read, and how far ahead of it what comes next.
 template <class Products>
 struct StepBlocks {
-  const typename Products::Element *k[kStepBlocks], *v[kStepBlocks];
+  const typename Products::Stored *k[kStepBlocks], *v[kStepBlocks];
   int64_t k_ahead[kStepBlocks], v_ahead[kStepBlocks];
 };
 
@@ -51,38 +51,38 @@ struct StepBlocks {
 template <class Products>
 void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const AttentionScratch<Products>& s,
                  int64_t step, int64_t begin, int64_t end, uint32_t needed, StepBlocks<Products>* blocks) {
-  using Element = typename Products::Element;
+  using Stored = typename Products::Stored;
   const KvCache& c = a.cache;
   const float scale = common_scale(a);
   for (int64_t b = begin; b < end; ++b) {
     if ((needed >> b & 1u) == 0) continue;
     const int64_t tile = step * kStepBlocks + b;
-    const LaterPiece later = later_piece(a, t, tile);
+    const LaterPiece later = later_piece(a, t, tile, Products::kBlocksAhead);
     const char* k = key_piece(c, t.blocks[tile], t.kv_head);
     const char* v = value_piece(c, t.blocks[tile], t.kv_head);
     const char* next_k = key_piece(c, later.block, later.head);
     const char* next_v = value_piece(c, later.block, later.head);
-    if (Products::reads_keys(c)) {
-      if (Products::kTiles) prefetch_piece(next_k, kv_piece_bytes(c.format, c.key_size));
-      blocks->k[b] = reinterpret_cast<const Element*>(k);
-      blocks->k_ahead[b] = (next_k - k) / static_cast<int64_t>(sizeof(Element));
-    } else {
-      prefetch_piece(next_k, kv_piece_bytes(c.format, c.key_size));
-      Element* to = s.k + b * Products::key_elements(c.key_size);
-      Products::unpack_keys(c, k, to);
-      blocks->k[b] = to;
-      blocks->k_ahead[b] = 0;
-    }
-    if (Products::reads_values(c)) {
-      if (Products::kTiles) prefetch_piece(next_v, kv_piece_bytes(c.format, c.value_size));
-      blocks->v[b] = reinterpret_cast<const Element*>(v);
-      blocks->v_ahead[b] = (next_v - v) / static_cast<int64_t>(sizeof(Element));
-    } else {
-      prefetch_piece(next_v, kv_piece_bytes(c.format, c.value_size));
-      Element* to = s.v + b * kBlock * c.value_size;
-      Products::unpack_values(c, v, to);
-      blocks->v[b] = to;
-      blocks->v_ahead[b] = 0;
+    blocks->k[b] = reinterpret_cast<const Stored*>(k);
+    blocks->v[b] = reinterpret_cast<const Stored*>(v);
+    blocks->k_ahead[b] = (next_k - k) / static_cast<int64_t>(sizeof(Stored));
+    blocks->v_ahead[b] = (next_v - v) / static_cast<int64_t>(sizeof(Stored));
+    if constexpr (!Products::kAsStored) {
+      if (Products::kTiles || !Products::reads_keys(c))
+        prefetch_piece(next_k, kv_piece_bytes(c.format, c.key_size));
+      if (Products::kTiles || !Products::reads_values(c))
+        prefetch_piece(next_v, kv_piece_bytes(c.format, c.value_size));
+      if (!Products::reads_keys(c)) {
+        Stored* to = s.k + b * Products::key_elements(c.key_size);
+        Products::unpack_keys(c, k, to);
+        blocks->k[b] = to;
+        blocks->k_ahead[b] = 0;
+      }
+      if (!Products::reads_values(c)) {
+        Stored* to = s.v + b * kBlock * c.value_size;
+        Products::unpack_values(c, v, to);
+        blocks->v[b] = to;
+        blocks->v_ahead[b] = 0;
+      }
     }
     if (!has_scales(c.format)) continue;
     const float* key_scales = reinterpret_cast<const float*>(k + kBlock * c.key_size);
@@ -90,8 +90,6 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     __builtin_memcpy(s.value_scales + b * kBlock, v + kBlock * c.value_size, kBlock * sizeof(float));
   }
 }
-
-constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // Bits of a step's blocks from block `first` on; past the last one there is nothing to hide.
 EW_INLINE uint32_t shifted(uint32_t blocks, int64_t first) {
@@ -310,7 +308,16 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
   const int64_t last = t.position + t.tokens - 1, from = first_key(a.window, t.position);
   const int64_t begin = clamp(from, split * kSplit, (split + 1) * kSplit) / kStep;
   const int64_t end = (clamp(last + 1, split * kSplit, (split + 1) * kSplit) + kStep - 1) / kStep;
-  for (int64_t step = begin; step < end; ++step) attend_step(a, t, s, step);
+  const auto attend_steps = [&](const auto& own) {
+    for (int64_t step = begin; step < end; ++step) attend_step(a, t, own, step);
+  };
+#if !defined(EW_BF16)
+  if (StoredProducts::takes(a.cache, t.tokens * t.heads)) {
+    return attend_steps(AttentionScratch<StoredProducts>{s.q, nullptr, nullptr, s.p, s.scores, s.key_scales,
+                                                         s.value_scales, s.split, s.total});
+  }
+#endif
+  attend_steps(s);
 }
 
 template <class Products>
@@ -384,9 +391,9 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
     work += rows * (t.position + t.tokens - first_key(a.window, t.position)) * (size + width);
   });
   if (tiles == 0) return;
-  // Long requests with too few tiles for the threads: a task a split, then the merge.
+  // Long requests with few tiles for the threads: a task a split, then the merge.
   const bool split_up = threads > 1 && work >= small_work(pool) &&
-                        tiles < tuned(pool_tuning(pool).split_tiles, 4) * threads && splits > tiles &&
+                        tiles < tuned(pool_tuning(pool).split_tiles, 16) * threads && splits > tiles &&
                         partial_rows * per_row <= kMaxPartial;
 
   const ScratchPlan<Products> plan(a.cache);
@@ -414,21 +421,27 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
       t.chosen = chosen + (t.token * a.cache.kv_heads + t.kv_head) * words;
       t.chosen_stride = a.cache.kv_heads * words;
     }
-    if (split_up) t.partial = partial;
+    if (split_up) {
+      t.partial = partial;
+      partial += t.tokens * t.heads * per_row * (t.split_end - t.split_begin);
+    }
     tile_list[tile++] = t;
-    if (!split_up) {
-      task_list[task++] = t;
-      return;
-    }
-    for (int64_t split = t.split_begin; split < t.split_end; ++split) {
-      AttentionTask one = t;
-      one.split_begin = split;
-      one.split_end = split + 1;
-      one.partial = partial;
-      task_list[task++] = one;
-      partial += t.tokens * t.heads * per_row;
-    }
+    if (!split_up) task_list[task++] = t;
   });
+  // The heads of a split follow each other, as their pieces of each block do in memory.
+  for (int64_t first = 0, past = 0; split_up && first < tiles; first = past) {
+    const AttentionTask& of = tile_list[first];
+    while (past < tiles && tile_list[past].token == of.token) ++past;
+    for (int64_t split = of.split_begin; split < of.split_end; ++split) {
+      for (int64_t i = first; i < past; ++i) {
+        AttentionTask one = tile_list[i];
+        one.split_begin = split;
+        one.split_end = split + 1;
+        one.partial += (split - of.split_begin) * one.tokens * one.heads * per_row;
+        task_list[task++] = one;
+      }
+    }
+  }
   for (int64_t i = 0; i + 1 < task_count; ++i) task_list[i].next = task_list + i + 1;
   const auto sums_at = [&](const AttentionTask& t, float* at) {
     const int64_t rows = t.tokens * t.heads;

@@ -3,9 +3,10 @@
 // FloatProducts: of floats. PairProducts: of bf16, two neighbours along the sum in one instruction, where
 // there is VDPBF16. Caches of bf16, i8 and fp8 are bf16 numbers (times a scale of each key, which goes to the
 // score and to the weight), so that their products are those of bf16 on every instruction set: q and p are
-// rounded to bf16, and FloatProducts takes the pairs one after the other.
+// rounded to bf16, and FloatProducts takes the pairs one after the other, or StoredProducts where few rows
+// share them.
 //
-// Pieces of the cache that an instruction can't read as they lie are unpacked first:
+// Pieces of the cache that the others can't read as they lie are unpacked first:
 //
 //   FloatProducts   k [D][32]               v [32][Dv]         floats
 //   PairProducts    k [(D+1)/2][32][2]      v [16][Dv][2]      bf16; what fills an odd D is zero
@@ -19,19 +20,23 @@
 namespace ew {
 namespace {
 
+constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
 struct NoScope {
   NoScope(const KvCache&, int64_t) {}
 };
 
 struct FloatProducts {
   using Element = float;
+  using Stored = float;
   using Scope = NoScope;
   // With 8 registers of 16 floats: 6 rows of one, or 3 of two. Elsewhere rows have two.
   static constexpr bool kNarrow = kRegisters == 8;
   static constexpr int kRows = kNarrow ? 6 : kMaxRows;
   template <int R>
   static constexpr int kVectors = kNarrow && R > 3 ? 1 : 2;
-  static constexpr bool kTiles = false, kBlockwise = kNarrow;
+  static constexpr bool kTiles = false, kBlockwise = kNarrow, kAsStored = false;
+  static constexpr int64_t kBlocksAhead = kStepBlocks;
 
   static int64_t query_size(int64_t size) { return size; }
   static int64_t key_elements(int64_t size) { return size * kBlock; }
@@ -165,13 +170,126 @@ struct FloatProducts {
   }
 };
 
-#if defined(EW_BF16)
+#if !defined(EW_BF16)
+
+// FloatProducts for some rows and a cache of bf16: pairs become floats as they are read, since a block
+// unpacked would be written and read again for few uses. The chains are the same. Both products go through a
+// block a few pairs deep, with the sums in memory from one piece to the next: so a block is read nearly as it
+// lies, which suits memory.
+struct StoredProducts : FloatProducts {
+  using Stored = uint16_t;
+  static constexpr bool kAsStored = true;
+  static constexpr int64_t kBlocksAhead = 2;
+  static constexpr int64_t kMostRows = kNarrow ? 4 * kRows : kRows;  // measured for kNarrow
+  static constexpr int64_t kKeyPairs = 16, kValuePairs = 4;          // the depth of a piece
+
+  static bool takes(const KvCache& c, int64_t rows) {
+    return c.format == KvFormat::bf16 && rows <= kMostRows && c.key_size % 2 == 0 && c.value_size % 16 == 0;
+  }
+  static bool finite(const uint16_t* v, int64_t count) {
+    uint32_t special = 0;
+    for (int64_t i = 0; i < count; ++i) special |= (v[i] & 0x7f80u) == 0x7f80u ? 1u : 0u;
+    return special == 0;
+  }
+
+  // acc[r][c] = fma(x[r], column, acc[r][c]) for R rows.
+  template <int R, int C>
+  EW_INLINE static void add_products(const float* x, int64_t x_stride, F16 column, int c, F16 (&acc)[R][C]) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) acc[r][c] = fma(splat(x[r * x_stride]), column, acc[r][c]);
+  }
+  // The chains of R rows and C vectors over `count` pairs, on from acc.
+  template <int R, int C>
+  EW_INLINE static void chain_pairs(const float* x, int64_t x_stride, const uint16_t* w, int64_t w_stride,
+                                    int64_t count, int64_t ahead, F16 (&acc)[R][C]) {
+    for (int64_t pair = 0; pair < count; ++pair) {
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) {
+        __builtin_prefetch(w + c * 32 + ahead, 0, 2);
+        add_products<R, C>(x + 2 * pair, x_stride, load_pairs(w + c * 32).first, c, acc);
+        add_products<R, C>(x + 2 * pair + 1, x_stride, load_pairs(w + c * 32).second, c, acc);
+      }
+      w += w_stride;
+    }
+  }
+  // One pair of which only one element takes part.
+  template <int R, int C>
+  EW_INLINE static void half_pair(const float* x, const uint16_t* w, bool second, F16 (&acc)[R][C]) {
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) {
+      const Pairs column = load_pairs(w + c * 32);
+      add_products<R, C>(x, kStep, second ? column.second : column.first, c, acc);
+    }
+  }
+
+  template <int R>
+  static void scores(const float* q, int64_t size, const uint16_t* k, int64_t ahead, float* out) {
+    constexpr int C = kVectors<R>;
+    const int64_t pairs = size / 2;
+    for (int64_t pair = 0; pair < pairs; pair += kKeyPairs) {
+      const int64_t count = pairs - pair < kKeyPairs ? pairs - pair : kKeyPairs;
+      for (int64_t slot = 0; slot < kBlock; slot += 16 * C) {
+        float* to = out + slot;
+        F16 acc[R][C];
+        for (int r = 0; r < R; ++r) {
+          for (int c = 0; c < C; ++c) acc[r][c] = pair > 0 ? load(to + r * kStep + 16 * c) : zero();
+        }
+        chain_pairs<R, C>(q + 2 * pair, size, k + (pair * kBlock + slot) * 2, 2 * kBlock, count, ahead, acc);
+        for (int r = 0; r < R; ++r) {
+          for (int c = 0; c < C; ++c) store(to + r * kStep + 16 * c, acc[r][c]);
+        }
+      }
+    }
+  }
+
+  template <int R>
+  static void values(const float* p, const uint16_t* const* v, const int64_t* ahead, int64_t first,
+                     int64_t past, int64_t width, const float* factors, float* o) {
+    // Of slots low .. high-1 of a block, of which the first and the last may be one of a pair.
+    const auto columns = [&]<int C>(const float* row, const uint16_t* block, int64_t far, int64_t low,
+                                    int64_t high, const float* scale, float* to) {
+      F16 acc[R][C];
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) acc[r][i] = load(to + r * width + 16 * i) * splat(scale[r]);
+      }
+      if (low % 2 != 0) {
+        half_pair<R, C>(row + low, block + (low - 1) * width, true, acc);
+        ++low;
+      }
+      const int64_t whole = high / 2 * 2;
+      if (low < whole)
+        chain_pairs<R, C>(row + low, kStep, block + low * width, 2 * width, (whole - low) / 2, far, acc);
+      if (whole < high && low < high) half_pair<R, C>(row + whole, block + whole * width, false, acc);
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) store(to + r * width + 16 * i, acc[r][i]);
+      }
+    };
+    for (int64_t slot = first; slot < past;) {
+      const int64_t b = slot / kBlock, low = slot % kBlock;
+      const int64_t limit = (low / (2 * kValuePairs) + 1) * 2 * kValuePairs;
+      const int64_t high = past - b * kBlock < limit ? past - b * kBlock : limit;
+      const float *row = p + b * kBlock, *scale = slot == first ? factors : kOnes;
+      int64_t c = 0;
+      if constexpr (kVectors<R> == 2) {
+        for (; c + 32 <= width; c += 32)
+          columns.template operator()<2>(row, v[b] + c * 2, ahead[b], low, high, scale, o + c);
+      }
+      for (; c < width; c += 16)
+        columns.template operator()<1>(row, v[b] + c * 2, ahead[b], low, high, scale, o + c);
+      slot = b * kBlock + high;
+    }
+  }
+};
+
+#else
 
 struct PairProducts {
   using Element = uint16_t;
+  using Stored = uint16_t;
   using Scope = NoScope;
   static constexpr int kRows = kBf16Rows;
-  static constexpr bool kTiles = false, kBlockwise = false;
+  static constexpr bool kTiles = false, kBlockwise = false, kAsStored = false;
+  static constexpr int64_t kBlocksAhead = kStepBlocks;
 
   static int64_t query_size(int64_t size) { return (size + 1) / 2 * 2; }
   static int64_t key_elements(int64_t size) { return (size + 1) / 2 * 2 * kBlock; }

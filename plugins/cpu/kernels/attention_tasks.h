@@ -58,18 +58,20 @@ EW_INLINE void prefetch_piece(const char* piece, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i, 0, 2);
 }
 
-// What is read a step after block `tile`: by this task, or by the next one, which mostly has the same worker.
+// What is read `ahead` blocks after block `tile`: by this task, or by the next one, which mostly has the same
+// worker.
 struct LaterPiece {
   int64_t block, head;
 };
-EW_INLINE LaterPiece later_piece(const PagedAttentionArgs& a, const AttentionTask& t, int64_t tile) {
-  if (t.chosen != nullptr) {  // the next block that the first token sees, a step behind or more
-    for (int64_t later = tile + kStepBlocks; later <= last_block(t); ++later)
+EW_INLINE LaterPiece later_piece(const PagedAttentionArgs& a, const AttentionTask& t, int64_t tile,
+                                 int64_t ahead) {
+  if (t.chosen != nullptr) {  // the next block that the first token sees, so far behind or more
+    for (int64_t later = tile + ahead; later <= last_block(t); ++later)
       if (chosen_blocks(t, 0, later, 1) != 0) return {t.blocks[later], t.kv_head};
     return {t.blocks[tile], t.kv_head};
   }
-  const int64_t beyond = tile + kStepBlocks - last_block(t);
-  if (beyond <= 0) return {t.blocks[tile + kStepBlocks], t.kv_head};
+  const int64_t beyond = tile + ahead - last_block(t);
+  if (beyond <= 0) return {t.blocks[tile + ahead], t.kv_head};
   if (t.next != nullptr) {
     const int64_t later = first_block(a, *t.next) + beyond - 1;
     if (later <= last_block(*t.next)) return {t.next->blocks[later], t.next->kv_head};
