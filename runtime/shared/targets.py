@@ -26,12 +26,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .errors import TargetError
 from .records import Record
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 OWN = {
     "cpu": "enginewright.plugins.cpu",
@@ -88,7 +90,8 @@ def _loaded(package: str, name: str) -> ModuleType | None:
 
 def sections_of(target: str) -> Mapping[str, type[Record]] | None:
     """What a target's manifest may have besides what all have, by key; None where nobody here knows the target."""
-    if target not in _declared() and (target not in OWN or importlib.util.find_spec(OWN[target]) is None):
+    ours = target in OWN and importlib.util.find_spec(OWN[target]) is not None
+    if not ours and target not in _declared():
         return None
     sections: Mapping[str, type[Record]] = getattr(part(target, "section"), "SECTIONS", {})
     return sections
@@ -131,4 +134,6 @@ class Halves(Mapping[str, T], Generic[T]):
 
 
 def _declared() -> dict[str, metadata.EntryPoint]:
+    from importlib import metadata  # takes 30 ms: only for who asks for a target that isn't ours
+
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import metadata
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +145,8 @@ class CpuExecutor(HostBlocks):
     @property
     def cache_identity(self) -> bytes:
         """See ``kv_cache.disk_tier.BlockMemory``."""
+        from importlib import metadata  # later than the first token
+
         version = metadata.version("enginewright")
         return cache_identity(self._bundle, self._target, NUMERICS_VERSION, version, self._program.isa)
 

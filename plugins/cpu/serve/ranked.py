@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -202,6 +201,8 @@ class RankedExecutor(CpuExecutor):
 
     @property
     def cache_identity(self) -> bytes:
+        from importlib import metadata  # later than the first token
+
         version = metadata.version("enginewright")
         further = NUMERICS_VERSION, version, self._program.isa, str(self._how)
         return cache_identity(self._bundle, self._target, *further)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -59,6 +58,8 @@ class TuningFile(Record, frozen=True, kw_only=True):
         row_seconds: Mapping[int, tuple[float, ...]] | None = None,
     ) -> TuningFile:
         """What was measured now."""
+        from importlib import metadata
+
         return cls(
             enginewright=metadata.version("enginewright"),
             program_sha256=bundle.files[_PROGRAM].sha256,
