@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    found.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    found.add_argument("--formats", nargs="+", choices=FORMATS, default=[], help="those of each model if left out")
     found.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     found.add_argument("--tasks", nargs="+", choices=TAKEN, default=list(COMPARED), help="what is measured")
     found.add_argument("--rounds", type=int, default=3)

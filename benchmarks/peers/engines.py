@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["int8", "int4", "q4_k_m", "bf16"]
-FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m", "bf16")
+Format = Literal["int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "bf16"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "bf16")
+STORED: tuple[Format, ...] = ("q4_k_m", "q6_k", "iq4_xs")
+"""Types of GGUF files, which engines take as they are stored."""
 OURS = "enginewright"
-GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "q4_k_m": "source", "bf16": "f16"}
-"""What llama.cpp loads of a model, and OpenVINO converts; "source" is the file that the model comes as."""
+GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "bf16": "f16", **{kind: kind for kind in STORED}}
+"""What llama.cpp loads of a model, and OpenVINO converts."""
+_AS_STORED: Mapping[Format, str] = dict.fromkeys(STORED, "the file's own blocks")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,12 @@ ENGINES = {
             packages=(),
             module="enginewright",
             worker="ours",
-            formats={"int8": "recipe int8", "int4": "recipe int4", "q4_k_m": "recipe gguf", "bf16": "recipe bf16"},
+            formats={
+                "int8": "recipe int8",
+                "int4": "recipe int4",
+                "bf16": "recipe bf16",
+                **dict.fromkeys(STORED, "recipe gguf"),
+            },
             model="{format}.bundle",
             made_by="export",
         ),
@@ -59,7 +67,7 @@ ENGINES = {
             packages=("llama-cpp-python==0.3.36",),
             module="llama_cpp",
             worker="llama_cpp",
-            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "q4_k_m": "the file's own blocks", "bf16": "F16"},
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "bf16": "F16", **_AS_STORED},
             model="{gguf}.gguf",
             made_by="make_models",
         ),
@@ -68,7 +76,7 @@ ENGINES = {
             packages=("ik-llama-cpp-python==0.1.5", "llama-cpp-python==0.3.36"),
             module="ik_llama_cpp",
             worker="ik_llama_cpp",
-            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "q4_k_m": "the file's own blocks"},
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", **_AS_STORED},
             model="{gguf}.gguf",
             made_by="make_models",
         ),

@@ -1,9 +1,9 @@
 """Makes the files that engines read of a model, once: python -m peers.make_models MODEL FOLDER [--kinds KIND ...]
 
-Everything starts from one GGUF (``source``): a real model's, or one with random weights and SmolLM2's tokenizer. Of it
-come ``hf`` (a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of
-tokens, which is the head too, has 8 bits, as our recipe int4 has) and ``reference`` (logits of the package's text in
-float32, by transformers).
+Everything starts from one GGUF: a real model's, or one with random weights and SmolLM2's tokenizer. Of it come ``hf``
+(a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of tokens, which
+is the head too, has 8 bits, as our recipe int4 has), the file itself by its type, and ``reference`` (logits of the
+package's text in float32, by transformers). Other types of GGUF files llama.cpp makes (``peers.quantize``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from convert_gguf import convert_gguf, copy_metadata
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from peers.engines import STORED
 from peers.loading import REPOSITORY, load_module
 from peers.models import MODELS, RANDOM_SIZES, TEXT_TOKENS
 
 SEED = 0
 STD = 0.02
-KINDS = ("source", "hf", "f16", "q8_0", "q4_0", "reference")
+KINDS = ("hf", "f16", "q8_0", "q4_0", *STORED, "reference")
 
 
 def fetched_gguf(model: str) -> Path:
@@ -134,9 +135,10 @@ def make(model: str, folder: Path, kinds: list[str]) -> None:
     source = source_gguf(model, folder)
     if "hf" in kinds or "reference" in kinds:
         hf_folder(source, folder / "hf", torch.bfloat16 if MODELS[model].random else torch.float32)
-    if "source" in kinds and not (folder / "source.gguf").exists():
-        shutil.copyfile(source, folder / "source.unfinished")
-        os.replace(folder / "source.unfinished", folder / "source.gguf")
+    stored = MODELS[model].stored
+    if stored in kinds and not (folder / f"{stored}.gguf").exists():
+        shutil.copyfile(source, folder / "stored.unfinished")
+        os.replace(folder / "stored.unfinished", folder / f"{stored}.gguf")
     for kind, table in (("f16", None), ("q8_0", None), ("q4_0", "Q8_0")):
         if kind in kinds and not (folder / f"{kind}.gguf").exists():
             convert_gguf(source, folder / f"{kind}.gguf", kind.upper(), table=table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.engines import Format
+from peers.engines import STORED, Format
 
 TEXT_TOKENS = 256
 """The length of the text that engines' logits are compared on."""
@@ -44,6 +44,8 @@ class Model:
         steps: tokens decoded behind a prompt of each request, and all of a batch.
         short_prompt: tokens of the prompts of a batch.
         formats: that it is compared in.
+        more: that it is compared in where they are asked for.
+        stored: the type of the file that it comes as, where that is among the formats.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Model:
     steps: int
     short_prompt: int
     formats: tuple[Format, ...] = ("int8", "int4")
+    more: tuple[Format, ...] = ()
+    stored: Format | None = None
 
 
 MODELS = {
@@ -67,6 +71,7 @@ MODELS = {
             long_rounds=2,
             steps=48,
             short_prompt=64,
+            more=STORED,
         ),
         Model(
             "gemma3",
@@ -77,6 +82,7 @@ MODELS = {
             steps=48,
             short_prompt=64,
             formats=("q4_k_m",),
+            stored="q4_k_m",
         ),
         Model(
             "llama-1b",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.engines import ENGINES, GGUF, OURS, Engine, Format
+from peers.engines import ENGINES, GGUF, OURS, STORED, Engine, Format
 from peers.install import install, last_error, peers_python
 from peers.loading import BENCHMARKS, BUILD, REPOSITORY
 from peers.models import MODELS
@@ -51,9 +51,9 @@ class Missing:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be compared. ``prefix`` comes before every run; ``keep``: bundles stay as they are;
-    ``kv_cache``: what ours store keys and values in, instead of what their recipes say; ``every_format``: formats too
-    that models aren't compared in by default."""
+    """What is to be compared. No ``formats``: those of each model. ``prefix`` comes before every run; ``keep``: bundles
+    stay as they are; ``kv_cache``: what ours store keys and values in, instead of what their recipes say;
+    ``every_format``: formats too that models aren't compared in."""
 
     models: Sequence[str]
     formats: Sequence[Format]
@@ -65,7 +65,10 @@ class Asked:
 
     def formats_of(self, model: str) -> list[Format]:
         """Those of a model."""
-        return [kind for kind in self.formats if self.every_format or kind in MODELS[model].formats]
+        its = MODELS[model]
+        if not self.formats:
+            return list(its.formats)
+        return [kind for kind in self.formats if self.every_format or kind in its.formats + its.more]
 
 
 def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
@@ -85,8 +88,12 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
     for model in asked.models:
         folder = BUILD / model
         tell(f"make {model}")
-        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model))]
+        made = [kind for kind in asked.formats_of(model) if kind in STORED and kind != MODELS[model].stored]
+        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if made else [])]
         quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
+        for kind in made:
+            if not (target := folder / f"{kind}.gguf").exists():
+                quietly([str(python), "-m", "peers.quantize", str(folder / "f16.gguf"), str(target), kind.upper()])
         for kind in asked.formats_of(model):
             for engine in able:
                 if kind not in engine.formats:
@@ -117,7 +124,8 @@ def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: A
     target = folder / engine.path(kind)
     if engine.made_by == "export":
         if not (asked.keep and target.exists()):
-            export(source_of(folder), target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache)
+            source = folder / f"{kind}.gguf" if kind in STORED else source_of(folder)
+            export(source, target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache)
     elif engine.made_by == "convert" and not target.exists():
         try:
             quietly([str(python), "-m", "peers.convert", engine.name, kind, str(folder), str(target)])

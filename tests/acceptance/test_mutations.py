@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from enginewright.optimizer.capture.gguf_blocks import Q2_0
+from enginewright.optimizer.capture.gguf_blocks import SIZES as BLOCK_SIZES
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -127,15 +130,18 @@ K_QUANTS = {
     "attn_output": gguf.GGMLQuantizationType.IQ4_XS,
     "ffn_gate": gguf.GGMLQuantizationType.Q3_K,
     "ffn_up": gguf.GGMLQuantizationType.Q2_K,
+    "ffn_down": Q2_0,
     "token_embd": gguf.GGMLQuantizationType.Q6_K,
+    "output": gguf.GGMLQuantizationType.Q1_0,
 }
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
+HALVES |= {"Q1_0": (0,), "Q2_0": (0,)}
 """Where a block's 16-bit floats lie."""
 
 
 def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> npt.NDArray[np.uint8]:
     """Blocks of random codes and small scales: the package that reads these types can't write them."""
-    values, size = gguf.GGML_QUANT_SIZES[kind]
+    values, size = BLOCK_SIZES[kind]
     blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // values, size), np.uint8)
     for at in HALVES[kind.name]:
         blocks[..., at : at + 2] = np.float16([0.001]).view(np.uint8)
@@ -166,13 +172,19 @@ def write_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    newer: dict[str, int] = {}  # tensors of a type that the package doesn't know: their columns
     for name, value in model.state_dict().items():
         base = name.removesuffix(".weight")
         layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", base)
         stored = f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer else f"{NAMES[base]}.weight"
         data = value.detach().float().numpy()
         if (other := kinds.get(stored.removesuffix(".weight").rpartition(".")[2])) is not None:
-            writer.add_tensor(stored, random_blocks(other, *data.shape), raw_dtype=other)
+            blocks = random_blocks(other, *data.shape)
+            if other == Q2_0:
+                newer[stored] = data.shape[1]
+                writer.add_tensor(stored, blocks.view(np.int8))
+            else:
+                writer.add_tensor(stored, blocks, raw_dtype=other)
             continue
         kind = gguf.GGMLQuantizationType.Q8_0 if data.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(stored, gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
@@ -180,6 +192,11 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    written = bytearray(path.read_bytes())
+    for stored, columns in newer.items():  # behind its name: how many dimensions, two of them, its type
+        at = written.index(stored.encode()) + len(stored) + 4
+        written[at : at + 8], written[at + 16 : at + 20] = struct.pack("<Q", columns), struct.pack("<I", Q2_0)
+    path.write_bytes(written)
 
 
 @pytest.fixture(scope="module")

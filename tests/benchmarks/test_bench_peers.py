@@ -96,6 +96,13 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
     ]
 
 
+def test_a_model_has_formats_of_its_own_and_more_where_they_are_asked_for() -> None:
+    assert [Asked([], [], []).formats_of(model) for model in ("smollm2", "gemma3")] == [["int8", "int4"], ["q4_k_m"]]
+    some = Asked([], ["int4", "q6_k", "q4_k_m"], [])
+    assert some.formats_of("smollm2") == ["int4", "q6_k", "q4_k_m"]
+    assert (some.formats_of("gemma3"), some.formats_of("llama-1b")) == (["q4_k_m"], ["int4"])
+
+
 def test_bundles_are_of_the_code_that_made_them(tmp_path: Path) -> None:
     for part in ("optimizer", "passes", "plugins", "runtime"):
         (tmp_path / part).mkdir()

@@ -195,7 +195,7 @@ struct StoredProducts : FloatProducts {
   // acc[r][c] = fma(x[r], column, acc[r][c]) for R rows.
   template <int R, int C>
   EW_INLINE static void add_products(const float* x, int64_t x_stride, F16 column, int c, F16 (&acc)[R][C]) {
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) acc[r][c] = fma(splat(x[r * x_stride]), column, acc[r][c]);
   }
   // The chains of R rows and C vectors over `count` pairs, on from acc.
