@@ -226,14 +226,12 @@ def _use_tokenizer(tokenizer: Tokenizer) -> None:
 
 def _gguf_case(folder: Path, name: str) -> Case:
     """A GGUF file, of which everything is read that an export reads: configuration, tensors and tokenizer."""
-    from gguf import GGUFReader
-
     from enginewright.optimizer.capture import build_from_gguf, gguf
     from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
 
     path = folder / name
     original = path.read_bytes()
-    header = GGUFReader(str(path)).data_offset
+    header = min(tensor.data_offset for tensor in gguf.open_gguf(path).tensors.values())
 
     def run(rng: random.Random) -> None:
         with _replaced(path, mutate_bytes(rng, original, header), original):
