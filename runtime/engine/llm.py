@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -162,9 +161,7 @@ class LLM:
         target = choose_target(bundle, target)
         info = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
-        beside = ThreadPoolExecutor(1)  # takes a fifth of the time to a first token, and needs nothing of the rest
-        loading = beside.submit(Tokenizer, files) if files.tokenizer_json else None
-        beside.shutdown(wait=False)
+        tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
         placement = Placement(
             threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray, offload=offload
         )
@@ -176,12 +173,7 @@ class LLM:
                 config = replace(config, prefill_tokens=executor.caps.max_tokens)
             if config.speculate is None:  # a few rows more may need a bucket of many
                 config = replace(config, speculate=False)
-        try:
-            tokenizer = loading.result() if loading is not None else None
-        except BaseException:
-            executor.close()
-            raise
-        del files, loading
+        del files
         return_freed_memory()
         self._start(Engine(executor, config, draft), info, tokenizer, seed)
         self._name, self._bundle = bundle.path.name, bundle
