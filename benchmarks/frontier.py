@@ -1,12 +1,14 @@
 """KL against bits a weight and against speed: our recipes and llama.cpp's types, of the same weights and texts.
 
-    python benchmarks/frontier.py MODEL.gguf --calibration FILE [--recovered DIR | --moved] [--types Q4_K_M Q6_K]
-        [--recipes int4-gptq] [--sizes Q4_K_M Q6_K] [--rounds 3] [--peers PYTHON] [--page docs/inside/frontier.md]
+    python benchmarks/frontier.py MODEL.gguf [MODEL.gguf ...] [--calibration FILE] [--recovered DIR | --moved]
+        [--types Q4_K_M Q6_K] [--recipes int4-gptq] [--sizes Q4_K_M Q6_K] [--rounds 3] [--peers PYTHON]
+        [--page docs/inside/frontier.md]
 
-MODEL is dequantized to a GGUF file of 32-bit floats, or takes the weights that `optimize recover` made of it
+Each MODEL is dequantized to a GGUF file of 32-bit floats, or takes the weights that `optimize recover` made of it
 (--recovered), which lie on no type's grid; with --moved each block of 32 weights is moved off the grid of 4 bits by
 noise of up to half a step, as much as rounding to it takes away. From that file come all: theirs by llama.cpp's own
-quantizer (peers/quantize.py) with an importance matrix, ours by exports. Both look at the same calibration tokens.
+quantizer (peers/quantize.py) with an importance matrix, ours by exports. Both look at the same calibration tokens;
+without --calibration they are those of this project's pages for users.
 --sizes: types whose size, in bytes of weights, ``auto`` gets as its budget; it is searched once, over all formats.
 
 KL(f32 || quantized) is of the next token, on average over the first tokens of two texts that nothing was calibrated on:
@@ -29,6 +31,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +95,9 @@ class Point:
 def main() -> int:
     """Makes, compares, times, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("--calibration", type=Path, required=True, help="a text that passes and importance look at")
-    parser.add_argument("--recovered", type=Path, help="a folder of `optimize recover`, of MODEL")
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="a GGUF file")
+    parser.add_argument("--calibration", type=Path, help="a text that passes and importance look at")
+    parser.add_argument("--recovered", type=Path, help="a folder of `optimize recover`, of the only MODEL")
     parser.add_argument("--moved", action="store_true", help="move the weights off the grid of 4 bits by noise")
     parser.add_argument("--calibration-tokens", type=int, default=8192)
     parser.add_argument("--types", nargs="*", default=TYPES, help="of llama.cpp")
@@ -109,59 +112,87 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="the result; benchmarks/results/frontier-* if left out")
     parser.add_argument("--page", type=Path, help="the page to write, with its chart beside it")
     options = parser.parse_args()
+    if options.recovered is not None and len(options.models) > 1:
+        parser.error("--recovered is of one model")
     options.folder.mkdir(parents=True, exist_ok=True)
-    path = options.json or HERE / "results" / f"frontier-{options.model.stem.lower()}-{date.today().isoformat()}.json"
+    names = "-".join(model.stem.lower() for model in options.models)
+    path = options.json or HERE / "results" / f"frontier-{names}-{date.today().isoformat()}.json"
     python = options.peers or peers_python(BUILD / "peers")
     if (why := install(ENGINES["llama.cpp"], python)) is not None:
         print(why, file=sys.stderr)
         return 1
+    calibrated_on = "this project's pages" if options.calibration is None else options.calibration.name
+    if options.calibration is None:
+        options.calibration = options.folder / "pages.txt"
+        options.calibration.write_text(pages(), encoding="utf-8")
 
-    points = {p["name"]: Point(**p) for p in json.loads(path.read_text())["points"]} if path.exists() else {}
+    saved = json.loads(path.read_text())["models"] if path.exists() else []
+    points = {model.name: dict[str, Point]() for model in options.models}
+    for model in saved:
+        points[model["model"]] = {p["name"]: Point(**p) for p in model["points"]}
 
     def save() -> dict[str, Any]:
         found = {
             "date": date.today().isoformat(),
             "commit": commit(),
-            "command": " ".join(sys.argv),
-            "model": options.model.name,
+            "command": " ".join(["benchmarks/frontier.py", *(m.name for m in options.models), *given(sys.argv[1:])]),
             "weights": "trained" if options.recovered is not None else "moved" if options.moved else "as in the file",
+            "calibrated_on": calibrated_on,
             "calibration_tokens": options.calibration_tokens,
             "tokens": options.tokens,
             "machine": {"processor": processor(), "threads": options.threads},
-            "points": [asdict(p) for p in points.values()],
+            "models": [{"model": name, "points": [asdict(p) for p in its.values()]} for name, its in points.items()],
         }
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(found, indent=1) + "\n")
+        os.replace(unfinished, path)
         return found
 
-    source = options.folder.resolve() / "source.gguf"
-    if not source.exists():
-        other = moved if options.moved else None
-        write_floats(
-            options.model, source, other if options.recovered is None else recovered_tensors(options.recovered)
-        )
-    made = Maker(source, options, python)
-    work: dict[str, Callable[[], tuple[Path, float]]] = {name: lambda n=name: made.theirs(n) for name in options.types}
-    work |= {name: lambda n=name: made.ours(n, load_recipe(n)) for name in options.recipes}
-    work |= {f"auto at {name}": lambda n=name: made.at_size_of(n) for name in options.sizes}
-    files: dict[str, Path] = {}
-    for name, make in work.items():
-        files[name], seconds = make()
-        if name not in points:
-            points[name] = Point(name, name not in options.types, made.bits(files[name]), made.kl(files[name]), seconds)
-            print(points[name], file=sys.stderr)
-            save()
+    commands: list[tuple[Point, Command, Path]] = []
+    for model in options.models:
+        made = Maker(model, options, python)
+        work: dict[str, Callable[[], tuple[Path, float]]] = {name: partial(made.theirs, name) for name in options.types}
+        work |= {name: partial(made.ours, name, load_recipe(name)) for name in options.recipes}
+        work |= {f"auto at {name}": partial(made.at_size_of, name) for name in options.sizes}
+        its = points[model.name]
+        for name, make in work.items():
+            file, seconds = make()
+            if name not in its:
+                its[name] = Point(name, name not in options.types, made.bits(file), made.kl(file), seconds)
+                print(model.name, its[name], file=sys.stderr)
+                save()
+            commands.append((its[name], made.command(file, options.prefix), file))
     speed = Workload(threads=options.threads, batches=(1,))
     for _ in range(options.rounds):
-        for name, file in files.items():
-            found = run(made.command(file, options.prefix).line("speed", file, speed))
-            points[name].speeds.append(found.figures["decode_1"])
+        for point, command, file in commands:
+            point.speeds.append(run(command.line("speed", file, speed)).figures["decode_1"])
         save()
     result = save()
-    print(table(result))
+    for model in result["models"]:
+        print(model["model"], table(model), sep="\n\n")
     if options.page is not None:
         options.page.write_text(page(result), encoding="utf-8")
         options.page.with_suffix(".svg").write_text(drawing(result), encoding="utf-8")
     return 0
+
+
+def given(arguments: Sequence[str]) -> list[str]:
+    """Arguments without files' names and what says where files are."""
+    kept: list[str] = []
+    left_out = True  # models come first
+    for argument in arguments:
+        if argument.startswith("--"):
+            left_out = argument in ("--calibration", "--recovered", "--peers", "--folder", "--json", "--page")
+        if not left_out:
+            kept.append(argument)
+    return kept
+
+
+def pages() -> str:
+    """This project's pages for users, one behind the other: a text to calibrate on."""
+    return "\n\n".join(
+        path.read_text(encoding="utf-8") for path in sorted((HERE.parent / "docs" / "use").rglob("*.md"))
+    )
 
 
 def write_floats(model: Path, target: Path, other: Callable[[str, np.ndarray, Any], np.ndarray] | None) -> None:
@@ -229,8 +260,15 @@ def recovered_tensors(folder: Path) -> Callable[[str, np.ndarray, Any], np.ndarr
 class Maker:
     """Makes files and bundles of one source, and compares them with it."""
 
-    def __init__(self, source: Path, options: argparse.Namespace, python: Path) -> None:
-        self.source, self.options, self.python, self.folder = source, options, python, options.folder.resolve()
+    def __init__(self, model: Path, options: argparse.Namespace, python: Path) -> None:
+        self.options, self.python, self.folder = options, python, options.folder.resolve() / model.stem.lower()
+        self.folder.mkdir(exist_ok=True)
+        self.source = self.folder / "source.gguf"
+        if not self.source.exists():
+            other = moved if options.moved else None
+            write_floats(
+                model, self.source, other if options.recovered is None else recovered_tensors(options.recovered)
+            )
         self.texts = {"package": PACKAGED.read_text(encoding="utf-8")}
         topics: Mapping[str, str] = pydoc_data.topics.topics
         self.texts["python"] = "\n\n".join(topics[key] for key in ("objects", "execmodel", "naming", "exceptions"))
@@ -367,10 +405,10 @@ def weight_bytes(file: Path) -> int:
     return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
 
 
-def frontier(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that no other of them is below, with no more bits."""
+def frontier(points: Sequence[Mapping[str, Any]], cost: Callable[[Any], float]) -> list[Mapping[str, Any]]:
+    """Those that no other of them is below, at no more cost."""
     kept: list[Mapping[str, Any]] = []
-    for point in sorted(points, key=lambda p: (p["bits"], worst(p))):
+    for point in sorted(points, key=lambda p: (cost(p), worst(p))):
         if not kept or worst(point) < worst(kept[-1]):
             kept.append(point)
     return kept
@@ -381,11 +419,11 @@ def worst(point: Mapping[str, Any]) -> float:
     return max(point["kl"].values())
 
 
-def beaten(result: Mapping[str, Any]) -> list[tuple[str, str | None, float | None]]:
+def beaten(model: Mapping[str, Any]) -> list[tuple[str, str | None, float | None]]:
     """Each of their types with the best of ours that takes no more bits, and our KL over theirs; None without one."""
-    ours = [p for p in result["points"] if p["ours"]]
+    ours = [p for p in model["points"] if p["ours"]]
     found: list[tuple[str, str | None, float | None]] = []
-    for point in (p for p in result["points"] if not p["ours"]):
+    for point in (p for p in model["points"] if not p["ours"]):
         fitting = [p for p in ours if p["bits"] <= point["bits"] * (1 + NEAR)]
         best = min(fitting, key=worst, default=None)
         found.append(
@@ -394,13 +432,13 @@ def beaten(result: Mapping[str, Any]) -> list[tuple[str, str | None, float | Non
     return found
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(model: Mapping[str, Any]) -> str:
     """All points, by their size."""
     lines = [
         line(("of", "", "bits a weight", "KL, package's text", "KL, Python's", "tokens/s")),
         line(("---", "---", *["---:"] * 4)),
     ]
-    for p in sorted(result["points"], key=lambda p: p["bits"]):
+    for p in sorted(model["points"], key=lambda p: p["bits"]):
         speed = f"{statistics.median(p['speeds']):,.0f}" if p["speeds"] else ""
         kls = [f"{p['kl'][text]:.3g}" for text in ("package", "python")]
         lines.append(line(("ours" if p["ours"] else "llama.cpp", p["name"], f"{p['bits']:.2f}", *kls, speed)))
@@ -409,87 +447,112 @@ def table(result: Mapping[str, Any]) -> str:
 
 def page(result: Mapping[str, Any]) -> str:
     """docs/inside/frontier.md."""
-    compared = beaten(result)
-    above = [name for name, _, ratio in compared if ratio is not None and ratio > 1]
-    smaller = [name for name, ours, _ in compared if ours is None]
-    rows = [line((f"`{n}`", ours or "", f"{ratio:.2f}")) for n, ours, ratio in compared if ratio is not None]
-    told = [
-        f"At the size of each of their types, the best of ours that takes at most {100 * NEAR:.0f} % more bits. "
-        "KL is the one on the text where it is larger.\n",
-        line(("their type", "ours", "KL, ours over theirs")),
-        line(("---", "---", "---:")),
-        *rows,
-        f"\nTheirs is below ours at the size of {', '.join(above)}." if above else "\nTheirs is nowhere below ours.",
-        f"Nothing of ours is as small as {', '.join(smaller)}." if smaller else "",
-    ]
-    if result["weights"] == "as in the file":
-        told = ["The weights come from a file of 4 bits: types on its grid are nearly free, so nothing is compared."]
     how = {
         "trained": ", trained on by `optimize recover`",
-        "moved": ", its weights moved off the grid of their file by noise of up to half a step",
+        "moved": ", weights moved off the grid of their file by noise of up to half a step",
         "as in the file": "",
     }[result["weights"]]
     machine = result["machine"]
+    models = "\n\n".join(
+        f"## {model['model']}\n\n{table(model)}\n\n{comparison(model, result['weights'])}" for model in result["models"]
+    )
     return f"""# Quality at every size
 
 `python benchmarks/frontier.py` makes this page. It shows the KL divergence from 32-bit floats, on the first
 {result["tokens"]:,} tokens of two texts that nothing was calibrated on: the package's, and Python's language reference.
 
-- {result["model"]}{how}. {machine["processor"]}, {machine["threads"]} threads; {result["date"]}.
+- {" and ".join(model["model"] for model in result["models"])}{how}.
+  {machine["processor"]}, {machine["threads"]} threads; {result["date"]}.
 - llama.cpp's types have an importance matrix. It and our recipes saw the same {result["calibration_tokens"]:,}
-  calibration tokens.
+  calibration tokens, of {result["calibrated_on"]}.
 - *auto at* a type is our recipe `auto`, whose budget are the bytes of that type's weights.
 - Bits a weight are those of all that is stored, tables of tokens included. Speed is that of decoding one request, the
   median of rounds in which all ran in turn.
+- In the chart KL is the one on the text where it is larger.
 
-![KL by bits a weight](frontier.svg)
+![KL by bits a weight and by speed](frontier.svg)
 
-{table(result)}
-
-{chr(10).join(part for part in told if part)}
+{models}
 """
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 64, 24, 30, 46
+def comparison(model: Mapping[str, Any], weights: str) -> str:
+    """What the page says of a model's types of theirs beside the best of ours that is no larger."""
+    if weights == "as in the file":
+        return "The weights come from a file of 4 bits: types on its grid are nearly free, so nothing is compared."
+    compared = beaten(model)
+    above = [name for name, _, ratio in compared if ratio is not None and ratio > 1]
+    smaller = [name for name, ours, _ in compared if ours is None]
+    told = [
+        f"At the size of each of their types, the best of ours that takes at most {100 * NEAR:.0f} % more bits. "
+        "KL is the one on the text where it is larger.\n",
+        line(("their type", "ours", "KL, ours over theirs")),
+        line(("---", "---", "---:")),
+        *(line((f"`{n}`", ours or "", f"{ratio:.2f}")) for n, ours, ratio in compared if ratio is not None),
+        f"\nTheirs is below ours at the size of {', '.join(above)}." if above else "\nTheirs is nowhere below ours.",
+        f"Nothing of ours is as small as {', '.join(smaller)}." if smaller else "",
+    ]
+    return "\n".join(part for part in told if part)
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 64, 24, 44, 46
 
 
 def drawing(result: Mapping[str, Any]) -> str:
-    """KL, as powers of ten, by bits a weight, as SVG."""
-    points = result["points"]
-    low, high = min(p["bits"] for p in points) - 0.3, max(p["bits"] for p in points) + 0.3
-    kls = [worst(p) for p in points]
-    bottom, top = np.floor(np.log10(min(kls))), np.ceil(np.log10(max(kls)))
+    """KL, as powers of ten, by bits a weight and by speed: a row for each model, as SVG."""
+    parts: list[str] = []
+    for row, model in enumerate(result["models"]):
+        speeds = all(p["speeds"] for p in model["points"])
+        parts += panel(model, "bits a weight", lambda p: float(p["bits"]), 0, row * HEIGHT)
+        if speeds:
+            parts += panel(model, "tokens a second", lambda p: statistics.median(p["speeds"]), WIDTH, row * HEIGHT)
+    width, height = 2 * WIDTH, HEIGHT * len(result["models"])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+    back = f'<rect width="{width}" height="{height}" fill="white"/>'
+    return "\n".join([head + 'font-family="sans-serif" font-size="12" fill="#57606a">', back, *parts, "</svg>", ""])
 
-    def x(bits: float) -> float:
-        return round(LEFT + (bits - low) / (high - low) * (WIDTH - LEFT - RIGHT), 1)
+
+def panel(model: Mapping[str, Any], label: str, value: Callable[[Any], float], right: int, down: int) -> list[str]:
+    """A model's KL by a value of its points; lines join those that none of the same maker's is better than in both."""
+    points = model["points"]
+    values, kls = [value(p) for p in points], [worst(p) for p in points]
+    room = 0.06 * (max(values) - min(values)) or 1.0
+    low, high = min(values) - room, max(values) + room
+    bottom, top = np.floor(np.log10(min(kls))), np.ceil(np.log10(max(kls)))
+    fewer = label == "bits a weight"
+
+    def x(of: float) -> float:
+        return round(LEFT + (of - low) / (high - low) * (WIDTH - LEFT - RIGHT), 1)
 
     def y(kl: float) -> float:
         return round(TOP + (top - np.log10(kl)) / (top - bottom) * (HEIGHT - TOP - BOTTOM), 1)
 
-    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+    parts = [f'<g transform="translate({right} {down})">']
+    parts.append(f'<text x="{LEFT}" y="24" font-size="14" fill="#24292f">{model["model"]}</text>')
     for power in range(int(bottom), int(top) + 1):
         at = y(10.0**power)
         parts.append(f'<path d="M{LEFT} {at}H{WIDTH - RIGHT}" stroke="#d0d7de"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{10.0**power:g}</text>')
-    for bits in range(int(np.ceil(low)), int(high) + 1):
-        parts.append(f'<text x="{x(bits)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{bits}</text>')
-    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">bits a weight</text>')
-    for ours, color, label in ((True, "#0969da", "Enginewright"), (False, "#bc4c00", "llama.cpp")):
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if (high - low) / step <= 10)
+    for tick in range(step * int(np.ceil(low / step)), int(high) + 1, step):
+        parts.append(f'<text x="{x(tick)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick}</text>')
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{label}</text>')
+    for ours, color, who in ((True, "#0969da", "Enginewright"), (False, "#bc4c00", "llama.cpp")):
         own = [p for p in points if p["ours"] is ours]
-        path = "L".join(f"{x(p['bits'])} {y(worst(p))}" for p in frontier(own))
+        best = frontier(own, value if fewer else lambda p: -value(p))
+        path = "L".join(f"{x(value(p))} {y(worst(p))}" for p in best)
         parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts.append(
-            f'<text x="{WIDTH - RIGHT - 8}" y="{TOP + (14 if ours else 32)}" text-anchor="end" '
-            f'fill="{color}">{label}</text>'
+            f'<text x="{WIDTH - RIGHT - 8}" y="{14 if ours else 32}" text-anchor="end" fill="{color}">{who}</text>'
         )
         for p in own:
-            parts.append(f'<circle cx="{x(p["bits"])}" cy="{y(worst(p))}" r="3.5" fill="{color}"/>')
+            at = x(value(p)), y(worst(p))
+            parts.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="3.5" fill="{color}"/>')
             parts.append(
-                f'<text x="{x(p["bits"]) + (0 if ours else 6)}" y="{y(worst(p)) + (15 if ours else -5)}" '
-                f'font-size="10" fill="{color}">{p["name"]}</text>'
+                f'<text x="{at[0] + (0 if ours else 6)}" y="{at[1] + (15 if ours else -5)}" font-size="10" '
+                f'fill="{color}">{p["name"]}</text>'
             )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
-    return "\n".join([head + 'font-size="12" fill="#57606a">', *parts, "</svg>", ""])
+    return [*parts, "</g>"]
 
 
 if __name__ == "__main__":
