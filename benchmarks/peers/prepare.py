@@ -91,11 +91,12 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
         made = [kind for kind in asked.formats_of(model) if kind in STORED and kind != MODELS[model].stored]
         kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model)), *(["f16"] if made else [])]
         quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
-        for kind in made:
-            if not (target := folder / f"{kind}.gguf").exists():
-                quietly([str(python), "-m", "peers.quantize", str(folder / "f16.gguf"), str(target), kind.upper()])
+        without = {kind: why for kind in made if (why := _quantized(folder, kind, python)) is not None}
         for kind in asked.formats_of(model):
             for engine in able:
+                if kind in without:
+                    missing.append(Missing(engine.name, model, kind, without[kind]))
+                    continue
                 if kind not in engine.formats:
                     missing.append(Missing(engine.name, model, kind, f"it doesn't support the format {kind}"))
                     continue
@@ -117,6 +118,17 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
     for contender in found:
         write_anew(contender.path)
     return found, missing
+
+
+def _quantized(folder: Path, kind: Format, python: Path) -> str | None:
+    """Has llama.cpp make a file of a type of its own, if it isn't there; the reason if it can't."""
+    if (target := folder / f"{kind}.gguf").exists():
+        return None
+    try:
+        quietly([str(python), "-m", "peers.quantize", str(folder / "f16.gguf"), str(target), kind.upper()])
+    except subprocess.CalledProcessError as e:
+        return f"llama.cpp can't make the file: {last_error(e.stderr)}"
+    return None
 
 
 def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: Asked) -> str | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,25 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
     assert [(m.engine, m.format, m.reason) for m in missing] == [
         ("llama.cpp", "", "no wheel"),
         ("ctranslate2", "int4", "it doesn't support the format int4"),
+    ]
+
+
+def test_a_file_that_llama_cpp_can_not_make_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quietly(command: Sequence[str]) -> None:
+        if "peers.quantize" in command and command[-1] == "Q6_K":
+            raise subprocess.CalledProcessError(1, command, stderr="it failed with 1\n")
+        if "peers.quantize" in command:
+            Path(command[-2]).write_bytes(b"")
+
+    monkeypatch.setattr("peers.prepare.BUILD", tmp_path)
+    monkeypatch.setattr("peers.prepare.peers_python", lambda folder: Path("no-python"))
+    monkeypatch.setattr("peers.prepare.quietly", quietly)
+    monkeypatch.setattr("peers.prepare.install", lambda engine, python: None)
+    (tmp_path / "smollm2").mkdir()
+    found, missing = prepare(Asked(["smollm2"], ["q6_k", "iq4_xs"], ["llama.cpp"], keep=True), lambda text: None)
+    assert [(c.engine, c.format) for c in found] == [("llama.cpp", "iq4_xs")]
+    assert [(m.engine, m.format, m.reason) for m in missing] == [
+        ("llama.cpp", "q6_k", "llama.cpp can't make the file: it failed with 1")
     ]
 
 
