@@ -222,7 +222,7 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       const bool of_all = (piece.seen.all >> b & 1u) != 0;
       if (of_all && b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
       if (of_all && !Products::kTiles && piece.low == all_begin && piece.high == all_end) continue;
-      piece.apart = piece.apart || !Products::finite(blocks.v[b], kBlock * width);
+      piece.apart = piece.apart || !finite(blocks.v[b], kBlock * width);
     }
   };
   const auto add_values = [&](Piece& piece, int64_t begin, int64_t end) {

@@ -22,6 +22,19 @@ namespace {
 
 constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
+// Whether none of `count` floats, or of bf16 numbers, is NaN or infinite.
+inline bool finite(const float* v, int64_t count) {
+  uint32_t special = 0;
+  for (int64_t i = 0; i < count; ++i)
+    special |= (bits_as<uint32_t>(v[i]) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+  return special == 0;
+}
+inline bool finite(const uint16_t* v, int64_t count) {
+  uint32_t special = 0;
+  for (int64_t i = 0; i < count; ++i) special |= (v[i] & 0x7f80u) == 0x7f80u ? 1u : 0u;
+  return special == 0;
+}
+
 struct NoScope {
   NoScope(const KvCache&, int64_t) {}
 };
@@ -112,12 +125,6 @@ struct FloatProducts {
   static void unpack_values(const KvCache& c, const char* piece, float* to) {
     unpack(c.format, piece, kBlock / 2, c.value_size, to);
   }
-  static bool finite(const float* v, int64_t count) {
-    uint32_t special = 0;
-    for (int64_t i = 0; i < count; ++i)
-      special |= (bits_as<uint32_t>(v[i]) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
-    return special == 0;
-  }
 
   // out[r][slot] = q.k, a chain over d.
   template <int R>
@@ -185,11 +192,6 @@ struct StoredProducts : FloatProducts {
 
   static bool takes(const KvCache& c, int64_t rows) {
     return c.format == KvFormat::bf16 && rows <= kMostRows && c.key_size % 2 == 0 && c.value_size % 16 == 0;
-  }
-  static bool finite(const uint16_t* v, int64_t count) {
-    uint32_t special = 0;
-    for (int64_t i = 0; i < count; ++i) special |= (v[i] & 0x7f80u) == 0x7f80u ? 1u : 0u;
-    return special == 0;
   }
 
   // acc[r][c] = fma(x[r], column, acc[r][c]) for R rows.
@@ -338,11 +340,6 @@ struct PairProducts {
       for (int64_t i = 0; i < kBlock * c.value_size; ++i)
         to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
     });
-  }
-  static bool finite(const uint16_t* v, int64_t count) {
-    uint32_t special = 0;
-    for (int64_t i = 0; i < count; ++i) special |= (v[i] & 0x7f80u) == 0x7f80u ? 1u : 0u;
-    return special == 0;
   }
 
   // The chains of R rows and C vectors over `count` pairs, on from acc. Of the last vector `lanes` are read.
