@@ -81,6 +81,16 @@ ENGINES = {
             made_by="make_models",
         ),
         Engine(
+            "mistral.rs",
+            packages=("mistralrs==0.9.5",),
+            module="mistralrs",
+            worker="mistral_rs_cpu",
+            formats=_AS_STORED,
+            model="{gguf}.gguf",
+            made_by="make_models",
+            lacks=("long", "far"),  # a prompt of 4,096 takes it a quarter of an hour
+        ),
+        Engine(
             "openvino",
             packages=("openvino-genai==2026.4.1.0",),
             module="openvino_genai",
