@@ -42,7 +42,7 @@ from convert_gguf import FILE_TYPES, copy_metadata
 from peers.engines import ENGINES
 from peers.install import install, peers_python
 from peers.loading import BUILD
-from peers.machine import commit, processor
+from peers.machine import commit, machine
 from peers.marked_table import line
 from peers.processes import Command, environment, run
 from peers.workload import Report, Workload
@@ -126,22 +126,28 @@ def main() -> int:
         options.calibration = options.folder / "pages.txt"
         options.calibration.write_text(pages(), encoding="utf-8")
 
-    saved = json.loads(path.read_text())["models"] if path.exists() else []
+    here = {"date": date.today().isoformat(), "commit": commit(), "machine": {"threads": options.threads, **machine()}}
+    abouts = {model.name: here for model in options.models}
     points = {model.name: dict[str, Point]() for model in options.models}
-    for model in saved:
-        points[model["model"]] = {p["name"]: Point(**p) for p in model["points"]}
+    for saved in json.loads(path.read_text())["models"] if path.exists() else []:
+        name, its = saved["model"], {key: saved[key] for key in here}
+        if name in abouts and its["machine"]["instruction_sets"] != here["machine"]["instruction_sets"]:
+            print(f"{path}: {name} was measured on another machine; give another --json", file=sys.stderr)
+            return 1
+        points[name] = {p["name"]: Point(**p) for p in saved["points"]}
+        abouts[name] = here if name in abouts else its
 
     def save() -> dict[str, Any]:
         found = {
-            "date": date.today().isoformat(),
-            "commit": commit(),
             "command": " ".join(["benchmarks/frontier.py", *(m.name for m in options.models), *given(sys.argv[1:])]),
             "weights": "trained" if options.recovered is not None else "moved" if options.moved else "as in the file",
             "calibrated_on": calibrated_on,
             "calibration_tokens": options.calibration_tokens,
             "tokens": options.tokens,
-            "machine": {"processor": processor(), "threads": options.threads},
-            "models": [{"model": name, "points": [asdict(p) for p in its.values()]} for name, its in points.items()],
+            "models": [
+                {"model": name, **abouts[name], "points": [asdict(p) for p in its.values()]}
+                for name, its in points.items()
+            ],
         }
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(found, indent=1) + "\n")
@@ -452,9 +458,9 @@ def page(result: Mapping[str, Any]) -> str:
         "moved": ", weights moved off the grid of their file by noise of up to half a step",
         "as in the file": "",
     }[result["weights"]]
-    machine = result["machine"]
     models = "\n\n".join(
-        f"## {model['model']}\n\n{table(model)}\n\n{comparison(model, result['weights'])}" for model in result["models"]
+        f"## {model['model']}\n\n{_where(model)}\n\n{table(model)}\n\n{comparison(model, result['weights'])}"
+        for model in result["models"]
     )
     return f"""# Quality at every size
 
@@ -462,7 +468,6 @@ def page(result: Mapping[str, Any]) -> str:
 {result["tokens"]:,} tokens of two texts that nothing was calibrated on: the package's, and Python's language reference.
 
 - {" and ".join(model["model"] for model in result["models"])}{how}.
-  {machine["processor"]}, {machine["threads"]} threads; {result["date"]}.
 - llama.cpp's types have an importance matrix. It and our recipes saw the same {result["calibration_tokens"]:,}
   calibration tokens, of {result["calibrated_on"]}.
 - *auto at* a type is our recipe `auto`, whose budget are the bytes of that type's weights.
@@ -474,6 +479,18 @@ def page(result: Mapping[str, Any]) -> str:
 
 {models}
 """
+
+
+def _where(model: Mapping[str, Any]) -> str:
+    machine = model["machine"]
+    sets = (
+        "AVX-512"
+        if "avx512f" in machine["instruction_sets"]
+        else "AVX2"
+        if "avx2" in machine["instruction_sets"]
+        else ""
+    )
+    return f"{machine['processor']}{' with ' + sets if sets else ''}, {machine['threads']} threads; {model['date']}."
 
 
 def comparison(model: Mapping[str, Any], weights: str) -> str:
@@ -546,10 +563,10 @@ def panel(model: Mapping[str, Any], label: str, value: Callable[[Any], float], r
             f'<text x="{WIDTH - RIGHT - 8}" y="{14 if ours else 32}" text-anchor="end" fill="{color}">{who}</text>'
         )
         for p in own:
-            at = x(value(p)), y(worst(p))
-            parts.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="3.5" fill="{color}"/>')
+            place = x(value(p)), y(worst(p))
+            parts.append(f'<circle cx="{place[0]}" cy="{place[1]}" r="3.5" fill="{color}"/>')
             parts.append(
-                f'<text x="{at[0] + (0 if ours else 6)}" y="{at[1] + (15 if ours else -5)}" font-size="10" '
+                f'<text x="{place[0] + (0 if ours else 6)}" y="{place[1] + (15 if ours else -5)}" font-size="10" '
                 f'fill="{color}">{p["name"]}</text>'
             )
     return [*parts, "</g>"]

@@ -13,8 +13,10 @@ def point(name: str, ours: bool, bits: float, kl: float) -> dict[str, Any]:
     return {"name": name, "ours": ours, "bits": bits, "kl": {"package": kl, "python": kl / 2}, "speeds": [90.0, 100.0]}
 
 
+WHERE = {"date": "2026-01-01", "machine": {"processor": "one", "threads": 2, "instruction_sets": ["avx2", "avx512f"]}}
 MODEL: dict[str, Any] = {
     "model": "a.gguf",
+    **WHERE,
     "points": [
         point("q4_k", True, 4.6, 0.05),
         point("worse", True, 4.7, 0.06),
@@ -24,14 +26,12 @@ MODEL: dict[str, Any] = {
         point("Q8_0", False, 8.5, 0.001),
     ],
 }
-OTHER = {"model": "b.gguf", "points": [point("q4_k", True, 4.6, 0.05), point("Q4_K_M", False, 4.8, 0.1)]}
+OTHER = {"model": "b.gguf", **WHERE, "points": [point("q4_k", True, 4.6, 0.05), point("Q4_K_M", False, 4.8, 0.1)]}
 RESULT: dict[str, Any] = {
-    "date": "2026-01-01",
     "weights": "moved",
     "calibrated_on": "a book",
     "calibration_tokens": 64,
     "tokens": 512,
-    "machine": {"processor": "one", "threads": 2},
     "models": [MODEL, OTHER],
 }
 
@@ -55,6 +55,7 @@ def test_the_page_says_where_theirs_is_below() -> None:
     assert "Theirs is below ours at the size of Q8_0." in page
     assert "Nothing of ours is as small as Q2_K" in page
     assert "| ours | q4_k | 4.60 | 0.05 | 0.025 | 95 |" in page
+    assert "one with AVX-512, 2 threads; 2026-01-01." in page
     assert "## a.gguf" in page and "## b.gguf" in page and page.count("Theirs is nowhere below ours.") == 1
     drawing = module.drawing(RESULT)
     assert drawing.count("<circle") == 2 * (len(MODEL["points"]) + 2) and drawing.rstrip().endswith("</svg>")
