@@ -117,7 +117,7 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     names = "-".join(model.stem.lower() for model in options.models)
     path = options.json or HERE / "results" / f"frontier-{names}-{date.today().isoformat()}.json"
-    python = options.peers or peers_python(BUILD / "peers")
+    python = options.peers.absolute() if options.peers is not None else peers_python(BUILD / "peers")
     if (why := install(ENGINES["llama.cpp"], python)) is not None:
         print(why, file=sys.stderr)
         return 1
