@@ -125,6 +125,7 @@ TITLES = {
     OURS: "Enginewright",
     "llama.cpp": "llama.cpp",
     "ik_llama.cpp": "ik_llama.cpp",
+    "mistral.rs": "mistral.rs",
     "openvino": "OpenVINO GenAI",
     "onnxruntime-genai": "onnxruntime-genai",
     "ctranslate2": "CTranslate2",

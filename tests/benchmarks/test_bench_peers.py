@@ -8,6 +8,7 @@ from typing import Any
 
 import bench_peers
 import pytest
+from peers.engines import ENGINES, TITLES
 from peers.prepare import Asked, Contender, Missing, fingerprint, prepare
 from peers.rounds import Job, Measured
 from peers.workload import Report, Workload
@@ -121,6 +122,10 @@ def test_a_model_has_formats_of_its_own_and_more_where_they_are_asked_for() -> N
     some = Asked([], ["int4", "q6_k", "q4_k_m"], [])
     assert some.formats_of("smollm2") == ["int4", "q6_k", "q4_k_m"]
     assert (some.formats_of("gemma3"), some.formats_of("llama-1b")) == (["q4_k_m"], ["int4"])
+
+
+def test_every_engine_has_a_title() -> None:
+    assert set(TITLES) == set(ENGINES)
 
 
 def test_bundles_are_of_the_code_that_made_them(tmp_path: Path) -> None:
