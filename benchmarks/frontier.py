@@ -494,7 +494,7 @@ def _where(model: Mapping[str, Any]) -> str:
 
 
 def comparison(model: Mapping[str, Any], weights: str) -> str:
-    """What the page says of a model's types of theirs beside the best of ours that is no larger."""
+    """Compares each type of llama.cpp with the best of our points of its size, as a table."""
     if weights == "as in the file":
         return "The weights come from a file of 4 bits: types on its grid are nearly free, so nothing is compared."
     compared = beaten(model)

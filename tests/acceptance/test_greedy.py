@@ -19,7 +19,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
 
-LENGTHS = (1, 2, 5, 13, 16, 17, 31, 32, 33, 64, 65, 128, 150, 256, 400)
+LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 48, 63, 64, 65, 90, 128, 150, 200, 255, 256, 320, 400)
 GENERATED = (1, 17, 64, 150)  # by transformers, one token after the other
 NEW_TOKENS = 64
 TIE = 1e-4  # design rule: where the two best float64 logits are closer, f32 engines may differ

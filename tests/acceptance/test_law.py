@@ -245,8 +245,8 @@ def obeys_the_law(
 
 
 def until_all_happened(run: Callable[[int], Counter[str]], happened: Sequence[str], seeds: Sequence[int]) -> None:
-    """Runs random requests with each of the seeds, and with further ones until everything named has happened: drafts
-    hang on the times that steps took, and what follows them on the drafts."""
+    """Runs random requests with each of the seeds, and with further ones until everything named has happened:
+    drafts, for one, hang on the times that steps took."""
     seen: Counter[str] = Counter()
     for seed in (*seeds, *range(7, 40)):
         if seed not in seeds and all(seen[what] for what in happened):
