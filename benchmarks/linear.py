@@ -1,6 +1,6 @@
 """How near a model's linears come to what bounds them: the read bandwidth for few rows, the multiply peak for many.
 
-    python benchmarks/linear.py [--storages int8 int4] [--rows 1 8 512] [--model smol] [--rounds 7] [--isa avx2]
+    python benchmarks/linear.py [--storages int8 int4 int4-offsets] [--rows 1 8 512] [--model smol] [--isa avx2]
 
 Programs of one model's linears alone, of SmolLM2-135M or of a Llama of 1 billion parameters, each layer with weights
 of its own so that caches flatter no more than they do in the model; activations are quantized or rounded ahead. Each
@@ -24,15 +24,16 @@ from pathlib import Path
 
 import numpy as np
 from peers.loading import BUILD
-from sparsity import GROUP, STORAGES, contents, operand, step_of
+from sparsity import GROUP, contents, operand, step_of
 
 from enginewright.plugins.cpu import _cpu
 from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.dtypes import Dtype
 from enginewright.runtime.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.panel_layouts import Layout
 from enginewright.runtime.shared.step_costs import stored_bytes
-from enginewright.runtime.shared.weight_formats import Storage
+from enginewright.runtime.shared.weight_formats import FORMATS
 
 _BYTES = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}
 _T, _R, _ONE = Affine(t=1), Affine(r=1), Affine(1)
@@ -103,7 +104,8 @@ def main() -> int:
         model = replace(MODELS[name], layers=args.layers or MODELS[name].layers)
         for storage in args.storages:
             runner, rows = measure(name, model, storage, args.rows, args.rounds, args.threads, args.isa)
-            peak = _cpu.measure_peak(PEAK_OF[storage], args.threads, runner.isa)
+            made_of = storage if storage in ("f32", "bf16") else "i8"
+            peak = _cpu.measure_peak(made_of, args.threads, runner.isa)
             size = sum(stored_bytes(u) for u in runner.lowered.weights if not u.name.startswith("table"))
             bandwidth = _cpu.measure_bandwidth(size, args.threads)
             print(f"\n{name} {storage} {runner.isa}, {args.threads} threads, {size / 1e6:.0f} MB of weights: ", end="")
@@ -116,12 +118,17 @@ def main() -> int:
     return 0
 
 
-PEAK_OF = {"f32": "f32", "bf16": "bf16", "int8": "i8", "int4": "i8"}
-"""What the products of a storage type are made of."""
+STORAGES: dict[str, tuple[Dtype, Layout, bool]] = {
+    name + ("-offsets" if offsets else ""): (of.shifted if offsets and of.shifted else of.dtype, of.layout, offsets)
+    for name, of in FORMATS.items()
+    for offsets in ((False, True) if of.shifted else (False,))
+    if of.layout is not None and (of.integers or not of.group_sizes)
+}
+"""By name: the type, the layout, and whether groups have offsets."""
 
 
 def measure(
-    name: str, model: Model, storage: Storage, counts: Sequence[int], rounds: int, threads: int, isa: str
+    name: str, model: Model, storage: str, counts: Sequence[int], rounds: int, threads: int, isa: str
 ) -> tuple[CpuProgram, list[Row]]:
     """Times the linears of ``model`` for each number of rows, interleaved."""
     program, steps = linears_of(model, storage)
@@ -130,7 +137,7 @@ def measure(
     found: dict[tuple[str, int], Row] = {}
     for kind, (n, k) in {**model.linears, "head": model.head}.items():
         layers = 1 if kind == "head" else model.layers
-        size = layers * sum(stored.get(f"{kind}0{end}", 0) for end in ("", ".scales"))
+        size = layers * sum(stored.get(f"{kind}0{end}", 0) for end in ("", ".scales", ".offsets"))
         for rows in counts:
             own = 1 if kind == "head" and rows > PREFILL else rows
             found[kind, rows] = Row(name, storage, kind, rows, size, own * layers * n * k)
@@ -181,9 +188,9 @@ def print_line(row: Row, seconds: float, bandwidth: float, peak: float) -> None:
     )
 
 
-def linears_of(model: Model, storage: Storage) -> tuple[LoweredProgram, dict[str, list[int]]]:
+def linears_of(model: Model, storage: str) -> tuple[LoweredProgram, dict[str, list[int]]]:
     """A program of the linears of all layers and the head, and the steps of each kind."""
-    dtype, layout = STORAGES[storage]
+    dtype, layout, offsets = STORAGES[storage]
     weights: list[WeightUse] = []
     buffers: list[Buffer] = []
     steps: list[Step] = []
@@ -213,10 +220,12 @@ def linears_of(model: Model, storage: Storage) -> tuple[LoweredProgram, dict[str
         weights.append(WeightUse(name=name, dtype=dtype, shape=(n, k), layout=layout))
         own = [operand("weight", name, dtype, Affine(n), k)]
         op, attributes = "linear", dict[str, int]()
-        if dtype in ("i8", "i4"):
+        if dtype not in ("f32", "bf16"):
             op, attributes = "quantized_linear", {"weight_group": GROUP, "activation_group": GROUP}
-            weights.append(WeightUse(name=f"{name}.scales", dtype="f16", shape=(n, k // GROUP), layout="panel32"))
-            own.append(operand("weight", f"{name}.scales", "f16", Affine(n), k // GROUP))
+            attributes["has_offsets"] = offsets
+            for end in (".scales", ".offsets") if offsets else (".scales",):
+                weights.append(WeightUse(name=name + end, dtype="f16", shape=(n, k // GROUP), layout="panel32"))
+                own.append(operand("weight", name + end, "f16", Affine(n), k // GROUP))
         found[kind].append(len(steps))
         steps.append(Step(op=op, inputs=(*inputs, *own), outputs=(y,), attrs=attributes))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from peers.engines import ENGINES
+from peers.engines import ENGINES, STORED
 from peers.loading import BUILD
 from peers.models import MODELS
 from peers.prepare import Contender, Missing
@@ -66,7 +66,7 @@ def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) ->
                     continue
                 if task in ("logits", "far") and index:
                     continue
-                if task == "far" and kind != MODELS[model].formats[0]:
+                if task == "far" and kind not in (MODELS[model].formats[0], *STORED):
                     continue  # what decides there, attention and its cache, is the same in all
                 able = [c for c in own if task not in ENGINES[c.engine].lacks]
                 jobs += [Job(index, task, able[(index + i) % len(able)]) for i in range(len(able))]

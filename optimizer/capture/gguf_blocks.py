@@ -10,9 +10,9 @@ Values of a scale are its group; d and m are float16, s and t integers of a grou
     Q3_K, Q6_K         16, 16         weight = d * s * (value - 4), d * s * (value - 32)
     IQ4_NL, IQ4_XS     32; 32, 8      weight = d * code, d * s * code: a value stands for one of 16 integers
     MXFP4, NVFP4       32; 16         weight = scale * code; the scale is a power of 2, or 8 bits of OCP's OFP8 (e4m3)
-    Q1_0, Q2_0         128; 64        weight = d * (2 * value - 1), d * (value - 1)
+    Q1_0, Q2_0         128; 64        weight = d * (2 * value - 1), d * (value - 1): of 2 bits here, -d * (1 - value)
 
-A code is an integer of 8 bits here, one of FP4 twice its number; a value below 4 bits is one of 4.
+A code is an integer of 8 bits here, one of FP4 twice its number.
 Of 16 packed bytes, byte j has value j in its low half, and value j + 16 in its high half; of 32, value j + 32.
 Values of Q1_0 and Q2_0 lie one after the other, the lowest bits of a byte first.
 """
@@ -202,7 +202,7 @@ def _q1_0(blocks: Bytes) -> _Unpacked:
 
 def _q2_0(blocks: Bytes) -> _Unpacked:
     values = blocks[..., 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
-    return _Unpacked(_signed(values.reshape(*blocks.shape[:-1], 64), 1), _Factors(_half(blocks, 0)))
+    return _Unpacked(1 - values.reshape(*blocks.shape[:-1], 64).view(np.int8), _Factors(-_half(blocks, 0)))
 
 
 _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
@@ -211,8 +211,8 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.Q5_0: (CodeFormat(5, BLOCK), partial(_simple, bits=5, offsets=False)),
     Type.Q5_1: (CodeFormat(5, BLOCK, offsets=True), partial(_simple, bits=5, offsets=True)),
     Type.Q8_0: (CodeFormat(8, BLOCK), _q8_0),
-    Type.Q2_K: (CodeFormat(4, 16, offsets=True, scale_block=16), _q2_k),
-    Type.Q3_K: (CodeFormat(4, 16, scale_block=16), _q3_k),
+    Type.Q2_K: (CodeFormat(2, 16, offsets=True, scale_block=16), _q2_k),
+    Type.Q3_K: (CodeFormat(3, 16, scale_block=16), _q3_k),
     Type.Q4_K: (CodeFormat(4, BLOCK, offsets=True, scale_block=8), _q4_k),
     Type.Q5_K: (CodeFormat(5, BLOCK, offsets=True, scale_block=8), partial(_q4_k, bits=5)),
     Type.Q6_K: (CodeFormat(6, 16, scale_block=16), _q6_k),
@@ -220,8 +220,8 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.IQ4_XS: (CodeFormat(4, BLOCK, kind="iq4", scale_block=8), _iq4_xs),
     Type.MXFP4: (CodeFormat(4, BLOCK, kind="fp4"), _mxfp4),
     Type.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
-    Type.Q1_0: (CodeFormat(4, 128), _q1_0),
-    Q2_0: (CodeFormat(4, 64), _q2_0),
+    Type.Q1_0: (CodeFormat(2, 128), _q1_0),
+    Q2_0: (CodeFormat(2, 64), _q2_0),
 }
 _OWN = (Type.Q1_0, Q2_0)
 """Those that the package doesn't make floats of."""

@@ -1,4 +1,4 @@
-"""Groups of floats as integers of 4 bits, or 5 or 6, each to the nearest.
+"""Groups of floats as integers of 4 bits, or 2, 3, 5 or 6, each to the nearest.
 
 Symmetric groups have the values -8 .. 7. Their scale is m / -8, m being the value of the largest magnitude with its
 sign, as in Q4_0 of llama.cpp: it uses the step that one side has more, which max |x| / 7 never does, and clips no m.

@@ -132,4 +132,6 @@ ROUNDINGS: Mapping[Storage, Rounding] = {
     "int6": Rounding(0.3, partial(_round_to_few_bits, bits=6)),
     "iq4": Rounding(0.6, partial(_round_to_levels, grid=Grid.of("iq4", offsets=False)), trained=False),
     "fp4": Rounding(0.7, partial(_round_to_levels, grid=Grid.of("fp4", offsets=False)), trained=False),
+    "int3": Rounding(1.0, partial(_round_to_few_bits, bits=3)),
+    "int2": Rounding(2.0, partial(_round_to_few_bits, bits=2)),
 }

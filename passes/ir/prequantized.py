@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, cast
 
 import torch
@@ -26,8 +26,8 @@ class Codes:
     """A weight [.., N, K] as integers, or floats of 8 bits, in groups of G along K.
 
     Attributes:
-        values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets; 5 and 6 bits
-            alike. Floats are float8_e4m3fn.
+        values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets; fewer, 5 and
+            6 bits alike. Floats are float8_e4m3fn.
         scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` gives them.
         offsets: the same shape and type, or None. A weight is ``value * scale + offset``.
     """
@@ -39,7 +39,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """What ``Codes`` are made for: bits of a value (4, 5, 6 or 8), size of a group, and whether groups have offsets.
+    """What ``Codes`` are made for: bits of a value (2 .. 6, or 8), size of a group, and whether groups have offsets.
 
     ``kind``: "int", or the format whose values aren't all integers of so many bits, such as "fp8" and "iq4".
     ``scale_block``: groups that share a float16; 0: none do.
@@ -55,6 +55,11 @@ class CodeFormat:
     def storage(self) -> Storage:
         """The weight format that stores them."""
         return cast("Storage", f"int{self.bits}" if self.kind == "int" else self.kind)
+
+    @property
+    def in_4_bits(self) -> CodeFormat:
+        """The format that holds the same integers of 2 or 3 bits and is every target's; others are themselves."""
+        return replace(self, bits=4) if self.kind == "int" and self.bits < 4 and not self.scale_block else self
 
     @property
     def dtype(self) -> torch.dtype:

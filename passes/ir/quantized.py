@@ -3,15 +3,16 @@ base.
 
 A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 
-    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15; 5 and 6 alike
+    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15; 2 .. 6 alike
              e4m3fn [.., N, K]            floats of 8 bits: -448 .. 448
     scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or of floats / 448, to the
                                           nearest float16; 4 bits: see round_to_4_bits.py
-    offsets  the same shape               only for 4 and 5 bits, if the format has them
+    offsets  the same shape               only for 2 .. 5 bits, if the format has them
 
 and ``values * scales + offsets`` stands for it. In blocks of scales, these and offsets are int8, as
 ``ops.quantization.scales_in_blocks`` gives them. Values are rounded by the scale as it is stored, not by the exact one.
-What is ``Prequantized`` in that very format gives its integers as they are, also as some of the rows.
+What is ``Prequantized`` in that very format, or in fewer bits that it is wanted in 4, gives its integers as they are,
+also as some of the rows.
 
 The values need the base, and make the others on their way. These stay with the expressions until they are asked for, so
 that a weight is read once if its scales and offsets are written right after its values.
@@ -269,7 +270,7 @@ def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
 
 def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
     """The integers of a weight, as they are where they are known and rounded where they aren't."""
-    if code_format not in formats_of_rows(expr):
+    if not any(kind is not None and code_format in (kind, kind.in_4_bits) for kind in formats_of_rows(expr)):
         return _rounded(expr, code_format)
     match expr:
         case Prequantized():

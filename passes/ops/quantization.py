@@ -116,9 +116,9 @@ def quantized_linear(
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.
         weight, weight_scales: int8 [N, K] and float16 [N, Gw], or bytes in blocks; in groups of ``weight_group``.
-        weight_offsets: as weight_scales, or None; only for 4 and 5 bits.
+        weight_offsets: as weight_scales, or None; only for 2 to 5 bits.
         bias: float32 [N] or None.
-        weight_bits: 4, 5, 6 or 8; which integers ``weight`` holds.
+        weight_bits: 2 to 6, or 8; which integers ``weight`` holds.
         activation, residual: as ``ew.linear`` has them.
 
     Returns:
@@ -245,7 +245,7 @@ def check_weight(
         weight.dtype == torch.int8 and scales.dtype in (torch.float16, torch.int8),
         lambda: f"ew.{op}: weight {weight.dtype}, weight_scales {scales.dtype}",
     )
-    torch._check(bits in (4, 5, 6, 8), lambda: f"ew.{op}: weights of {bits} bits")
+    torch._check(bits in (2, 3, 4, 5, 6, 8), lambda: f"ew.{op}: weights of {bits} bits")
     torch._check(
         scales.shape[:-1] == weight.shape[:-1] and scales.shape[-1] in lasts,
         lambda: f"ew.{op}: weight_scales {scales.shape} for weight {weight.shape} in groups of {group_size}",
@@ -256,7 +256,7 @@ def check_weight(
     )
     if offsets is not None:
         torch._check(
-            bits in (4, 5) and offsets.dtype == scales.dtype and offsets.shape == scales.shape,
+            bits in (2, 3, 4, 5) and offsets.dtype == scales.dtype and offsets.shape == scales.shape,
             lambda: f"ew.{op}: weight_offsets {offsets.dtype} {offsets.shape} for weight {weight.shape} of {bits} bits",
         )
 

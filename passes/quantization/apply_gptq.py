@@ -47,7 +47,7 @@ TOKENS_USED = "tokens used"
 
 
 class ApplyGptq(Pass):
-    """Gives the weights of 4, 5 and 6 bits integers that GPTQ chose, if the recipe's method is "gptq".
+    """Gives the weights of 2 to 6 bits integers that GPTQ chose, if the recipe's method is "gptq".
 
     Cases that keep other integers, which is recorded:
 

@@ -153,7 +153,7 @@ def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[Code
     for node in _of_weights(program):
         weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
         if weight is not None and (kinds := formats_of_rows(weight)) != {None}:
-            found[node] = frozenset(k if _may_stay(k, context) else None for k in kinds)
+            found[node] = frozenset(_kept(k, context) for k in kinds)
     if not found:
         raise RecipeError(
             "weights.keep_blocks is true, but no weight of this model is stored in blocks that can be kept",
@@ -163,9 +163,13 @@ def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[Code
     return found
 
 
-def _may_stay(kind: CodeFormat | None, context: PassContext) -> bool:
-    stored = _as_stored(frozenset({kind}))
-    return stored is None or stored.everywhere or not context.common_formats
+def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
+    """The format in which targets read the integers; None if they don't."""
+    for known in () if kind is None else (kind, kind.in_4_bits):
+        stored = _as_stored(frozenset({known}))
+        if stored is None or stored.everywhere or not context.common_formats:
+            return known
+    return None
 
 
 def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:

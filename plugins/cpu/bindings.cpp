@@ -49,8 +49,9 @@ Affine affine(nb::handle value) {
 ew::Dtype dtype(const std::string& name) {
   ew::Dtype result = ew::Dtype::f32;
   if (ew::parse_dtype(name.c_str(), &result)) return result;
-  throw std::invalid_argument("dtype " + name +
-                              " is not one of f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4");
+  throw std::invalid_argument(
+      "dtype " + name +
+      " is not one of f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4, i3, u3, i2, u2");
 }
 
 Operand operand(nb::handle value) {

@@ -31,7 +31,8 @@ struct Name {
 constexpr Name<Dtype> kDtypes[] = {
     {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}, {"i32", Dtype::i32}, {"i8", Dtype::i8},
     {"i4", Dtype::i4},   {"u4", Dtype::u4},     {"fp8", Dtype::fp8}, {"i5", Dtype::i5},   {"u5", Dtype::u5},
-    {"i6", Dtype::i6},   {"iq4", Dtype::iq4},   {"fp4", Dtype::fp4}};
+    {"i6", Dtype::i6},   {"iq4", Dtype::iq4},   {"fp4", Dtype::fp4}, {"i3", Dtype::i3},   {"u3", Dtype::u3},
+    {"i2", Dtype::i2},   {"u2", Dtype::u2}};
 // How many values along K lie side by side, and what they may be. runtime/shared/panel_layouts.py has the
 // same depths for what packs weights.
 struct Layout {
@@ -51,7 +52,8 @@ constexpr Layout kLayouts[] = {
     {"panel32x2", WeightLayout::panel32x2, 2, any_of({Dtype::bf16})},
     {"panel32x4", WeightLayout::panel32x4, 4, any_of({Dtype::i8})},
     {"panel32x8", WeightLayout::panel32x8, 8, any_of({Dtype::i4, Dtype::u4, Dtype::iq4, Dtype::fp4})},
-    {"planes32", WeightLayout::planes32, 16, any_of({Dtype::i5, Dtype::u5, Dtype::i6})},
+    {"planes32", WeightLayout::planes32, 16,
+     any_of({Dtype::i5, Dtype::u5, Dtype::i6, Dtype::i3, Dtype::u3, Dtype::i2, Dtype::u2})},
     {"blocks8", WeightLayout::blocks8, 10, any_of({Dtype::i8})},
     {"blocks16", WeightLayout::blocks16, 18, any_of({Dtype::i8})},
     // What isn't kept is zero, which a u4 has no word for.

@@ -32,12 +32,14 @@ struct Affine {
 inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
 
 enum class OperandKind : uint8_t { buffer, weight, input, cache };
-enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4 };
+enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4, fp8, i5, u5, i6, iq4, fp4, i3, u3, i2, u2 };
 // Of integers below 8 bits, which only weights in panels have; 0 for the others.
 constexpr int64_t few_bits(Dtype dtype) {
   return dtype == Dtype::i4 || dtype == Dtype::u4 || dtype == Dtype::iq4 || dtype == Dtype::fp4 ? 4
          : dtype == Dtype::i5 || dtype == Dtype::u5                                             ? 5
          : dtype == Dtype::i6                                                                   ? 6
+         : dtype == Dtype::i3 || dtype == Dtype::u3                                             ? 3
+         : dtype == Dtype::i2 || dtype == Dtype::u2                                             ? 2
                                                                                                 : 0;
 }
 // Of 4 bits that are places in a table: the integers they stand for, + 128.
@@ -45,7 +47,9 @@ constexpr const uint8_t* codes_of(Dtype dtype) {
   return dtype == Dtype::iq4 ? kIq4Codes : dtype == Dtype::fp4 ? kFp4Codes : nullptr;
 }
 // Whether they are stored as they are, and have offsets.
-constexpr bool without_sign(Dtype dtype) { return dtype == Dtype::u4 || dtype == Dtype::u5; }
+constexpr bool without_sign(Dtype dtype) {
+  return dtype == Dtype::u4 || dtype == Dtype::u5 || dtype == Dtype::u3 || dtype == Dtype::u2;
+}
 // e4m3fn, which is a weight's too.
 constexpr bool only_of_weights(Dtype dtype) { return few_bits(dtype) > 0 || dtype == Dtype::fp8; }
 constexpr int64_t element_bytes(Dtype dtype) {  // and 1 for what takes less

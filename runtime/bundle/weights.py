@@ -11,7 +11,9 @@ it is (safetensors forbids the holes that alignment needs). Holes are zero. Layo
                each value in its list): byte j of the four has the value at place j of the 8 in its low half, and the
                one at place j + 4 in its high half
     planes32   [N, K] as [ceil(N/32)][K/16] pieces, of i5 (each value + 16), u5 or i6 (value + 32): of 16 k as panel32x8
-               has the 4 lowest bits, then 64 bytes with the fifth; of i6 twice 8 k so, then 64 bytes with the other two
+               has the 4 lowest bits, then 64 bytes with the fifth; of i6 twice 8 k so, then 64 bytes with the others;
+               of i2 (value + 2) and u2 64 bytes for 8 k, four values to a byte; of i3 (value + 4) and u3 two times
+               these, then 64 bytes with the third bit
     blocks8, blocks16   bytes [N, G * 10] or [N, G * 18], scales of integers: of each block of so many groups 32 float16
                side by side, then the 32 bytes of each group
     sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four along K not zero: see ``sparse_panels.py``
@@ -44,9 +46,9 @@ from ..shared.weight_formats import FORMAT_OF, FORMATS, Storage
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
-FORMAT_VERSION = 6
-"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales. An index says the least that has
-all its layouts and types, so that older readers open it."""
+FORMAT_VERSION = 7
+"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales, 7 integers of 2 and 3 bits. An
+index says the least that has all its layouts and types, so that older readers open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 
@@ -286,41 +288,52 @@ def _levels(dtype: Dtype | None) -> npt.NDArray[np.int8] | None:
     return np.array(of.levels, np.int8) if of is not None and of.levels else None
 
 
-def _octets(dtype: Dtype) -> int:
-    """How many 8 k have their low halves in front of a plane of their other bits."""
-    return 2 if DTYPES[dtype].bits == 5 else 1
+def _planes(dtype: Dtype) -> tuple[int, int, int]:
+    """How many of a value's bits are together in front, how many in a plane behind them, and of how many 8 k."""
+    bits = DTYPES[dtype].bits
+    first = 4 if bits > 4 else 2
+    return first, bits - first, 1 + bits % 2
 
 
 def pack_planes(values: Array, dtype: Dtype) -> Array:
     """int8 [.., N, K], K a multiple of 16, in planes32."""
     *lead, rows, columns = values.shape
-    more, octets = DTYPES[dtype].bits - 4, _octets(dtype)
+    first, more, octets = _planes(dtype)
     panels = -(-rows // PANEL)
     padded = np.zeros((*lead, panels * PANEL, columns), np.uint8)
     padded[..., :rows, :] = values.view(np.uint8) + np.uint8(BIAS[dtype])
     # [.., panels, column // 16, column % 16, pieces, octet, half, k % 4] -> a vector is 16 columns of 4 k.
     cut = padded.reshape(*lead, panels, 2, 16, -1, octets, 2, 4)
     vectors = np.moveaxis(cut, (-4, -3, -2, -6, -5, -1), (-6, -5, -4, -3, -2, -1))  # pieces, octet, half, c, column, k
-    low, high = vectors & 0xF, vectors >> 4
-    halves = low[..., 0, :, :, :] | low[..., 1, :, :, :] << 4  # [.., pieces, octets, c, 16, 4]
+    low, high = vectors & ((1 << first) - 1), vectors >> first
+    if first == 4:
+        front = low[..., 0, :, :, :] | low[..., 1, :, :, :] << 4  # [.., pieces, octets, c, 16, 4]
+    else:
+        quarters = (np.arange(4, dtype=np.uint8) * 2)[:, None]
+        front = np.bitwise_or.reduce(low.reshape(*low.shape[:-4], 4, 64) << quarters, axis=-2)  # [.., octets, 64]
     flat = high.reshape(*high.shape[:-5], octets * 4, 64)  # by the vector's number
     places = (np.arange(octets * 4, dtype=np.uint8) * more)[:, None]
     plane = np.bitwise_or.reduce(flat << places, axis=-2)  # [.., pieces, 64]
-    parts = (halves.reshape(*plane.shape[:-1], -1), plane)
+    parts = (front.reshape(*plane.shape[:-1], -1), *([plane] if more else []))
     return np.concatenate(parts, -1).reshape(stored_shape(values.shape, "planes32", dtype))
 
 
 def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
     """The reverse of ``pack_planes``."""
     *lead, rows, columns = shape
-    more, octets = DTYPES[dtype].bits - 4, _octets(dtype)
-    panels = -(-rows // PANEL)
-    pieces = stored.reshape(*lead, panels, -1, octets * 128 + 64)
-    halves = pieces[..., :-64].reshape(*pieces.shape[:-1], octets, 1, 2, 16, 4)
-    low = np.concatenate((halves & 0xF, halves >> 4), axis=-4)  # [.., pieces, octets, half, c, 16, 4]
+    first, more, octets = _planes(dtype)
+    panels, size = -(-rows // PANEL), octets * 32 * first
+    pieces = stored.reshape(*lead, panels, -1, size + (64 if more else 0))
+    shape_of_vectors = (*pieces.shape[:-1], octets, 2, 2, 16, 4)  # .., pieces, octet, half, c, column, k
+    if first == 4:
+        halves = pieces[..., :size].reshape(*pieces.shape[:-1], octets, 1, 2, 16, 4)
+        low = np.concatenate((halves & 0xF, halves >> 4), axis=-4)
+    else:
+        quarters = (np.arange(4, dtype=np.uint8) * 2)[:, None]
+        low = pieces[..., :size].reshape(*pieces.shape[:-1], octets, 1, 64) >> quarters & 3
     places = (np.arange(octets * 4, dtype=np.uint8) * more)[:, None]
-    high = (pieces[..., None, -64:] >> places & ((1 << more) - 1)).reshape(low.shape)
-    vectors: Array = low | high << 4
+    high = pieces[..., None, -64:] >> places & ((1 << more) - 1)
+    vectors: Array = low.reshape(shape_of_vectors) | high.reshape(shape_of_vectors) << first
     cut = np.moveaxis(vectors, (-6, -5, -4, -3, -2, -1), (-4, -3, -2, -6, -5, -1))
     weight: Array = cut.reshape(*lead, panels * PANEL, columns)[..., :rows, :]
     found: Array = (weight - np.uint8(BIAS[dtype])).view(np.int8)

@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8", "i5", "u5", "i6", "iq4", "fp4"]
+Dtype = Literal[
+    "f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8", "i5", "u5", "i6", "iq4", "fp4", "i3", "u3", "i2", "u2"
+]
 """The types in lowered programs and in the weights of bundles. fp8 is e4m3fn of OCP's OFP8 specification; iq4 and
 fp4 are one of the integers that their format lists (``levels``)."""
 
@@ -65,6 +67,10 @@ DTYPES: Mapping[str, ElementType] = {
     "i6": ElementType(6, np.dtype(np.int8), "int8"),
     "iq4": ElementType(4, np.dtype(np.int8), "int8"),
     "fp4": ElementType(4, np.dtype(np.int8), "int8"),
+    "i3": ElementType(3, np.dtype(np.int8), "int8"),
+    "u3": ElementType(3, np.dtype(np.int8), "int8"),
+    "i2": ElementType(2, np.dtype(np.int8), "int8"),
+    "u2": ElementType(2, np.dtype(np.int8), "int8"),
 }
 
 BYTES_PER_ELEMENT: Mapping[str, int] = {name: of.bits // 8 for name, of in DTYPES.items() if of.bits >= 8}

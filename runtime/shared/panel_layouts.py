@@ -31,5 +31,5 @@ two bytes before those of their 8 or 16 groups."""
 BLOCKS = frozenset(("blocks8", "blocks16"))
 """Layouts of scales in blocks."""
 
-BIAS = {"i8": 128, "i4": 8, "u4": 0, "i5": 16, "u5": 0, "i6": 32}
+BIAS = {"i8": 128, "i4": 8, "u4": 0, "i5": 16, "u5": 0, "i6": 32, "i3": 4, "u3": 0, "i2": 2, "u2": 0}
 """What is added to an integer before it is stored without sign in a byte, or in fewer bits."""

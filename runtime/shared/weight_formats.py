@@ -12,7 +12,7 @@ from typing import Literal
 from .dtypes import DTYPES, Dtype
 from .panel_layouts import Layout
 
-Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4", "int5", "int6", "iq4", "fp4"]
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4", "int5", "int6", "iq4", "fp4", "int3", "int2"]
 Activation = Literal["float", "bf16", "int8", "fp8"]
 
 
@@ -140,6 +140,12 @@ FORMATS: Mapping[Storage, StoredFormat] = {
         levels=FP4,
         since=6,
         everywhere=False,
+    ),
+    "int3": StoredFormat(
+        "i3", "planes32", "u3", activation="int8", group_sizes=(16, 32, 64, 128), multiple=16, since=7, everywhere=False
+    ),
+    "int2": StoredFormat(
+        "i2", "planes32", "u2", activation="int8", group_sizes=(16, 32, 64, 128), multiple=16, since=7, everywhere=False
     ),
 }
 

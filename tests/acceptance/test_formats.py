@@ -34,6 +34,8 @@ OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activatio
 CHANNEL = WeightFormat(storage="int4", activation="int8")
 G128 = WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)
 NF4 = WeightFormat(storage="nf4", group_size=64)
+THREE = WeightFormat(storage="int3", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
+TWO = WeightFormat(storage="int2", group_size=16, activation="int8", activation_group_size=16)
 ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channels more than real ones
 RECIPES: dict[str, str | Recipe] = {
     "int8": "int8",
@@ -44,6 +46,8 @@ RECIPES: dict[str, str | Recipe] = {
     # Of the tables and of the head too.
     "offsets": Recipe(name="offsets", weights=WeightFormats(default=OFFSETS), budget=ANY_KL),
     "channel": Recipe(name="channel", weights=WeightFormats(default=CHANNEL), budget=ANY_KL),
+    "three": Recipe(name="three", weights=WeightFormats(default=THREE), budget=BudgetSection(max_kl=10.0)),
+    "two": Recipe(name="two", weights=WeightFormats(default=TWO), budget=BudgetSection(max_kl=10.0)),
 }
 SPARSE = {
     "sparse8": WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32, sparsity="2:4"),
@@ -62,6 +66,7 @@ RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in ("
 CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
 CASES += [("Llama", "channel"), ("Mixtral", "channel")]
+CASES += [("Llama", "three"), ("Mixtral", "three"), ("GPT2", "two")]
 CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
 CASES += [("Llama", "nf4"), ("Mixtral", "nf4"), ("GPT2", "nf4")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
@@ -78,6 +83,8 @@ LARGEST_KL = {
     "int4": 0.3,
     "offsets": 0.4,
     "channel": 1.0,
+    "three": 1.6,
+    "two": 6.0,
     "sparse8": 3.0,
     "sparse32": 3.0,
 }

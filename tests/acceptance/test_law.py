@@ -50,7 +50,7 @@ MORE = {  # every product's input is a whole number of int4's groups
     "qwen3_moe": {"moe_intermediate_size": 64},
     "deepseek_v3": {"moe_intermediate_size": 64, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16},
 }
-WEIGHTS = ("f32", "bf16", "int8", "int4", "offsets", "fp8")
+WEIGHTS = ("f32", "bf16", "int8", "int4", "three", "offsets", "fp8")
 CACHES = ("f32", "bf16", "int8", "fp8")
 CASES = [(family, weights, cache) for family in FAMILIES for weights in WEIGHTS for cache in CACHES]
 SAMPLE = [

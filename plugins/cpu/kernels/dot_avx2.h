@@ -60,7 +60,7 @@ EW_INLINE __m256i splat_bits(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
-struct Nibbles {  // of 4 bits in bytes, or more
+struct Nibbles {  // of 4 bits in bytes, or fewer, or more
   __m256i lo, hi;
 };
 struct Bytes {
@@ -74,17 +74,26 @@ EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
   return {low_halves(_mm256_srli_epi16(load_bits(p), 4)),
           low_halves(_mm256_srli_epi16(load_bits(p + 32), 4))};
 }
-template <int At, int Mask>
+template <int At, int Mask, int To>
 EW_INLINE __m256i plane_bits(const uint8_t* plane) {
   const __m256i bits = load_bits(plane);
-  const __m256i moved =
-      At < 4 ? _mm256_slli_epi16(bits, At < 4 ? 4 - At : 0) : _mm256_srli_epi16(bits, At < 4 ? 0 : At - 4);
-  return _mm256_and_si256(moved, _mm256_set1_epi8(Mask << 4));
+  const __m256i moved = At < To ? _mm256_slli_epi16(bits, At < To ? To - At : 0)
+                                : _mm256_srli_epi16(bits, At < To ? 0 : At - To);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(Mask << To));
 }
-template <int At, int Mask>
+template <int At>
+EW_INLINE Nibbles quarters(const uint8_t* p) {
+  return {plane_bits<2 * At, 3, 0>(p), plane_bits<2 * At, 3, 0>(p + 32)};
+}
+template <int At, int Mask, int To>
 EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
-  return {_mm256_or_si256(low.lo, plane_bits<At, Mask>(plane)),
-          _mm256_or_si256(low.hi, plane_bits<At, Mask>(plane + 32))};
+  return {_mm256_or_si256(low.lo, plane_bits<At, Mask, To>(plane)),
+          _mm256_or_si256(low.hi, plane_bits<At, Mask, To>(plane + 32))};
+}
+EW_INLINE Nibbles load_bytes(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
+EW_INLINE void store_bytes(uint8_t* p, Nibbles a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) { return {splat_bits(p)}; }
 
@@ -157,6 +166,8 @@ EW_INLINE F16 choose(const float* x, I16 places) {
 #if defined(EW_VNNI)
 
 constexpr int kInt4Rows = 2;                       // of 2 .. 4 the least time
+constexpr int kUnpackedRows = 3;                   // of 2 .. 4
+constexpr bool kUnpackNibbles = false;             // whether 4 bits are faster as bytes for many rows
 constexpr int kInt4Alone = kInt4Rows;              // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 3;                 // of 2 .. 5
 constexpr int64_t kSparseInt4Most = 3;             // beyond, a dense panel is made sooner
@@ -193,6 +204,8 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 // 6 accumulators of 16 columns, and more registers for what they meet: of 2 .. 6 the least time.
 constexpr int kInt4Rows = 6;
+constexpr int kUnpackedRows = 6;
+constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 4;     // of 2 .. 4
 constexpr int64_t kSparseInt4Most = 4;

@@ -39,7 +39,7 @@ EW_INLINE __m512i splat_bits(const void* p) {
   return _mm512_set1_epi32(four);
 }
 
-struct Nibbles {  // of 4 bits in bytes, or more
+struct Nibbles {  // of 4 bits in bytes, or fewer, or more
   __m512i v;
 };
 struct Bytes {
@@ -51,14 +51,20 @@ EW_INLINE Nibbles low_nibbles(const uint8_t* p) {
 EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
   return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
 }
-template <int At, int Mask>
+template <int At>
+EW_INLINE Nibbles quarters(const uint8_t* p) {
+  return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 2 * At), _mm512_set1_epi8(3))};
+}
+template <int At, int Mask, int To>
 EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
   const __m512i bits = _mm512_loadu_si512(plane);
-  const __m512i moved =
-      At < 4 ? _mm512_slli_epi16(bits, At < 4 ? 4 - At : 0) : _mm512_srli_epi16(bits, At < 4 ? 0 : At - 4);
+  const __m512i moved = At < To ? _mm512_slli_epi16(bits, At < To ? To - At : 0)
+                                : _mm512_srli_epi16(bits, At < To ? 0 : At - To);
   constexpr int kOrAnd = 0xf8;  // a | (b & c)
-  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(Mask << 4), kOrAnd)};
+  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(Mask << To), kOrAnd)};
 }
+EW_INLINE Nibbles load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+EW_INLINE void store_bytes(uint8_t* p, Nibbles a) { _mm512_storeu_si512(p, a.v); }
 EW_INLINE Bytes splat_bytes(const int8_t* p) {
   Bytes x = {splat_bits(p)};
   asm("" : "+v"(x.v));  // one load for all columns, not one for each: loads are the bottleneck
@@ -129,6 +135,8 @@ EW_INLINE __m512i chosen_bits(const uint16_t* x, PairPlaces places) {
 
 #if defined(EW_VNNI)
 
+constexpr int kUnpackedRows = 8;  // of 8 and 10
+constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Rows = 6;                       // of 4 .. 10: the least time with offsets and without
 constexpr int kInt4Alone = 8;                      // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 10;                // of 6 .. 12
@@ -162,6 +170,8 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) { return lanes(_mm512_dpbusd_epi32(b
 
 #else
 
+constexpr int kUnpackedRows = 8;
+constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Rows = 6;            // of 4 .. 8
 constexpr int kInt4Alone = kInt4Rows;   // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 8;      // of 6 .. 10

@@ -18,9 +18,11 @@
 namespace ew {
 namespace {
 
-constexpr int kInt8Rows = 1;           // most rows of an int8 microkernel
-constexpr int kTileBlocks = 4;         // most blocks of such rows that share a tile along K; 1: none do
-constexpr int kInt4Rows = 1;           // of one for int4
+constexpr int kInt8Rows = 1;    // most rows of an int8 microkernel
+constexpr int kTileBlocks = 4;  // most blocks of such rows that share a tile along K; 1: none do
+constexpr int kInt4Rows = 1;    // of one for int4
+constexpr int kUnpackedRows = 1;
+constexpr bool kUnpackNibbles = true;
 constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 // Of one for int4 in sparse32 that is spread in registers, and most rows that it is spread anew for.
 constexpr int kSparseInt4Rows = 1;
@@ -134,10 +136,10 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 // Products of 4 bits need no more than 16 for a while: one is at most 15 * 128 in magnitude, a lane takes two
 // of them in each dot, and after kNibbleDots of these it is at most 8 * 2 * 15 * 128 = 30720, below 2^15.
-// With 5 bits it is half as many, with 6 a quarter.
+// With 5 bits it is half as many, with 6 a quarter, with 3 twice as many, with 2 four times.
 constexpr int64_t kNibbleDots = 8;
 
-struct Nibbles {  // 4 values of each column: the low or the high halves of 64 bytes, 0 .. 15, or of more bits
+struct Nibbles {  // 4 values of each column: halves of 64 bytes, 0 .. 15, or of fewer bits, or more
   S8 even[4], odd[4];
 };
 using Bytes = Quad;  // and what they are multiplied with
@@ -165,17 +167,43 @@ EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
   }
   return r;
 }
-// With bits from 4 on: those at place `At` of each byte of 64, of which `Mask` << 4 says how many.
-template <int At, int Mask>
+// Two bits of each byte of 64: those at place 2 * `At`.
+template <int At>
+EW_INLINE Nibbles quarters(const uint8_t* p) {
+  constexpr uint16_t kAt = 2 * At;
+  Nibbles r;
+  for (int i = 0; i < 4; ++i) {
+    U8 bits;
+    __builtin_memcpy(&bits, p + i * 16, sizeof bits);
+    r.even[i] = (S8)(bits >> kAt & 3);
+    r.odd[i] = (S8)(bits >> (8 + kAt) & 3);
+  }
+  return r;
+}
+// With bits from `To` on: those at place `At` of each byte of 64, of which `Mask` says how many.
+template <int At, int Mask, int To>
 EW_INLINE Nibbles with_plane(Nibbles low, const uint8_t* plane) {
   constexpr uint16_t kAt = At, kMask = Mask;
   for (int i = 0; i < 4; ++i) {
     U8 bits;
     __builtin_memcpy(&bits, plane + i * 16, sizeof bits);
-    low.even[i] |= (S8)((bits >> kAt & kMask) << 4);
-    low.odd[i] |= (S8)((bits >> (8 + kAt) & kMask) << 4);
+    low.even[i] |= (S8)((bits >> kAt & kMask) << To);
+    low.odd[i] |= (S8)((bits >> (8 + kAt) & kMask) << To);
   }
   return low;
+}
+// A byte of each.
+EW_INLINE Nibbles load_bytes(const uint8_t* p) {
+  const Quads quads = load_quads(p);
+  Nibbles r;
+  for (int i = 0; i < 4; ++i) r.even[i] = quads.even[i], r.odd[i] = quads.odd[i];
+  return r;
+}
+EW_INLINE void store_bytes(uint8_t* p, const Nibbles& a) {
+  for (int i = 0; i < 4; ++i) {
+    const U8 bytes = (U8)a.even[i] | (U8)a.odd[i] << 8;
+    __builtin_memcpy(p + i * 16, &bytes, sizeof bytes);
+  }
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) { return splat_quad(p); }
 // A sum of at most kNibbleDots dots that goes on from `sum`, and `sum` with what it came to.
@@ -237,12 +265,7 @@ EW_INLINE void store_nibbles(uint8_t* p, const Spread& low, const Spread& high) 
   for (int i = 0; i < 64; ++i) p[i] = static_cast<uint8_t>(low.bytes[i] | high.bytes[i] << 4);
 }
 EW_INLINE Quads quads_of(const Spread& a) { return load_quads(a.bytes); }
-EW_INLINE Nibbles nibbles_of(const Spread& a) {
-  const Quads quads = load_quads(a.bytes);
-  Nibbles r;
-  for (int i = 0; i < 4; ++i) r.even[i] = quads.even[i], r.odd[i] = quads.odd[i];
-  return r;
-}
+EW_INLINE Nibbles nibbles_of(const Spread& a) { return load_bytes(a.bytes); }
 
 // Of 4 values of a row each column's, at the place that the lowest 2 bits of its lane give.
 EW_INLINE F16 choose(const float* x, I16 places) {

@@ -132,7 +132,9 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
     const int64_t first = task % groups * group, last = first + group < panels ? first + group : panels;
     for (part.panel = first; part.panel < last; ++part.panel) {
       part.panel_end = part.panel + 1;
-      Run(part_of_all(g, part), pool);
+      Linear own = part_of_all(g, part);
+      if constexpr (requires { own.bits; }) own.workspace = nullptr;  // the tasks would share it
+      Run(own, pool);
     }
   });
 }

@@ -1,7 +1,7 @@
 // linear_int4: y[m, n] = sum over groups g of isum(m, n, g) * ws[n, g] * xs[m, g] + bias[n], and where
 // weights have offsets sum(m, g) * xs[m, g] * wo[n, g] in each group. isum is the exact integer sum over the
 // group's k of values[m, k] * weight[n, k], and sum that of values[m, k] alone. A weight's value has 4 bits,
-// or 5 or 6.
+// or 2, 3, 5 or 6.
 //
 // Of 4 bits it is in layout panel32x8, two values of 0 .. 15 a byte, with the scales and offsets of groups
 // beside it (group_scales.h):
@@ -23,9 +23,18 @@
 //
 //   v        low half of n=0..15: 0, of n=16..31: 1, high half of n=0..15: 2, of n=16..31: 3; then + 4
 //
-// Weights without offsets are stored + 8 (16, 32), which is taken back with the groups' sums of values.
-// Halves of bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction
+// Of 2 and 3 bits it is in planes32 too, and all bits lie in planes: two bits of the vectors v = 0 .. 3 in
+// one of 64 bytes, v at place 2v, and of 3 bits the third of eight vectors in another.
+//
+//   2 bits   | k=0..7: v=0 .. 3 | k=8 ..                                             64 bytes for 8 k
+//   3 bits   | k=0..7: v=0 .. 3 | k=8..15: v=4 .. 7 | plane | k=16 ..              192 bytes for 16 k
+//
+// Weights without offsets are stored + 8 (2, 4, 16, 32), which is taken back with the groups' sums of values.
+// Bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction
 // set has the same integers; the order of the float sums is docs/inside/numerics.md's.
+//
+// For many rows a panel's values are made bytes once for all rows of a task, in memory of the workspace. The
+// sums and their order are the same.
 //
 // A weight in sparse32 (sparse_panel.h) is spread to halves of bytes in registers for up to kSparseInt4Most
 // rows, in blocks that may have more rows than those of a dense one, since they share the work; for more it
@@ -45,7 +54,7 @@ namespace {
 
 // How many octets of k sums of 16 bits have room for: 8 values make two dots.
 template <int Bits>
-constexpr int64_t kMostOctets = (kNibbleDots >> (Bits - 4)) / 2;
+constexpr int64_t kMostOctets = (Bits < 4 ? kNibbleDots << (4 - Bits) : kNibbleDots >> (Bits - 4)) / 2;
 
 // A panel as int4_block reads it: next() goes on by kOctets times 8 k, with Fetch as in linear_int8.h. Of
 // octet O low<O, C>() has the first four k, and high the others, of 16 columns (C = 0) and of the 16 behind
@@ -72,8 +81,7 @@ struct DenseNibbles {
 };
 template <int Bits>
 struct DensePlanes {
-  static constexpr int kBits = Bits, kOctets = Bits == 5 ? 2 : 1, kLines = Bits == 5 ? 5 : 3,
-                       kMore = Bits - 4;
+  static constexpr int kBits = Bits, kOctets = Bits % 2 == 1 ? 2 : 1, kLines = kOctets * Bits / 2;
   const uint8_t* w;
   Ahead ahead;
   template <bool Fetch>
@@ -88,14 +96,28 @@ struct DensePlanes {
   }
   template <int O, int C>
   EW_INLINE Nibbles low() const {
-    return with_plane<(O * 4 + C) * kMore, (1 << kMore) - 1>(low_nibbles(at + O * 128 + C * 64), plane());
+    return vector<O * 4 + C>();
   }
   template <int O, int C>
   EW_INLINE Nibbles high() const {
-    return with_plane<(O * 4 + 2 + C) * kMore, (1 << kMore) - 1>(high_nibbles(at + O * 128 + C * 64),
-                                                                 plane());
+    return vector<O * 4 + 2 + C>();
   }
-  EW_INLINE const uint8_t* plane() const { return at + kOctets * 128; }
+  template <int V>
+  EW_INLINE Nibbles vector() const {
+    constexpr int kOctet = V / 4, kFirst = Bits < 4 ? 2 : 4, kMore = Bits - kFirst;
+    const uint8_t* const of_octet = at + kOctet * 32 * kFirst;
+    Nibbles found;
+    if constexpr (Bits < 4) {
+      found = quarters<V % 4>(of_octet);
+    } else if constexpr (V % 4 < 2) {
+      found = low_nibbles(of_octet + V % 2 * 64);
+    } else {
+      found = high_nibbles(of_octet + V % 2 * 64);
+    }
+    if constexpr (kMore > 0)
+      found = with_plane<V * kMore, (1 << kMore) - 1, kFirst>(found, at + kOctets * 32 * kFirst);
+    return found;
+  }
   const uint8_t* at = nullptr;
 };
 struct SparseNibbles {
@@ -114,6 +136,53 @@ struct SparseNibbles {
     return nibbles_of(spread_high(panel.values + C * 32, shift<4>(panel.places[C])));
   }
 };
+
+constexpr int64_t kUnpackFrom = 64;  // rows; with 48 it takes as long either way
+constexpr int64_t kUnpackedBytes = int64_t{1}
+                                   << 18;  // of the values of a task's rows, where panels are unpacked
+
+// A panel whose values are a byte each, in the order of panel32x4.
+template <int Bits>
+struct UnpackedPanel {
+  static constexpr int kBits = Bits, kOctets = 1, kBytes = kPanel * 8, kLines = (Bits + 1) / 2;
+  const uint8_t* w;
+  Ahead ahead;            // of the panel as it is stored
+  const float* products;  // of the block's rows, where weights have offsets: sums(m, g) * xs(m, g)
+  template <bool Fetch>
+  EW_INLINE void next() {
+    if constexpr (Fetch) {
+#pragma GCC unroll 3
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead.at + i * 64);
+      ahead.at += ahead.step * Bits / 4;
+    }
+    at = w;
+    w += kBytes;
+  }
+  template <int O, int C>
+  EW_INLINE Nibbles low() const {
+    return load_bytes(at + C * 64);
+  }
+  template <int O, int C>
+  EW_INLINE Nibbles high() const {
+    return load_bytes(at + kPanel * 4 + C * 64);
+  }
+  const uint8_t* at = nullptr;
+};
+template <class Source>
+void unpack_panel(Source source, int64_t k, uint8_t* out) {
+  for (int64_t left = k / 8; left > 0; left -= Source::kOctets) {
+    source.template next<false>();
+    const auto octet = [&]<int O>() __attribute__((always_inline)) {
+      store_bytes(out, source.template low<O, 0>());
+      store_bytes(out + 64, source.template low<O, 1>());
+      store_bytes(out + 128, source.template high<O, 0>());
+      store_bytes(out + 192, source.template high<O, 1>());
+      out += UnpackedPanel<Source::kBits>::kBytes;
+    };
+    octet.template operator()<0>();
+    if constexpr (Source::kOctets == 2) octet.template operator()<1>();
+  }
+}
 
 // Octet O of what source.next() came to, for R rows of values and V vectors of columns from C on.
 template <int R, int O, int C, int V, class Source>
@@ -184,7 +253,12 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F16 x = splat(scales[r * a.scales_stride + group]);
-        const F16 values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
+        F16 values_sum;
+        if constexpr (Offsets && requires { source.products; }) {
+          values_sum = splat(source.products[r * groups + group]);
+        } else {
+          values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
+        }
 #pragma GCC unroll 2
         for (int c = 0; c < V; ++c) {
           acc[r][C + c] = fma(to_float(sum[r][c]), ws[c] * x, acc[r][C + c]);
@@ -198,49 +272,88 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
   store_panel<R>(acc, a, row, panel);
 }
 
+// Calls fn.template operator()<Bits, the dense panel that has them>().
+template <class F>
+EW_INLINE void with_bits(int64_t bits, const F& fn) {
+  if (bits == 2) return fn.template operator()<2, DensePlanes<2>>();
+  if (bits == 3) return fn.template operator()<3, DensePlanes<3>>();
+  if (bits == 4) return fn.template operator()<4, DenseNibbles>();
+  if (bits == 5) return fn.template operator()<5, DensePlanes<5>>();
+  fn.template operator()<6, DensePlanes<6>>();
+}
+
+// Rows of a task whose panels are unpacked: as many as stay in the second-level cache, if there are panels
+// enough for all threads.
+inline int64_t unpacked_task_rows(const LinearInt4Args& a, ThreadPool& pool) {
+  const int64_t rows = kUnpackedBytes / a.k, panels = (a.n + kPanel - 1) / kPanel;
+  return rows < kTaskRows || panels < 4 * pool_size(pool) ? kTaskRows : rows;
+}
+
 inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   const int64_t dense_bytes = a.k * a.bits / 8 * kPanel;
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt4, a.k) : dense_bytes;
+  const bool unpacked =
+      !a.sparse && a.m >= kUnpackFrom && a.workspace != nullptr && (a.bits != 4 || kUnpackNibbles);
+  const int64_t task_rows =
+      tuned(pool_tuning(pool).task_rows, unpacked ? unpacked_task_rows(a, pool) : kTaskRows);
+  const int64_t groups = a.k / a.group,
+                products_of_task = unpacked && a.weight_offsets != nullptr ? task_rows * groups : 0;
+  const int64_t spare_bytes = unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes;
   uint8_t* spare = nullptr;
-  if (a.sparse && a.m > kSparseInt4Most)
-    spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * dense_bytes));
-  linear_tasks(pool, a.m, a.n, a.k, panel_bytes,
-               [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
-                 for (int64_t p = panel; p < panel_end; ++p) {
-                   const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
-                   if (a.sparse && row_end - row <= kSparseInt4Most) {
-                     for_blocks_of<kSparseInt4Rows>(
-                         row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
-                           int4_block<R, false>(a, first, p, SparseNibbles{stored});
-                         });
-                     continue;
-                   }
-                   if (a.sparse) {
-                     uint8_t* own = spare + worker * dense_bytes;
-                     spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);
-                     dense = own;
-                   }
-                   const auto block = [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-                     const auto from = [&](const auto& source) {
-                       if (a.weight_offsets == nullptr) {
-                         int4_block<R, false>(a, first, p, source);
-                       } else {
-                         int4_block<R, true>(a, first, p, source);
-                       }
-                     };
-                     const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
-                     if (a.bits == 4) return from(DenseNibbles{dense, ahead});
-                     if (a.bits == 5) return from(DensePlanes<5>{dense, ahead});
-                     from(DensePlanes<6>{dense, ahead});
-                   };
-                   if (row_end - row <= kInt4Alone) {
-                     for_blocks_of<kInt4Alone>(row, row_end, block);
-                   } else {
-                     for_blocks_of<kInt4Rows>(row, row_end, block);
-                   }
-                 }
-               });
+  if (unpacked || (a.sparse && a.m > kSparseInt4Most))
+    spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * spare_bytes));
+  const auto task = [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
+    uint8_t* const own = spare + worker * spare_bytes;
+    float* const products = reinterpret_cast<float*>(own + a.k * kPanel);
+    for (int64_t r = 0; products_of_task > 0 && r < row_end - row; ++r) {
+      const float* scales = a.scales + (row + r) * a.scales_stride;
+      const int32_t* sums = a.sums + (row + r) * a.sums_stride;
+      for (int64_t g = 0; g < groups; ++g) products[r * groups + g] = static_cast<float>(sums[g]) * scales[g];
+    }
+    for (int64_t p = panel; p < panel_end; ++p) {
+      const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
+      const auto block = [&]<int R>(int64_t first, const auto& source) {
+        if (a.weight_offsets == nullptr) {
+          int4_block<R, false>(a, first, p, source);
+        } else {
+          int4_block<R, true>(a, first, p, source);
+        }
+      };
+      if (a.sparse && row_end - row <= kSparseInt4Most) {
+        for_blocks_of<kSparseInt4Rows>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
+          int4_block<R, false>(a, first, p, SparseNibbles{stored});
+        });
+        continue;
+      }
+      if (unpacked) {
+        with_bits(a.bits, [&]<int Bits, class Source>() {
+          unpack_panel(Source{stored, {}}, a.k, own);
+          for_blocks_of<kUnpackedRows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+            const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
+            block.template operator()<R>(first,
+                                         UnpackedPanel<Bits>{own, ahead, products + (first - row) * groups});
+          });
+        });
+        continue;
+      }
+      if (a.sparse) {
+        spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);
+        dense = own;
+      }
+      const auto packed = [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+        const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
+        with_bits(a.bits,
+                  [&]<int, class Source>() { block.template operator()<R>(first, Source{dense, ahead}); });
+      };
+      if (row_end - row <= kInt4Alone) {
+        for_blocks_of<kInt4Alone>(row, row_end, packed);
+      } else {
+        for_blocks_of<kInt4Rows>(row, row_end, packed);
+      }
+    }
+  };
+  linear_tasks(pool, a.m, a.n, a.k, panel_bytes, task, 1, task_rows);
 }
 
 }  // namespace

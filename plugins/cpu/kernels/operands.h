@@ -70,7 +70,7 @@ struct KvCache {
 //   of
 //                                              two places in a table
 //   planes32   [ceil(N/32)][ceil(K/16)] pieces: the low halves of 5 or 6 bits as panel32x8 has them, and the
-//              other bits behind them. See linear_int4.h
+//              other bits behind them; or 2 or 3 bits, four values to a byte. See linear_int4.h
 //   blocks8, blocks16   scales of integers, in blocks of so many groups: see group_scales.h
 //   sparse32   [ceil(N/32)][ceil(K/32)] blocks: the places of what is kept of every four k, then its values.
 //   See

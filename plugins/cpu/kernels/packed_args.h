@@ -130,11 +130,11 @@ struct LinearInt8Args {
 
 // y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
 // sums[m, g] * scales[m, g] * weight_offsets[n, g], + bias[n]. The size of all groups divides K, and is a
-// multiple of 8, or of 16 where a weight has 5 or 6 bits.
+// multiple of 8, or of 16 where a weight hasn't 4 bits.
 struct LinearInt4Args {
   int64_t m = 0, n = 0, k = 0;
   int64_t group = 0;
-  int64_t bits = 4;                // of a weight's value: 4, 5 or 6
+  int64_t bits = 4;                // of a weight's value: 2 .. 6
   int64_t scale_block = 0;         // groups that share an f16, 8 or 16: group_scales.h; 0: each has one
   const int8_t* values = nullptr;  // [M, K]
   int64_t values_stride = 0;
@@ -142,7 +142,7 @@ struct LinearInt4Args {
   int64_t scales_stride = 0;
   const int32_t* sums = nullptr;  // as scales: sums of values
   int64_t sums_stride = 0;
-  const uint8_t* weight = nullptr;          // panel32x8, planes32 above 4 bits, or sparse32
+  const uint8_t* weight = nullptr;          // panel32x8, planes32 of other bits than 4, or sparse32
   const uint16_t* weight_scales = nullptr;  // of [N, K/group] groups
   const uint16_t* weight_offsets =
       nullptr;                  // as weight_scales, or null: 2^(bits - 1) is taken off each weight
@@ -151,7 +151,7 @@ struct LinearInt4Args {
   int64_t y_stride = 0;
   Epilogue epilogue = {};
   bool sparse = false;  // the weight is in sparse32, has 4 bits, and no offsets or blocks of scales
-  Workspace* workspace = nullptr;  // never null if it is
+  Workspace* workspace = nullptr;  // never null if it is; null: no panel is unpacked for many rows
 };
 
 }  // namespace ew

@@ -88,16 +88,17 @@ inline void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
   });
 }
 
-// Value k of a column of a panel: without sign, of 4 bits in panel32x8, or of 5 or 6 in planes32.
+// Value k of a column of a panel: without sign, of 4 bits in panel32x8, or of 2, 3, 5 or 6 in planes32.
 EW_INLINE int few_bits_at(const uint8_t* panel, int64_t bits, int64_t column, int64_t k) {
-  const int64_t octets = bits == 5 ? 2 : 1, more = bits - 4;
+  const int64_t octets = bits % 2 == 1 ? 2 : 1, first = bits < 4 ? 2 : 4, more = bits - first;
   const uint8_t* piece = panel + k / (8 * octets) * (octets * 8 * bits * kPanel / 8);
   const int64_t octet = k / 8 % octets, at = column * 4 + k % 4, half = k % 8 / 4;
-  const int low = piece[octet * kPanel * 4 + at] >> (half * 4) & 15;
-  if (more == 0) return low;
   const int64_t vector = octet * 4 + half * 2 + column / 16;
-  const int high = piece[octets * kPanel * 4 + at % 64] >> (vector * more) & ((1 << more) - 1);
-  return high << 4 | low;
+  const uint8_t* of_octet = piece + octet * kPanel * first;
+  const int low = bits < 4 ? of_octet[at % 64] >> (vector % 4 * 2) & 3 : of_octet[at] >> (half * 4) & 15;
+  if (more == 0) return low;
+  const int high = piece[octets * kPanel * first + at % 64] >> (vector * more) & ((1 << more) - 1);
+  return high << first | low;
 }
 
 inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {

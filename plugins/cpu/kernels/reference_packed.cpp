@@ -39,13 +39,21 @@ int32_t int8_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k,
   return weight[((n / kPanel * ((size + 3) / 4) + k / 4) * kPanel + n % kPanel) * 4 + k % 4] - 128;
 }
 
-// The value without sign: 0 .. 15, or of 5 or 6 bits.
+// The value without sign: 0 .. 15, or of 2, 3, 5 or 6 bits.
 int32_t int4_weight(const uint8_t* weight, int64_t bits, int64_t size, int64_t n, int64_t k) {
   if (bits == 4) {
     const uint8_t byte = weight[((n / kPanel * (size / 8) + k / 8) * kPanel + n % kPanel) * 4 + k % 4];
     return k % 8 < 4 ? byte % 16 : byte / 16;
   }
-  // planes32: pieces of 16 k (5 bits) or 8 (6 bits), low halves first, then 64 bytes with the bits above.
+  const int64_t in_octet = n % 16 * 4 + k % 4, quarter = k % 8 / 4 * 2 + n % kPanel / 16;
+  // planes32: of 2 bits 64 bytes for 8 k, of 3 bits two of these, then 64 bytes with the third.
+  if (bits == 2) return weight[(n / kPanel * (size / 8) + k / 8) * 64 + in_octet] >> (2 * quarter) & 3;
+  if (bits == 3) {
+    const uint8_t* piece = weight + (n / kPanel * (size / 16) + k / 16) * 192;
+    const int32_t two = piece[k % 16 / 8 * 64 + in_octet] >> (2 * quarter) & 3;
+    return two + 4 * (piece[128 + in_octet] >> (k % 16 / 8 * 4 + quarter) & 1);
+  }
+  // Pieces of 16 k (5 bits) or 8 (6 bits), low halves first, then 64 bytes with the bits above.
   const int64_t deep = bits == 5 ? 16 : 8, piece_bytes = deep * kPanel * bits / 8;
   const uint8_t* piece = weight + (n / kPanel * (size / deep) + k / deep) * piece_bytes;
   const uint8_t low = piece[(k % deep / 8 * kPanel + n % kPanel) * 4 + k % 4];

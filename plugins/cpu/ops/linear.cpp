@@ -49,15 +49,15 @@ void verify_fp8(const StepVerifier& v, size_t first, int64_t group_size, bool gr
 }
 
 // Input `first`: weight of integers [N, K] or [E, N, K], with K = `columns`; behind it its scales, and its
-// offsets if it is u4 or u5. Gives the index of the input behind them; sets attribute `scale_block`.
+// offsets if it has any. Gives the index of the input behind them; sets attribute `scale_block`.
 size_t verify_integers(StepVerifier& v, size_t first, int64_t columns, int64_t group_size,
                        bool grouped = false) {
   const Operand& weight = v.in(first);
   const bool offsets = v.attributes().has_offsets;
-  v.require(
-      offsets == without_sign(weight.dtype),
-      "operand " + weight.name + " is " + name_of(weight.dtype) + ", and attribute has_offsets is " +
-          (offsets ? "true: weights with offsets are u4 or u5" : "false: u4 and u5 weights have offsets"));
+  v.require(offsets == without_sign(weight.dtype),
+            "operand " + weight.name + " is " + name_of(weight.dtype) + ", and attribute has_offsets is " +
+                (offsets ? "true: weights with offsets are u2, u3, u4 or u5"
+                         : "false: u2, u3, u4 and u5 have offsets"));
   const int64_t bits = few_bits(weight.dtype);
   if (bits > 0) {
     const int64_t multiple = bits == 4 ? 8 : 16;

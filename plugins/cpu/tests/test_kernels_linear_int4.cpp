@@ -27,6 +27,7 @@ struct Linear {
   std::vector<int32_t> sums;
   std::vector<uint8_t> weight;
   std::vector<uint16_t> weight_scales, weight_offsets;
+  Workspace workspace;
   LinearInt4Args args;
 
   explicit Linear(const Shape& s, int64_t gap = 1) : shape(s), y_stride(s.n + gap) {
@@ -71,15 +72,21 @@ struct Linear {
   }
 };
 
-void check(Linear linear) {
+void check(const Shape& shape) {
   if (left_out()) return;
+  Linear linear(shape);
   const auto fused = linear.run([](const LinearInt4Args& a) { reference::linear_int4(a, true); });
   const auto twice = linear.run([](const LinearInt4Args& a) { reference::linear_int4(a, false); });
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-    const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
-    // Bit for bit: the integers are exact, and the order of the float sums is fixed.
-    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
-        << what << describe(linear.shape);
+    for (Workspace* memory : {static_cast<Workspace*>(nullptr), &linear.workspace}) {
+      const auto y = linear.run([&](LinearInt4Args a) {
+        a.workspace = memory;
+        kernels.linear_int4(a, pool);
+      });
+      // Bit for bit: the integers are exact, and the order of the float sums is fixed.
+      CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
+          << what << describe(linear.shape) << (memory == nullptr ? "" : " unpacked");
+    }
   });
 }
 
@@ -88,7 +95,7 @@ void equals_reference() {
     for (const int64_t n : {1, 31, 32, 33, 160}) {
       for (const int64_t groups : {1, 2, 3, 9}) {
         const int64_t group = (m + n + groups) % 2 == 0 ? 32 : 64;
-        check(Linear({m, n, group * groups, group, groups % 2 == 0, n % 2 == 0}));
+        check({m, n, group * groups, group, groups % 2 == 0, n % 2 == 0});
       }
     }
   }
@@ -96,17 +103,17 @@ void equals_reference() {
 
 // However rows fall into blocks, and blocks into tasks.
 void every_number_of_rows() {
-  for (int64_t m = 1; m <= 70; ++m) check(Linear({m, 33, 64, 32, m % 2 == 0, false}));
+  for (int64_t m = 1; m <= 70; ++m) check({m, 33, 64, 32, m % 2 == 0, false});
 }
 
-// Of 5 and 6 bits too, and with scales in blocks: of groups of 16 and 32, as files of GGUF have them.
+// Of other bits than 4 too, and with scales in blocks: of groups of 16 and 32, as files of GGUF have them.
 void bits_and_blocks() {
-  for (const int64_t bits : {4, 5, 6}) {
+  for (const int64_t bits : {2, 3, 4, 5, 6}) {
     for (const int64_t block : {0, 8, 16}) {
       for (const int64_t m : {1, 2, 3, 5, 8, 9, 14, 70}) {
         const int64_t group = (m + bits + block) % 2 == 0 ? 16 : 32, blocks = m % 3 + 1;
         const int64_t groups = block == 0 ? 3 * blocks : block * blocks;
-        check(Linear({m, m % 2 == 0 ? 33 : 160, group * groups, group, m % 4 < 2, true, bits, block}));
+        check({m, m % 2 == 0 ? 33 : 160, group * groups, group, m % 4 < 2, true, bits, block});
       }
     }
   }
@@ -116,18 +123,19 @@ void bits_and_blocks() {
 void group_sizes() {
   for (const int64_t group : {8, 16, 24, 40, 72, 128, 1024}) {
     for (const int64_t m : {1, 5, 14}) {
-      for (const bool offsets : {false, true}) check(Linear({m, 70, 3 * group, group, offsets, true}));
+      for (const bool offsets : {false, true}) check({m, 70, 3 * group, group, offsets, true});
     }
   }
 }
 
 // The largest products there are, of one sign: the sums of 16 bits that AVX-512, AVX2 and portable keep come
 // as near to their end as they can.
-void largest_sums_of(int64_t bits) {
+void largest_sums_of(int64_t bits, int64_t rows) {
   for (const int64_t group : {32, 64, 4096}) {
     for (const int8_t value : {int8_t{-128}, int8_t{127}}) {
       for (const bool offsets : {false, true}) {
-        Linear linear({12, 40, group, group, offsets, false, bits});
+        Linear linear({rows, 40, group, group, offsets, false, bits});
+        linear.args.workspace = &linear.workspace;
         std::fill(linear.values.begin(), linear.values.end(), value);
         std::fill(linear.weight.begin(), linear.weight.end(), uint8_t{0xff});
         std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
@@ -146,13 +154,14 @@ void largest_sums_of(int64_t bits) {
 
 // Enough work for several tasks.
 void largest_sums() {
-  for (const int64_t bits : {4, 5, 6}) largest_sums_of(bits);
+  for (const int64_t bits : {2, 3, 4, 5, 6}) largest_sums_of(bits, 12), largest_sums_of(bits, 64);
 }
 
 void deep_and_wide() {
-  check(Linear({30, 330, 2560, 32, false, true}));
-  check(Linear({30, 330, 2560, 64, true, true}));
-  check(Linear({200, 96, 1536, 32, true, false}));
+  check({30, 330, 2560, 32, false, true});
+  check({30, 330, 2560, 64, true, true});
+  check({200, 96, 1536, 32, true, false});
+  check({460, 290, 576, 64, true, false, 5});  // more rows to a task than usual, where panels are unpacked
 }
 
 void row_alone_equals_row_in_batch() {

@@ -143,7 +143,8 @@ void embeddings_are_exact() {
         int64_t bits, group, block;
       };
       for (const auto& [bits, group, block] :
-           {Few{4, 32, 0}, Few{4, 64, 0}, Few{5, 32, 0}, Few{6, 16, 16}, Few{4, 32, 8}, Few{5, 32, 8}}) {
+           {Few{4, 32, 0}, Few{4, 64, 0}, Few{5, 32, 0}, Few{6, 16, 16}, Few{4, 32, 8}, Few{5, 32, 8},
+            Few{3, 16, 16}, Few{3, 32, 0}, Few{2, 16, 16}, Few{2, 64, 0}}) {
         if (hidden % group != 0 || (block > 0 && hidden / group % block != 0)) continue;
         const auto few = to_planes(random_ints(vocabulary * hidden, 1 << bits, 2), vocabulary, hidden, bits);
         const auto offsets = random_scales(vocabulary, hidden / group, block);

@@ -98,9 +98,28 @@ inline std::vector<uint8_t> to_panels_int4(const std::vector<int32_t>& rows, int
   return panels;
 }
 
+// 2 or 3 bits [N, K] to planes32, as linear_int4.h draws it.
+inline std::vector<uint8_t> to_quarters(const std::vector<int32_t>& rows, int64_t n, int64_t k,
+                                        int64_t bits) {
+  const int64_t deep = bits == 2 ? 8 : 16, piece_bytes = bits == 2 ? 64 : 192;
+  std::vector<uint8_t> panels(static_cast<size_t>((n + 31) / 32 * (k / deep) * piece_bytes), 0);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      uint8_t* piece = panels.data() + (i / 32 * (k / deep) + j / deep) * piece_bytes;
+      const int value = rows[static_cast<size_t>(i * k + j)];
+      const int64_t vector = j % deep / 4 * 2 + i % 32 / 16,
+                    at = i % 16 * 4 + j % 4;  // 64 values: 16 columns of 4 k
+      piece[vector / 4 * 64 + at] |= static_cast<uint8_t>(value % 4 << (vector % 4 * 2));
+      if (bits == 3) piece[128 + at] |= static_cast<uint8_t>(value / 4 << vector);
+    }
+  }
+  return panels;
+}
+
 // 0 .. 2^bits - 1 [N, K], K a multiple of 16, to planes32, as linear_int4.h draws it; to panel32x8 of 4 bits.
 inline std::vector<uint8_t> to_planes(const std::vector<int32_t>& rows, int64_t n, int64_t k, int64_t bits) {
   if (bits == 4) return to_panels_int4(rows, n, k);
+  if (bits < 4) return to_quarters(rows, n, k, bits);
   const int64_t deep = bits == 5 ? 16 : 8, piece_bytes = deep * 32 * bits / 8;
   std::vector<uint8_t> panels(static_cast<size_t>((n + 31) / 32 * (k / deep) * piece_bytes), 0);
   for (int64_t i = 0; i < n; ++i) {

@@ -107,8 +107,8 @@ def gptq(
     if order:
         kept = None
     elif symmetric or bits < 4:
-        width = bits if bits == 8 else 4
-        kept = (width, size if size < k else 64) if width == 4 else (8, size if size < k else 0)
+        width = bits if symmetric else bits + 1  # differences of codes take a bit more
+        kept = (width, size if size < k else 64) if width <= 4 else (8, size if size < k else 0)
     else:
         kept = ()  # in whatever holds differences of 5 bits
     return Packed(tensors, section, floats_of(codes, zeros, scales, index), kept)
@@ -152,7 +152,7 @@ def pack_quantized(
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group}
     floats = floats_of(codes, zeros, scales, [i // group for i in range(k)])
     kept: tuple[int, ...] | None = (
-        (4, group) if symmetric and bits <= 4 else None if bits == 8 and not symmetric else ()
+        (bits, group) if symmetric and bits <= 4 else None if bits == 8 and not symmetric else ()
     )
     return Packed(tensors, compressed("pack-quantized", weights), floats, kept)
 

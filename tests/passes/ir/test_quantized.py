@@ -246,6 +246,10 @@ def test_4_bits(shape: tuple[int, ...], group: int, offsets: bool, monkeypatch: 
         (CodeFormat(5, 32), -16, 15),
         (CodeFormat(5, 64, offsets=True), 0, 31),
         (CodeFormat(6, 16), -32, 31),
+        (CodeFormat(3, 32), -4, 3),
+        (CodeFormat(3, 16, offsets=True, scale_block=16), 0, 7),
+        (CodeFormat(2, 16), -2, 1),
+        (CodeFormat(2, 64, offsets=True), 0, 3),
         (CodeFormat(4, 32, offsets=True, scale_block=8), 0, 15),
         (CodeFormat(5, 32, scale_block=8), -16, 15),
         (CodeFormat(6, 16, scale_block=16), -32, 31),
@@ -316,7 +320,10 @@ class Known(Prequantized):
         return f"known.{self.seed}"
 
 
-FORMATS = [CodeFormat(8, 32), CodeFormat(4, 32), CodeFormat(4, 64), CodeFormat(4, 32, offsets=True)]
+FORMATS = [
+    *(CodeFormat(8, 32), CodeFormat(4, 32), CodeFormat(4, 64), CodeFormat(4, 32, offsets=True)),
+    *(CodeFormat(3, 32), CodeFormat(2, 16, offsets=True)),
+]
 
 
 @pytest.mark.parametrize("code_format", FORMATS)
@@ -351,6 +358,18 @@ def test_what_is_not_known_in_that_format_is_rounded(code_format: CodeFormat) ->
     for expr in (known, Slice(known, 1, 0, 64), Cast(known, torch.bfloat16)):
         changed = evaluated(expr, wanted if expr is known else code_format)
         same(changed, evaluated(source(expr.evaluate()), wanted if expr is known else code_format))
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("offsets", [False, True])
+def test_integers_of_fewer_bits_are_the_same_in_4(bits: int, offsets: bool) -> None:
+    known = Known(40, CodeFormat(bits, 32, offsets))
+    wide = known.format.in_4_bits
+    assert (wide.bits, wide.offsets) == (4, offsets)
+    same(evaluated(Slice(known, 0, 8, 40), wide), Codes(*(t[8:] for t in tensors(known.codes()))))
+    assert evaluated(known, CodeFormat(4, 64, offsets)).scales.shape == (40, 1), "other groups are rounded anew"
+    for other in (CodeFormat(3, 32, scale_block=8), CodeFormat(5, 32)):
+        assert other.in_4_bits == other
 
 
 def test_the_formats_of_rows() -> None:

@@ -201,7 +201,7 @@ def test_quantizing_costs_less_than_a_percent() -> None:
         ({"weight": torch.zeros(3, 60, dtype=torch.int8)}, "differ in K"),
         ({"weight": torch.zeros(3, 64)}, "weight torch.float32"),
         ({"weight_scales": torch.zeros(3, 4).half()}, "weight_scales"),
-        ({"weight_bits": 3}, "weights of 3 bits"),
+        ({"weight_bits": 7}, "weights of 7 bits"),
         ({"weight_bits": 4, "activation_group": 0}, "activations in 0"),
         ({"weight_bits": 4, "weight_group": 0, "weight_scales": torch.zeros(3, 1).half()}, "in groups of 0"),
         ({"weight_bits": 4, "weight_group": 16, "weight_scales": torch.zeros(3, 4).half()}, "in groups of 16"),

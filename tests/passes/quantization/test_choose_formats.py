@@ -389,6 +389,28 @@ def test_floats_with_scales_are_kept_too() -> None:
     assert formats(program)["layers.0.o_proj"] == WeightFormat(storage="fp8", group_size=64)
 
 
+@pytest.mark.parametrize(
+    ("kind", "common", "storage"),
+    [
+        (CodeFormat(3, 32), False, "int3"),
+        (CodeFormat(3, 32), True, "int4"),
+        (CodeFormat(2, 64, offsets=True), True, "int4"),
+        (CodeFormat(2, 16), True, "bf16"),
+        (CodeFormat(3, 32, scale_block=8), True, "bf16"),
+        (CodeFormat(5, 32), True, "bf16"),
+    ],
+    ids=str,
+)
+def test_few_bits_are_kept_in_4_where_not_every_target_reads_them(kind: CodeFormat, common: bool, storage: str) -> None:
+    program = stored(decoder(Shape(heads=8, kv_heads=8, intermediate=64)), "layers.0.o_proj.weight", kind=kind)
+    wanted = WeightFormats(default=BF16, keep_blocks=True)
+    ChooseFormats().run(program, PassContext(formats=wanted, common_formats=common))
+    found = formats(program)["layers.0.o_proj"]
+    assert found.storage == storage
+    if storage != "bf16":
+        assert (found.group_size, found.zero_point) == (kind.group_size, kind.offsets)
+
+
 def test_blocks_of_routers_and_narrow_products_become_floats() -> None:
     program = stored(routed(), "router.weight", "gate.weight", "out.weight", kind=Q4_1)
     assert {r.where for r in keeping(program, F32).rejected} == {"router", "gate"}

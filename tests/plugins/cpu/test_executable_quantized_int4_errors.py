@@ -160,10 +160,10 @@ def too_few_for_a_block(b: LoweredBuilder) -> None:
 
 
 BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
-    (offsets_not_announced, r"operand w\d is u4, and attribute has_offsets is false: u4 and u5 weights have offsets"),
+    (offsets_not_announced, r"operand w\d is u4, and attribute has_offsets is false: u2, u3, u4 and u5 have offsets"),
     (no_offsets, "it has 5 inputs and 1 outputs, and takes 6 to 8 and 1"),
-    (offsets_of_i4, r"operand w\d is i4, and attribute has_offsets is true: weights with offsets are u4"),
-    (offsets_of_i8, r"operand w\d is i8, and attribute has_offsets is true: weights with offsets are u4"),
+    (offsets_of_i4, r"operand w\d is i4, and attribute has_offsets is true: weights with offsets are u2"),
+    (offsets_of_i8, r"operand w\d is i8, and attribute has_offsets is true: weights with offsets are u2"),
     (offsets_in_f32, r"operand w\d must be an f16 weight of layout panel32"),
     (too_few_offsets, r"operand w\d \[5, 1\] has not the scales of w\d \[5, 16\]"),
     (too_few_scales, r"operand w\d \[5, 1\] has not the scales of w\d \[5, 16\]"),

@@ -109,6 +109,31 @@ def test_planes_of_5_and_6_bits(shape: tuple[int, ...], dtype: Dtype, bits: int,
         assert int(low) + 16 * int(high) + (0 if dtype == "u5" else -(1 << bits - 1)) == weight[tuple(place)]
 
 
+@pytest.mark.parametrize("shape", [(1, 16), (40, 32), (65, 96), (3, 33, 48)])
+@pytest.mark.parametrize(("dtype", "bits", "least"), [("i3", 3, -4), ("u3", 3, 0), ("i2", 2, -2), ("u2", 2, 0)])
+def test_planes_of_2_and_3_bits(shape: tuple[int, ...], dtype: Dtype, bits: int, least: int) -> None:
+    """Each value is where docs/inside/bundle-format.md says."""
+    rng = np.random.default_rng(6)
+    weight = rng.integers(least, least + (1 << bits), shape).astype(np.int8)
+    stored = pack(weight, "planes32", dtype)
+    panels = -(-shape[-2] // 32)
+    assert stored.nbytes == stored_bytes(shape, "planes32", dtype)
+    assert stored.nbytes == math.prod(shape[:-2]) * panels * 4 * bits * shape[-1]
+    np.testing.assert_array_equal(unpack(stored, shape, "planes32", dtype), weight)
+    deep = 16 if bits == 3 else 8
+    pieces = stored.reshape(-1, shape[-1] // deep, deep * 4 * bits)
+    for place in rng.integers(0, shape, (300, len(shape))):
+        n, k = (int(at) for at in place[-2:])
+        matrix = int(np.ravel_multi_index(tuple(place[:-2]), shape[:-2])) if len(shape) > 2 else 0
+        piece = pieces[matrix * panels + n // 32, k // deep]
+        column = n % 16 * 4 + k % 4
+        vector = k % deep // 4 * 2 + n % 32 // 16
+        value = int(piece[vector // 4 * 64 + column]) >> vector % 4 * 2 & 3
+        if bits == 3:
+            value += 4 * (int(piece[128 + column]) >> vector & 1)
+        assert value + least == weight[tuple(place)]
+
+
 @pytest.mark.parametrize("dtype", ["iq4", "fp4"])
 def test_places_among_some_integers(dtype: Dtype) -> None:
     levels = np.array(FORMATS[FORMAT_OF[dtype]].levels, np.int8)
