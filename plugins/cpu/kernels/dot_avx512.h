@@ -135,8 +135,8 @@ EW_INLINE __m512i chosen_bits(const uint16_t* x, PairPlaces places) {
 
 #if defined(EW_VNNI)
 
-constexpr int kUnpackedRows = 8;  // of 8 and 10
-constexpr bool kUnpackNibbles = true;
+constexpr int kUnpackedRows = 0;  // rows of a block whose panel is made bytes; 0: none is
+constexpr bool kUnpackNibbles = false;
 constexpr int kInt4Rows = 6;                       // of 4 .. 10: the least time with offsets and without
 constexpr int kInt4Alone = 8;                      // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 10;                // of 6 .. 12

@@ -42,6 +42,8 @@
 // no offsets: what isn't kept would be one.
 #pragma once
 
+#include <algorithm>
+
 #include "dot.h"
 #include "group_scales.h"
 #include "kernels.h"
@@ -293,20 +295,23 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   const int64_t dense_bytes = a.k * a.bits / 8 * kPanel;
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt4, a.k) : dense_bytes;
-  const bool unpacked =
-      !a.sparse && a.m >= kUnpackFrom && a.workspace != nullptr && (a.bits != 4 || kUnpackNibbles);
+  const bool unpacked = kUnpackedRows > 0 && !a.sparse && a.m >= kUnpackFrom && a.k > 0 &&
+                        a.workspace != nullptr && (a.bits != 4 || kUnpackNibbles);
   const int64_t task_rows =
       tuned(pool_tuning(pool).task_rows, unpacked ? unpacked_task_rows(a, pool) : kTaskRows);
-  const int64_t groups = a.k / a.group,
-                products_of_task = unpacked && a.weight_offsets != nullptr ? task_rows * groups : 0;
+  const int64_t groups = a.k / a.group, products_of_task = unpacked && a.weight_offsets != nullptr
+                                                               ? std::min(task_rows, a.m) * groups
+                                                               : 0;
   const int64_t spare_bytes = unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes;
   uint8_t* spare = nullptr;
   if (unpacked || (a.sparse && a.m > kSparseInt4Most))
     spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * spare_bytes));
   const auto task = [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
-    uint8_t* const own = spare + worker * spare_bytes;
-    float* const products = reinterpret_cast<float*>(own + a.k * kPanel);
-    for (int64_t r = 0; products_of_task > 0 && r < row_end - row; ++r) {
+    uint8_t* const own = spare == nullptr ? nullptr : spare + worker * spare_bytes;
+    const bool as_bytes = unpacked && evenly<kUnpackedRows>(row_end - row);
+    float* const products =
+        products_of_task > 0 && as_bytes ? reinterpret_cast<float*>(own + a.k * kPanel) : nullptr;
+    for (int64_t r = 0; products != nullptr && r < row_end - row; ++r) {
       const float* scales = a.scales + (row + r) * a.scales_stride;
       const int32_t* sums = a.sums + (row + r) * a.sums_stride;
       for (int64_t g = 0; g < groups; ++g) products[r * groups + g] = static_cast<float>(sums[g]) * scales[g];
@@ -326,16 +331,20 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
         });
         continue;
       }
-      if (unpacked) {
-        with_bits(a.bits, [&]<int Bits, class Source>() {
-          unpack_panel(Source{stored, {}}, a.k, own);
-          for_blocks_of<kUnpackedRows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-            const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
-            block.template operator()<R>(first,
-                                         UnpackedPanel<Bits>{own, ahead, products + (first - row) * groups});
+      if constexpr (kUnpackedRows > 0) {
+        if (as_bytes) {
+          with_bits(a.bits, [&]<int Bits, class Source>() {
+            unpack_panel(Source{stored, {}}, a.k, own);
+            for_even_blocks_of<kUnpackedRows>(
+                row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+                  const Ahead ahead = ahead_of(stored, panel_bytes, i, blocks);
+                  const float* const of_block =
+                      products == nullptr ? nullptr : products + (first - row) * groups;
+                  block.template operator()<R>(first, UnpackedPanel<Bits>{own, ahead, of_block});
+                });
           });
-        });
-        continue;
+          continue;
+        }
       }
       if (a.sparse) {
         spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);

@@ -56,6 +56,24 @@ EW_INLINE void for_blocks_of(int64_t row, int64_t row_end, const F& fn) {
   }
 }
 
+// The same for so many rows that every block has Most of them, or one less, which takes less code.
+template <int Most>
+constexpr bool evenly(int64_t rows) {
+  return rows >= Most * (Most - 1);
+}
+template <int Most, class F>
+EW_INLINE void for_even_blocks_of(int64_t row, int64_t row_end, const F& fn) {
+  const int64_t rows = row_end - row, blocks = (rows + Most - 1) / Most;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = row + rows * i / blocks, end = row + rows * (i + 1) / blocks;
+    if (end - begin == Most) {
+      fn.template operator()<Most>(begin, i, blocks);
+    } else {
+      fn.template operator()<Most - 1>(begin, i, blocks);
+    }
+  }
+}
+
 // What a block of rows prefetches while it goes over a panel. The only block runs ahead of itself; of several
 // the first two fetch the halves of the next panel, since what they read is in the cache but for the first.
 struct Ahead {
