@@ -178,6 +178,7 @@ EW_INLINE ShortSum begin_dots(I16 sum) { return sum; }
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
   return lanes(_mm256_dpbusd_avx_epi32(low(acc), w.lo, x.v), _mm256_dpbusd_avx_epi32(high(acc), w.hi, x.v));
 }
+EW_INLINE ShortSum first_dot(ShortSum acc, Nibbles w, Bytes x) { return dot(acc, w, x); }
 EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 
 constexpr int int4_vectors(int) { return 2; }
@@ -221,6 +222,11 @@ EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
   acc.lo += (__v16hi)_mm256_maddubs_epi16(w.lo, x.v);
   acc.hi += (__v16hi)_mm256_maddubs_epi16(w.hi, x.v);
   asm volatile("" : "+x"(acc.lo), "+x"(acc.hi));  // now: many products at once would not fit in registers
+  return acc;
+}
+EW_INLINE ShortSum first_dot(ShortSum, Nibbles w, Bytes x) {
+  ShortSum acc = {(__v16hi)_mm256_maddubs_epi16(w.lo, x.v), (__v16hi)_mm256_maddubs_epi16(w.hi, x.v)};
+  asm volatile("" : "+x"(acc.lo), "+x"(acc.hi));
   return acc;
 }
 EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {

@@ -148,6 +148,7 @@ EW_INLINE ShortSum begin_dots(I16 sum) { return sum; }
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
   return lanes(_mm512_dpbusd_epi32(bits(acc), w.v, x.v));
 }
+EW_INLINE ShortSum first_dot(ShortSum acc, Nibbles w, Bytes x) { return dot(acc, w, x); }
 EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 
 constexpr int kInt8Rows = 8;  // of 4 .. 12: the least time with groups of 32 and without groups
@@ -185,6 +186,9 @@ EW_INLINE ShortSum begin_dots(I16) { return {__v32hi{}}; }
 // maddubs can't saturate here: two products of 15 * 128 at most. kNibbleDots of its results have room too.
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
   return {acc.v + (__v32hi)_mm512_maddubs_epi16(w.v, x.v)};
+}
+EW_INLINE ShortSum first_dot(ShortSum, Nibbles w, Bytes x) {
+  return {(__v32hi)_mm512_maddubs_epi16(w.v, x.v)};
 }
 EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   const __m512i pairs = _mm512_madd_epi16((__m512i)dots.v, _mm512_set1_epi16(1));

@@ -206,12 +206,14 @@ EW_INLINE void store_bytes(uint8_t* p, const Nibbles& a) {
   }
 }
 EW_INLINE Bytes splat_bytes(const int8_t* p) { return splat_quad(p); }
-// A sum of at most kNibbleDots dots that goes on from `sum`, and `sum` with what it came to.
+// A sum of at most kNibbleDots dots that goes on from `sum`, and `sum` with what it came to. The first of
+// them needs no sum to be added to, where that begins at zero.
 EW_INLINE ShortSum begin_dots(I16) { return {}; }
 EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
   for (int i = 0; i < 4; ++i) acc.v[i] += w.even[i] * x.even + w.odd[i] * x.odd;
   return acc;
 }
+EW_INLINE ShortSum first_dot(ShortSum acc, Nibbles w, Bytes x) { return dot(acc, w, x); }
 EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   I16 r;
   EW_LANES(sum.v[i] + ((((I4)((U4)dots.v[i] << 16)) >> 16) + ((I4)dots.v[i] >> 16)));

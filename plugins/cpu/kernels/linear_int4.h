@@ -187,14 +187,15 @@ void unpack_panel(Source source, int64_t k, uint8_t* out) {
 }
 
 // Octet O of what source.next() came to, for R rows of values and V vectors of columns from C on.
-template <int R, int O, int C, int V, class Source>
+template <int R, int O, int C, int V, bool First = false, class Source>
 EW_INLINE void dot_octet(const Source& source, const int8_t* values, int64_t stride, ShortSum (&dots)[R][V]) {
   const Nibbles low[2] = {source.template low<O, C>(), source.template low<O, C + V - 1>()};
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const Bytes x = splat_bytes(values + r * stride + 8 * O);
 #pragma GCC unroll 2
-    for (int c = 0; c < V; ++c) dots[r][c] = dot(dots[r][c], low[c], x);
+    for (int c = 0; c < V; ++c)
+      dots[r][c] = First ? first_dot(dots[r][c], low[c], x) : dot(dots[r][c], low[c], x);
   }
   const Nibbles high[2] = {source.template high<O, C>(), source.template high<O, C + V - 1>()};
 #pragma GCC unroll 12
@@ -239,6 +240,11 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
           for (int c = 0; c < V; ++c) dots[r][c] = begin_dots(sum[r][c]);
         }
         const int8_t* const end = values + 8 * (left < kMostOctets<kBits> ? left : kMostOctets<kBits>);
+        if constexpr (requires { source.products; }) {
+          source.template next<V == 2>();
+          dot_octet<R, 0, C, V, true>(source, values, a.values_stride, dots);
+          values += 8;
+        }
         for (; values < end; values += 8 * kOctets) {
           source.template next<V == 2>();
           dot_octet<R, 0, C, V>(source, values, a.values_stride, dots);
