@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "bf16"]
-FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "bf16")
-STORED: tuple[Format, ...] = ("q4_k_m", "q6_k", "iq4_xs")
+Format = Literal["int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "q3_k_m", "q2_k", "bf16"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m", "q6_k", "iq4_xs", "q3_k_m", "q2_k", "bf16")
+STORED: tuple[Format, ...] = ("q4_k_m", "q6_k", "iq4_xs", "q3_k_m", "q2_k")
 """Types of GGUF files, which engines take as they are stored."""
 OURS = "enginewright"
 GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "bf16": "f16", **{kind: kind for kind in STORED}}

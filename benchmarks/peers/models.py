@@ -92,6 +92,7 @@ MODELS = {
             long_rounds=1,
             steps=20,
             short_prompt=32,
+            more=STORED,
         ),
     )
 }

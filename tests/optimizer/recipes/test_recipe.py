@@ -63,7 +63,12 @@ def test_the_built_in_recipes_of_4_bits(name: str, method: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("q4_k", "int4-g32-zp-b8-a:int8:g32"), ("mxfp4", "fp4-g32-a:int8:g32"), ("nvfp4", "fp4-g16-b16-a:int8:g16")],
+    [
+        ("int3", "int3-g64-zp-b8-a:int8:g64"),
+        ("q4_k", "int4-g32-zp-b8-a:int8:g32"),
+        ("mxfp4", "fp4-g32-a:int8:g32"),
+        ("nvfp4", "fp4-g16-b16-a:int8:g16"),
+    ],
 )
 def test_the_built_in_recipes_of_formats_that_files_have(name: str, expected: str) -> None:
     weights = load_recipe(name).weights
