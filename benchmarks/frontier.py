@@ -72,7 +72,7 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 HERE = Path(__file__).resolve().parent
 PACKAGED = HERE.parent / "optimizer" / "measure" / "evaluation_text.txt"
 TYPES = ("Q2_K", "Q3_K_M", "IQ4_XS", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
-RECIPES = ("int4-gptq", "q4_k", "mxfp4", "nvfp4", "int8")
+RECIPES = ("int3", "int4-gptq", "q4_k", "mxfp4", "nvfp4", "int8")
 WIDE = BudgetSection(max_kl=20.0)
 """The budget of exports whose KL is measured here."""
 

@@ -83,6 +83,8 @@ FORMATS = [
     {"storage": "int8", "group_size": 32, "activation": "int8", "activation_group_size": 32},
     {"storage": "int4", "group_size": 32, "activation": "int8", "activation_group_size": 32},
     {"storage": "int4", "group_size": 64, "zero_point": True, "activation": "int8", "activation_group_size": 64},
+    {"storage": "int3", "group_size": 64, "zero_point": True, "activation": "int8", "activation_group_size": 64},
+    {"storage": "int2", "group_size": 16, "activation": "int8", "activation_group_size": 16},
 ]
 
 
