@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 from enginewright.optimizer.cli.app import app
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.extension import cpu_extension
+from enginewright.plugins.ranks.rank import GO, join
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.open import target_groups
@@ -396,8 +397,6 @@ class Simulated:
         return self.wire.ended.get(rank, "")
 
     def close(self) -> None:
-        from enginewright.plugins.ranks.rank import GO, join
-
         self.wire.close()
         if self._address and any(thread.is_alive() for thread in self.threads):
             join(self._address).set(GO, "")  # ranks that wait for it are threads, which nobody can kill
