@@ -140,8 +140,8 @@ struct SparseNibbles {
 };
 
 constexpr int64_t kUnpackFrom = 64;  // rows; with 48 it takes as long either way
-constexpr int64_t kUnpackedBytes = int64_t{1}
-                                   << 18;  // of the values of a task's rows, where panels are unpacked
+// Of the values of a task's rows, where panels are unpacked.
+constexpr int64_t kUnpackedBytes = int64_t{1} << 18;
 
 // A panel whose values are a byte each, in the order of panel32x4.
 template <int Bits>
