@@ -18,8 +18,10 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Modules are compiled when they are first imported: most of transformers never is.
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile
-# A build folder that stays makes the next build after an edit a short one.
-BUILD_FLAGS := --config-settings=build-dir=build/editable --config-settings=cmake.define.EW_BUILD_TESTS=OFF
+# A build folder that stays makes the next build after an edit a short one. NATIVE=ON: kernels for this processor alone.
+NATIVE ?= OFF
+BUILD = $(PIP) --no-build-isolation --config-settings=build-dir=build/editable \
+  --config-settings=cmake.define.EW_BUILD_TESTS=OFF --config-settings=cmake.define.EW_NATIVE=$(NATIVE) --no-deps --editable .
 REQUIREMENTS := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
   e = p['optional-dependencies']; print(*p['dependencies'], *e['cli'], *e['export'][1:], sep='\n')
 JOBS := $(shell nproc 2>/dev/null || echo 2)
@@ -63,19 +65,22 @@ $(VENV)/.tools: pyproject.toml
 $(VENV)/.export: $(VENV)/.tools $(CPP)
 	@mkdir -p build; $(PY) -c "$(REQUIREMENTS)" >build/requirements.txt
 	{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt; } & fetched=$$!; \
-	status=0; $(PIP) --no-build-isolation $(BUILD_FLAGS) --no-deps --editable . || status=$$?; \
+	status=0; $(BUILD) || status=$$?; \
 	wait $$fetched || status=$$?; exit $$status
 	@touch $@
 
+# A demo has left the kernels for other processors. setuptools and wheel: tensorrt-rtx comes as a source package of a few
+# lines.
 $(VENV)/.installed: $(VENV)/.export
-	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
+	if grep -qs '^EW_NATIVE:.*=ON' build/editable/CMakeCache.txt; then $(BUILD); fi
+	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"
 	$(PIP) "$(TORCH)" --requirement build/requirements.txt --no-build-isolation "enginewright[dev]"
 	@touch $@
 
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
 demo: $(VENV)/.tools  ## fetch SmolLM2, export it, and ask it a question
-	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export; status=$$?; wait; exit $$status
+	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export NATIVE=ON; status=$$?; wait; exit $$status
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
 	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe int8 --force; \
 	echo; echo "$(QUESTION)"; \

@@ -129,15 +129,12 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
       case ew::Dtype::i32:
         view(std::type_identity<int32_t>());
         break;
-      case ew::Dtype::i8:
-      case ew::Dtype::i4:  // weights alone, which aren't buffers
-      case ew::Dtype::u4:
-      case ew::Dtype::fp8:
-        view(std::type_identity<int8_t>());
-        break;
       case ew::Dtype::bf16:
       case ew::Dtype::f16:
         view(std::type_identity<uint16_t>());
+        break;
+      default:  // i8; all others are of weights alone, which aren't buffers
+        view(std::type_identity<int8_t>());
         break;
     }
   }

@@ -290,7 +290,7 @@ class CpuProgram:
 
 
 def isas() -> list[str]:
-    """Instruction sets that this processor can run, best first.
+    """Instruction sets that this processor can run, best first; a build for one processor has the best alone.
 
     Of avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
     """

@@ -28,7 +28,7 @@ std::vector<char> choosing_layers(const Program& program) {
 Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
                      const Tuning& tuning, Exchange* exchange, const OffloadPlan& offload)
     : kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads, Binding::none, tuning) {
-  if (!kernels_) fail("isa " + isa + " is not available on this processor");
+  if (!kernels_) fail("isa " + isa + " is not available: this processor or this build lacks it");
   if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
   const std::vector<CacheGroup>& groups = program.groups();
   if (blocks_.size() != groups.size()) fail("blocks must have one entry a cache group");

@@ -11,24 +11,20 @@
 #include <cstring>
 #include <initializer_list>
 #include <new>
+#include <stdexcept>
 #include <string_view>
 
 #include "kernels.h"
 
 namespace ew {
 
-#if defined(__x86_64__)
-extern const KernelTable avx2_kernels;
-// A build for the thread sanitizer does without AVX-512: kernels divide work alike in all sets.
-#if defined(EW_AVX512)
-extern const KernelTable avx512_kernels;
+// Which of these there are is for the build to say: a build for the thread sanitizer does without AVX-512,
+// since kernels divide work alike in all sets, and one with EW_NATIVE has the kernels of one processor alone.
+extern const KernelTable native_kernels, avx2_kernels, avx512_kernels, portable_kernels;
+void use_avx2_vnni(KernelTable* table);
 void use_avx512_vnni(KernelTable* table);
 void use_avx512_bf16(KernelTable* table);
 void use_avx512_amx(KernelTable* table);
-void use_avx2_vnni(KernelTable* table);
-#endif
-#endif
-extern const KernelTable portable_kernels;
 
 Workspace::~Workspace() { std::free(data_); }
 
@@ -44,14 +40,13 @@ void* Workspace::reserve(int64_t bytes) {
   return data_;
 }
 
-#if defined(__x86_64__)
 namespace {
 
+#if defined(__x86_64__)
 // The builtin knows what the operating system saves of the registers, not only what the processor has.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-#if defined(EW_AVX512)
 bool has_avx2_vnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -85,8 +80,8 @@ bool has_avx512_amx() {
 
 // A table with some kernels exchanged for those of an extension. Only for a processor that has it: what
 // exchanges them is compiled for it too.
-KernelTable extended(const KernelTable& base, const char* isa,
-                     std::initializer_list<void (*)(KernelTable*)> extensions) {
+[[maybe_unused]] KernelTable extended(const KernelTable& base, const char* isa,
+                                      std::initializer_list<void (*)(KernelTable*)> extensions) {
   KernelTable table = base;
   table.isa = isa;
   for (const auto use : extensions) use(&table);
@@ -94,44 +89,75 @@ KernelTable extended(const KernelTable& base, const char* isa,
 }
 #endif
 
-}  // namespace
-#endif
-
-const KernelTable* kernels_for(const char* isa) {
-  const std::string_view name = isa;
+// Sets of instructions, the best first.
+struct Isa {
+  std::string_view name;
+  bool (*has)();
+};
+constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
+    {"avx512_amx", has_avx512_amx},    {"avx512_bf16", has_avx512_bf16},
+    {"avx512_vnni", has_avx512_vnni},  {"avx512", has_avx512},
+    {"avx2_vnni", has_avx2_vnni},      {"avx2", has_avx2},
+#endif
+    {"portable", [] { return true; }},
+};
+
+// The table of a set that this processor has; null where the build leaves it out.
+const KernelTable* table_of(std::string_view isa) {
+#if defined(EW_NATIVE)
+#if defined(EW_NATIVE_AMX)
+  if (isa == "avx512_amx") {
+    static const KernelTable table = extended(native_kernels, "avx512_amx", {use_avx512_amx});
+    return &table;
+  }
+#endif
+  return isa == native_kernels.isa ? &native_kernels : nullptr;
+#else
 #if defined(EW_AVX512)
-  if (name == "avx512_amx" && has_avx512_amx()) {
+  if (isa == "avx512_amx") {
     static const KernelTable table =
         extended(avx512_kernels, "avx512_amx", {use_avx512_vnni, use_avx512_bf16, use_avx512_amx});
     return &table;
   }
-  if (name == "avx512_bf16" && has_avx512_bf16()) {
+  if (isa == "avx512_bf16") {
     static const KernelTable table =
         extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
     return &table;
   }
-  if (name == "avx512_vnni" && has_avx512_vnni()) {
+  if (isa == "avx512_vnni") {
     static const KernelTable table = extended(avx512_kernels, "avx512_vnni", {use_avx512_vnni});
     return &table;
   }
-  if (name == "avx2_vnni" && has_avx2_vnni()) {
+  if (isa == "avx512") return &avx512_kernels;
+  if (isa == "avx2_vnni") {
     static const KernelTable table = extended(avx2_kernels, "avx2_vnni", {use_avx2_vnni});
     return &table;
   }
-  if (name == "avx512") return has_avx512() ? &avx512_kernels : nullptr;
 #endif
-  if (name == "avx2") return has_avx2() ? &avx2_kernels : nullptr;
+#if defined(__x86_64__)
+  if (isa == "avx2") return &avx2_kernels;
 #endif
-  return name == "portable" ? &portable_kernels : nullptr;
+  return isa == "portable" ? &portable_kernels : nullptr;
+#endif
+}
+
+}  // namespace
+
+const KernelTable* kernels_for(const char* isa) {
+  for (const Isa& one : kIsas) {
+    if (one.name == isa) return one.has() ? table_of(isa) : nullptr;
+  }
+  return nullptr;
 }
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> isas;
-  for (const char* isa :
-       {"avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}) {
-    if (kernels_for(isa) != nullptr) isas.emplace_back(isa);
+  for (const Isa& one : kIsas) {
+    if (one.has() && table_of(one.name) != nullptr) isas.emplace_back(one.name);
   }
+  if (isas.empty())
+    throw std::runtime_error("the kernels were built for another processor: build them again");
   return isas;
 }
 

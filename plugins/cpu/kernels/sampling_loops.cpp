@@ -6,9 +6,7 @@
 namespace ew {
 
 #if defined(__x86_64__)
-#if defined(EW_AVX512)
 extern const SamplingLoops avx512_sampling_loops;
-#endif
 extern const SamplingLoops avx2_sampling_loops;
 #endif
 extern const SamplingLoops portable_sampling_loops;
@@ -16,13 +14,11 @@ extern const SamplingLoops portable_sampling_loops;
 const SamplingLoops* sampling_loops_for(const char* isa) {
   const std::string_view name = isa;
 #if defined(__x86_64__)
-#if defined(EW_AVX512)
   if (name == "avx512") {
     const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return has ? &avx512_sampling_loops : nullptr;
   }
-#endif
   if (name == "avx2") {
     const bool has =
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

@@ -90,7 +90,7 @@ int threads_of(const std::string& given) {
 const KernelTable* kernels_of(std::string isa) {
   if (isa.empty()) isa = available_isas().front();
   if (const KernelTable* kernels = kernels_for(isa.c_str())) return kernels;
-  throw BadArgument{"enginewright.isa: " + isa + " is not available on this processor"};
+  throw BadArgument{"enginewright.isa: " + isa + " is not available: this processor or this build lacks it"};
 }
 
 // The domain with its operator, which sessions use as long as they live: nothing is ever removed. A process

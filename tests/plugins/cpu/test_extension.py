@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +27,19 @@ def test_isas_end_with_portable() -> None:
     assert cpu_extension.isas()[-1] == "portable"
     known = {"avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}
     assert set(cpu_extension.isas()) <= known
+
+
+def test_a_build_for_this_processor_alone_has_its_best_kernels(tmp_path: Path) -> None:
+    root, tools = Path(__file__).parents[3], Path(sys.executable).parent
+    options = ["-DEW_NATIVE=ON", "-DEW_BUILD_EXTENSION=OFF", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
+    subprocess.run([tools / "cmake", "-S", root, "-B", tmp_path, *options], check=True, capture_output=True)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf-8"))
+    files = {Path(c["file"]).name: c["command"] for c in commands}
+    best = cpu_extension.isas()[0]
+    assert ("avx512_amx.cpp" in files) is (best == "avx512_amx")
+    assert not {"portable.cpp", "avx2.cpp", "avx2_vnni.cpp", "avx512.cpp", "avx512_vnni.cpp"} & set(files)
+    (name,) = re.findall(r'EW_NATIVE=\\?"(\w+)', files["native.cpp"])
+    assert name == ("avx512_bf16" if best == "avx512_amx" else best)
 
 
 def test_the_ops_are_those_that_are_counted_and_documented() -> None:
