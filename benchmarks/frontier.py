@@ -407,7 +407,8 @@ class Maker:
 def weight_bytes(file: Path) -> int:
     """The bytes of all tensors of a GGUF file, or of a bundle."""
     if file.is_dir():
-        return sum(t.bytes for n, t in Bundle.open(file).index.tensors.items() if not n.endswith("put_scale"))
+        records = ("put_scale", "put_rotation")
+        return sum(t.bytes for n, t in Bundle.open(file).index.tensors.items() if not n.endswith(records))
     return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
 
 

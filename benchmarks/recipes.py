@@ -206,7 +206,7 @@ def _prepare(row: Row, model: Path, folder: Path, parameters: int) -> None:
 
 def _is_record(name: str) -> bool:
     """Whether a tensor only says how others were scaled: no step reads it."""
-    return name.endswith((".input_scale", ".output_scale"))
+    return name.endswith((".input_scale", ".output_scale", ".input_rotation", ".output_rotation"))
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,9 @@ class _Run:
         check_same_cache(groups[0], a.name, groups[1], b.name)
         recipes = [recipe_of(bundle) for bundle in bundles]
         alike = recipes[0].weights == recipes[1].weights
-        if not alike and any(recipe.weights.method == "awq" or recipe.weights.smooth for recipe in recipes):
+        if not alike and any(r.weights.method == "awq" or r.weights.smooth or r.weights.rotate for r in recipes):
             raise ComparisonError(
-                f"{a.name} and {b.name}: one has scaled channels (smooth, or awq), so their values can't be compared",
+                f"{a.name} and {b.name}: channels of one are changed (smooth, rotate, awq): values can't be compared",
                 hint="Compare each of them with the source.",
             )
         sequences = self._tokens(first.model, first.tokenizer_files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,20 +14,24 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.passes.ir.scaled import Scaled
+from enginewright.passes.ir.scaled import Rotated, Scaled
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray
 
 from .probes import ADDED_NORMS, LINEARS, NORMS, Call, Epilogue, Piece, epilogue_of, owner_of, pieces_of
 from .values import ValueName
 
+Found = TypeVar("Found", bound=WeightExpr)
+
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a value [T, N] is multiplied by, [N]; and values whose factors are unknown."""
+    """What a value [T, N] is multiplied by, [N]; values whose factors are unknown; and blocks that were rotated before
+    that, by their size."""
 
     scales: dict[ValueName, FloatArray] = field(default_factory=dict)
     unknown: set[ValueName] = field(default_factory=set)
+    rotations: dict[ValueName, int] = field(default_factory=dict)
 
 
 def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
@@ -39,7 +44,11 @@ def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
         if call.op not in LINEARS | NORMS | ADDED_NORMS:
             continue
         expr = program.weight_of(bound_arguments(call.key).get("weight"))
-        for scaled in _scaled(expr):
+        for rotated in _of_type(Rotated, expr):
+            for piece in call.pieces:
+                if rotated.axis == -1 or rotated.start <= piece.start < rotated.stop:
+                    found.rotations[ValueName(piece.path, "input" if rotated.axis == -1 else "output")] = rotated.size
+        for scaled in _of_type(Scaled, expr):
             factors: FloatArray = scaled.factors.values.numpy()
             if scaled.divide:
                 factors = np.reciprocal(factors)
@@ -52,8 +61,9 @@ def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
             elif call.where:
                 _put(found, ValueName(call.where[0], "output"), factors)
     for path in attending:  # its values are a linear's output and another's input, of which the scales are known
-        if any(name.path.startswith(f"{path}.") for name in found.scales):
+        if any(name.path.startswith(f"{path}.") for name in (*found.scales, *found.rotations)):
             found.unknown.update((ValueName(path, "value"), ValueName(path, "context")))
+    found.unknown.update(found.rotations)
     return found
 
 
@@ -63,9 +73,9 @@ def _put(found: Scaling, name: ValueName, scale: FloatArray) -> None:
         found.scales[name] = (scale if before is None else before * scale).astype(np.float32)
 
 
-def _scaled(expr: WeightExpr | None) -> Iterator[Scaled]:
+def _of_type(wanted: type[Found], expr: WeightExpr | None) -> Iterator[Found]:
     while expr is not None:
-        if isinstance(expr, Scaled):
+        if isinstance(expr, wanted):
             yield expr
         expr = getattr(expr, "base", None)
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -304,9 +305,12 @@ def write_bundle(
 
 
 def _write_scales(program: Program, writer: BundleWriter) -> None:
-    """What passes multiplied channels by, for adapters that were trained on the source: no step reads it."""
-    for value, scale in scaling_of(program, calls_of(program)).scales.items():
+    """How passes scaled and rotated channels, for adapters that were trained on the source: no step reads it."""
+    scaling = scaling_of(program, calls_of(program))
+    for value, scale in scaling.scales.items():
         writer.weights().add(f"{value.path}.{value.what}_scale", scale)
+    for value, size in scaling.rotations.items():
+        writer.weights().add(f"{value.path}.{value.what}_rotation", np.array([size], np.int32), dtype="i32")
 
 
 @dataclass(frozen=True)

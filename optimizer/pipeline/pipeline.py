@@ -34,6 +34,7 @@ from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToB
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
+from enginewright.passes.quantization.rotate_values import RotateValues
 from enginewright.passes.quantization.round_weights import RoundWeights
 from enginewright.passes.quantization.smooth_activations import SmoothActivations
 from enginewright.passes.recovery.load_recovered import LoadRecovered
@@ -98,6 +99,7 @@ def default_pipeline() -> list[Pass]:
         # Passes that look at calibration tokens say how channels are scaled, which weights a sparse format keeps, and
         # which integers are best.
         ChooseFormats(),
+        RotateValues(),
         SmoothActivations(),
         SelectSparsityMask(),
         ApplyAwq(),

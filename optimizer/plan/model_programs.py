@@ -73,7 +73,7 @@ def _lowered(
     ``prepared``: what passes made before formats are chosen, by the passes that are on.
     """
     nearest = recipe.model_copy(
-        update={"weights": recipe.weights.model_copy(update={"method": "nearest", "smooth": False})}
+        update={"weights": recipe.weights.model_copy(update={"method": "nearest", "smooth": False, "rotate": False})}
     )
     passes, required = choose_passes(recipe.passes)
     before, after = split_before(passes, ChooseFormats.name)

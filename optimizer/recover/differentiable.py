@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from enginewright.passes.ir.recovered import Recovered
-from enginewright.passes.ir.scaled import Scaled
+from enginewright.passes.ir.scaled import Rotated, Scaled, rotated
 from enginewright.passes.ir.stacked_weights import Stack, SwapAxes
 from enginewright.passes.ir.two_of_four import TwoOfFour, best_two, scores_of
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr, Zeros
@@ -87,6 +87,8 @@ def weight_value(expr: WeightExpr, leaf: Leaf) -> torch.Tensor:
         case Scaled():
             factors = expr.factors.values
             return value(expr.base) / factors if expr.divide else value(expr.base) * factors
+        case Rotated():
+            return rotated(value(expr.base), expr)
         case Cast() if expr.to.is_floating_point:
             exact = value(expr.base)
             return exact if expr.to.itemsize >= exact.element_size() else rounded_to(exact, expr.to)

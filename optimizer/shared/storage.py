@@ -15,7 +15,7 @@ _PROMPT = 512
 """Tokens of the step whose arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
-_RECORDS = (".input_scale", ".output_scale")
+_RECORDS = (".input_scale", ".output_scale", ".input_rotation", ".output_rotation")
 _SUFFIX = re.compile(rf"(\.(weight|bias|rows|{'|'.join(FORMATS)}|scales|offsets|onnx|columns))+$")
 
 

@@ -52,7 +52,8 @@ class WeightFormats(Section):
     others. ``keep_blocks``: a weight that its file holds in blocks of a format that can be made keeps it bit for bit,
     unless an override names it. ``method``: how integers are chosen of the formats that it is for (``chooses``);
     ``gptq`` has options of that method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default
-    of both. ``smooth``: channels are scaled so that rounding what weights are multiplied with costs less.
+    of both. ``smooth``: channels are scaled so that rounding what weights are multiplied with costs less. ``rotate``:
+    the values of attention are rotated, to the same end.
     """
 
     default: WeightFormat = WeightFormat()
@@ -63,6 +64,7 @@ class WeightFormats(Section):
     gptq: GptqOptions | None = None
     sparsify: Sparsify | None = None
     smooth: StrictBool = False
+    rotate: StrictBool = False
 
     @field_validator("embeddings")
     @classmethod
@@ -86,9 +88,10 @@ class WeightFormats(Section):
         return self
 
     @model_validator(mode="after")
-    def _smoothing_changes_weights(self) -> Self:
-        if self.smooth and self.keep_blocks:
-            raise ValueError("keep_blocks keeps a file's integers, and smooth scales weights: leave one out")
+    def _weights_change_or_stay(self) -> Self:
+        for name, wanted, does in (("smooth", self.smooth, "scales"), ("rotate", self.rotate, "rotates")):
+            if wanted and self.keep_blocks:
+                raise ValueError(f"keep_blocks keeps a file's integers, and {name} {does} weights: leave one out")
         return self
 
     @property

@@ -1,9 +1,10 @@
-"""A weight whose rows or columns are multiplied by numbers that a pass has computed."""
+"""A weight whose rows or columns a pass multiplies: by numbers that it has computed, or by a rotation."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -57,3 +58,48 @@ class Scaled(InPlaceOf):
         values = self.factors.values
         one = values if values.shape[0] == 1 else values[index : index + 1]
         return Scaled(base, Factors(f"{self.factors.label}[{index}]", one), self.divide)
+
+
+@dataclass(frozen=True)
+class Rotated(InPlaceOf):
+    """``base`` with indices ``start:stop`` of its axis -1 or -2 rotated, each ``size`` of them by one Hadamard matrix.
+
+    The matrix is its own inverse. The base may have any type of floats, the result is float32.
+    """
+
+    axis: int
+    start: int
+    stop: int
+    size: int
+
+    def __post_init__(self) -> None:
+        whole = self.axis in (-1, -2) and 0 <= self.start < self.stop <= self.base.shape[self.axis]
+        if not whole or (self.stop - self.start) % self.size or self.size & (self.size - 1):
+            raise PassError(
+                f"blocks of {self.size} of {self.start}:{self.stop} of axis {self.axis} of {self.base.shape}"
+            )
+        if not self.base.dtype.is_floating_point:
+            raise PassError(f"a rotation of a weight of {self.base.dtype}")
+
+    def evaluate(self) -> torch.Tensor:
+        return rotated(self.base.evaluate().float(), self)
+
+    def describe(self) -> str:
+        return f"rotated({self.base.describe()}, {self.axis}, {self.start}:{self.stop}, {self.size})"
+
+
+def rotated(value: torch.Tensor, how: Rotated) -> torch.Tensor:
+    """A value rotated as ``how`` says, a new one."""
+    value = value.transpose(how.axis, -1)
+    turned = value[..., how.start : how.stop].unflatten(-1, (-1, how.size)).double() @ hadamard(how.size)
+    parts = (value[..., : how.start], turned.float().flatten(-2), value[..., how.stop :])
+    return torch.cat(parts, -1).transpose(how.axis, -1).contiguous()
+
+
+@cache
+def hadamard(size: int) -> torch.Tensor:
+    """The orthogonal Hadamard matrix of a power of two, [size, size] float64, by Sylvester's construction."""
+    found = torch.ones(1, 1, dtype=torch.float64)
+    while len(found) < size:
+        found = torch.cat((torch.cat((found, found), 1), torch.cat((found, -found), 1)))
+    return torch.div(found, size**0.5)

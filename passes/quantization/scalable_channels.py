@@ -41,7 +41,7 @@ _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
 }
 """Where norms have their weight, and bias."""
 
-_ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
+ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _producer(program: Program, origin: Node, readers: tuple[Node, ...], again: 
         linear = _only_linear(call.args[0], call)
         size = _outputs(program, linear)
         return _rows(program, linear, size // 2, size, readers, again)
-    if call.target in _ATTENTIONS:
+    if call.target in ATTENTIONS:
         return _values(program, call, readers, again)
     raise _NotScalableError(f"nothing before {origin.name} ({call.target}) takes a scale")
 

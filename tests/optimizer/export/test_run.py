@@ -15,9 +15,10 @@ from torch.fx.node import Node
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.scaled import hadamard
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, unpack
@@ -294,10 +295,13 @@ def test_an_export_replaces_nothing_but_a_bundle(tiny_folder: Path, tmp_path: Pa
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
 
 
-def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel, tmp_path: Path) -> None:
-    """Adapters of the source need it: a stored weight is the source's, by its outputs' scale, over its inputs'."""
-    model = tiny_model("Llama", tie_word_embeddings=True)
-    bundle = Bundle.open(export(model, tmp_path / "a.bundle", recipe="int8").path)
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel, tmp_path: Path, rotate: bool) -> None:
+    """Adapters of the source need it: a stored weight is the source's, rotated, by its outputs' scale, over its
+    inputs'."""
+    model, recipe = tiny_model("Llama", tie_word_embeddings=True), load_recipe("int8")
+    recipe = recipe.model_copy(update={"weights": recipe.weights.model_copy(update={"rotate": rotate})})
+    bundle = Bundle.open(export(model, tmp_path / "a.bundle", recipe=recipe).path)
 
     def read(name: str) -> Array:
         entry = bundle.tensor(name)
@@ -307,6 +311,16 @@ def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel
         name = f"{path}.{what}_scale"
         return read(name) if name in bundle.index.tensors else 1.0
 
+    def rotated(value: Array, path: str, what: str) -> Array:
+        """With its last axis rotated."""
+        name = f"{path}.{what}_rotation"
+        if name not in bundle.index.tensors:
+            return value
+        (size,) = np.frombuffer(bundle.weight(name), np.int32)
+        rotations.append(name)
+        return (value.reshape(*value.shape[:-1], -1, size) @ hadamard(int(size)).numpy()).reshape(value.shape)
+
+    rotations: list[str] = []
     weights = {name.removesuffix(".int8"): name for name in bundle.index.tensors if name.endswith(".int8")}
     scaled = 0
     for name, values in weights.items():
@@ -315,9 +329,13 @@ def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel
         for part in bundle.tensor(values).parts:
             size, path = part.rows[1] - part.rows[0], part.source.removesuffix(".weight")
             outputs = np.broadcast_to(scale(path, "output"), (size,))
-            wanted = model.state_dict()[part.source].numpy() * outputs[:, None] / scale(path, "input")
+            source = rotated(model.state_dict()[part.source].numpy(), path, "input")
+            wanted = rotated(source.T, path, "output").T * outputs[:, None] / scale(path, "input")
             off = np.abs(found[start : start + size] - wanted)
             assert (off <= 0.51 * steps[start : start + size] + 1e-7).all(), path
             scaled += f"{path}.input_scale" in bundle.index.tensors
             start += size
     assert scaled > 10
+    layers = range(model.config.num_hidden_layers) if rotate else ()
+    ends = ("v_proj.output_rotation", "o_proj.input_rotation")
+    assert sorted(rotations) == sorted(f"model.layers.{i}.self_attn.{end}" for i in layers for end in ends)

@@ -90,7 +90,9 @@ FORMATS = [
 
 @pytest.mark.parametrize("wanted", FORMATS, ids=lambda f: "-".join(str(v) for v in f.values()))
 def test_a_forward_pass_computes_with_what_would_be_exported(wanted: dict[str, Any]) -> None:
-    module = prepared("Llama", Recipe.model_validate({"name": "q", "weights": {"default": wanted}})).module
+    weights = {"default": wanted, "rotate": wanted.get("group_size") == 64}
+    module = prepared("Llama", Recipe.model_validate({"name": "q", "weights": weights})).module
+    assert any("rotated(" in module.program.weights[n].describe() for n in module.program.weights) is weights["rotate"]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     program, tokens = module.program, sequences((12, 20))
     inputs = packed_inputs(program, tokens)

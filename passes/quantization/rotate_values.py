@@ -1,0 +1,84 @@
+"""Values of attention rotated, so that rounding them and what reads them costs less.
+
+QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456, and SpinQuant's R2, Liu et al. 2024,
+https://arxiv.org/abs/2405.16406: an attention's result is linear in its values, so each head's values may be
+multiplied by a Hadamard matrix, and the columns of the output projection by its inverse. Both are folded into weights.
+The program computes the same as before, up to rounding of floats, and takes as long.
+"""
+
+from __future__ import annotations
+
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+
+from ..ir.program import Program
+from ..ir.provenance import join_where, where_of
+from ..ir.scaled import Rotated
+from ..ir.two_of_four import is_two_of_four
+from ..ir.weights import WeightExpr
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .scalable_channels import ATTENTIONS, Channels, channels_read_by, put_weights
+
+
+class RotateValues(Pass):
+    """Rotates each head's values, where the recipe says ``rotate`` and what reads them has a weight of integers.
+
+    A head of D values is rotated in blocks of the largest power of two that divides D. Attention whose values aren't a
+    linear's result, or whose result something else reads, stays as it is, which is recorded; so do weights of sparsity
+    2:4.
+    """
+
+    name = "rotate_values"
+    requires = (HAS_FORMATS,)
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.formats.rotate
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        if not context.formats.rotate:
+            return PassResult()
+        linears = [n for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].stored.integers]
+        result = PassResult()
+        exprs: dict[tuple[Node, int], WeightExpr] = {}
+        for channels in channels_read_by(program, linears):
+            if channels.origin.target not in ATTENTIONS:
+                continue
+            reason = channels.reason if channels.producer is None else _rotate(program, channels, exprs)
+            if reason:
+                where = join_where(where_of(channels.readers))
+                result.rejected.append(Rejection(channels.origin.name, where, reason))
+            else:
+                result.matched += 1
+        put_weights(program, exprs)
+        return result
+
+
+def _rotate(program: Program, channels: Channels, exprs: dict[tuple[Node, int], WeightExpr]) -> str:
+    """Puts the rotated weights of an attention's values and readers into ``exprs``; says why not, if not."""
+    producer = channels.producer
+    assert producer is not None and producer.heads is not None
+    size = producer.heads[2] & -producer.heads[2]
+    if size == 1:
+        return f"heads of {producer.heads[2]} values have no block of a power of two"
+    changed: dict[tuple[Node, int], WeightExpr] = {}
+    for fold in producer.folds:
+        changed[fold.node, fold.argument] = _weight(program, fold.node, fold.argument)
+    for reader in channels.readers:
+        changed[reader, WEIGHT_ARGUMENT[reader.target]] = _weight(program, reader, WEIGHT_ARGUMENT[reader.target])
+    for (node, argument), expr in changed.items():
+        if is_two_of_four(expr):
+            return f"{node.args[argument]} is of sparsity 2:4"
+    for fold in producer.folds:
+        key = fold.node, fold.argument
+        exprs[key] = Rotated(changed[key], fold.axis, fold.start, fold.stop, size)
+    for reader in channels.readers:
+        key = reader, WEIGHT_ARGUMENT[reader.target]
+        exprs[key] = Rotated(changed[key], -1, 0, changed[key].shape[-1], size)
+    return ""
+
+
+def _weight(program: Program, node: Node, argument: int) -> WeightExpr:
+    expr = program.weight_of(node.args[argument])
+    assert expr is not None
+    return expr
