@@ -312,7 +312,7 @@ def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel
         return read(name) if name in bundle.index.tensors else 1.0
 
     def rotated(value: Array, path: str, what: str) -> Array:
-        """With its last axis rotated."""
+        """Rotates its last axis."""
         name = f"{path}.{what}_rotation"
         if name not in bundle.index.tensors:
             return value
