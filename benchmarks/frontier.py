@@ -5,10 +5,10 @@
         [--page docs/inside/frontier.md]
 
 Each MODEL is dequantized to a GGUF file of 32-bit floats, or takes the weights that `optimize recover` made of it
-(--recovered), which lie on no type's grid; with --moved each block of 32 weights is moved off the grid of 4 bits by
-noise of up to half a step, as much as rounding to it takes away. From that file come all: theirs by llama.cpp's own
-quantizer (peers/quantize.py) with an importance matrix, ours by exports. Both look at the same calibration tokens;
-without --calibration they are those of this project's pages for users.
+(--recovered), which a short training leaves near the grid of their file. With --moved each block of 32 weights is moved
+off the grid of 4 bits by noise of up to half a step, as much as rounding to it takes away. From that file come all:
+theirs by llama.cpp's own quantizer (peers/quantize.py) with an importance matrix, ours by exports. Both look at the
+same calibration tokens; without --calibration they are those of this project's pages for users.
 --sizes: types whose size, in bytes of weights, ``auto`` gets as its budget; it is searched once, over all formats.
 
 KL(f32 || quantized) is of the next token, on average over the first tokens of two texts that nothing was calibrated on:
