@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,15 @@ def test_calibrated_recipes_agree_with_the_source(recipe: str) -> None:
     model = tiny("Qwen2")[0]
     report = bisect(Given(model), Given(model), Options(recipe=recipe))
     assert report.first_divergence is None and report.values_compared > 45
+
+
+def test_rotated_values_are_no_fault(tmp_path: Path) -> None:
+    recipe = tmp_path / "rotated.toml"
+    eight = 'storage = "int8", group_size = 32, activation = "int8", activation_group_size = 32'
+    recipe.write_text(f'name = "rotated"\n[weights]\nrotate = true\ndefault = {{ {eight} }}\n', encoding="utf-8")
+    model = tiny("Qwen2")[0]
+    report = bisect(Given(model), Given(model), Options(recipe=str(recipe)))
+    assert report.first_divergence is None and report.values_compared > 35
 
 
 def test_experts() -> None:
