@@ -58,6 +58,7 @@ from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection, 
 from enginewright.optimizer.search.assign import least_cost
 from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.search.search import Task
+from enginewright.optimizer.shared.storage import RECORDS
 from enginewright.optimizer.verify.held_out import held_out
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.manager import PassManager
@@ -407,8 +408,7 @@ class Maker:
 def weight_bytes(file: Path) -> int:
     """The bytes of all tensors of a GGUF file, or of a bundle."""
     if file.is_dir():
-        records = ("put_scale", "put_rotation")
-        return sum(t.bytes for n, t in Bundle.open(file).index.tensors.items() if not n.endswith(records))
+        return sum(t.bytes for n, t in Bundle.open(file).index.tensors.items() if not n.endswith(RECORDS))
     return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
 
 

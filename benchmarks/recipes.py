@@ -39,6 +39,7 @@ from peers.workload import Report, Workload
 import enginewright
 from enginewright import LLM
 from enginewright.optimizer.recipes.recipe import list_recipes
+from enginewright.optimizer.shared.storage import RECORDS
 from enginewright.plugins.cpu import _cpu
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import EnginewrightError
@@ -206,7 +207,7 @@ def _prepare(row: Row, model: Path, folder: Path, parameters: int) -> None:
 
 def _is_record(name: str) -> bool:
     """Whether a tensor only says how others were scaled: no step reads it."""
-    return name.endswith((".input_scale", ".output_scale", ".input_rotation", ".output_rotation"))
+    return name.endswith(RECORDS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ _PROMPT = 512
 """Tokens of the step whose arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
-_RECORDS = (".input_scale", ".output_scale", ".input_rotation", ".output_rotation")
+RECORDS = (".input_scale", ".output_scale", ".input_rotation", ".output_rotation")
+"""The ends of names of tensors that only say how others were scaled and rotated: no step reads them."""
+
 _SUFFIX = re.compile(rf"(\.(weight|bias|rows|{'|'.join(FORMATS)}|scales|offsets|onnx|columns))+$")
 
 
@@ -69,7 +71,7 @@ def stored_weights(bundle: Bundle) -> list[StoredBytes]:
     tables = _shared_tables(bundle)
     found: defaultdict[tuple[int, str, str], int] = defaultdict(int)
     for name, entry in bundle.index.stored_once().items():
-        if name.endswith(_RECORDS):
+        if name.endswith(RECORDS):
             continue
         layer, kind = _place(name)
         found[layer, tables.get(kind, kind), entry.kind] += entry.bytes

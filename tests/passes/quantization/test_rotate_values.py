@@ -73,7 +73,7 @@ def test_rotating_alone_changes_nothing_but_rounding(family: str, sizes: dict[st
 
 
 def test_a_loud_channel_of_values_costs_less() -> None:
-    """One row of each head's values is 40 times the others: in 4 bits the group that reads it has no bits left."""
+    """One row of each head's values is 40 times the others, so 4 bits round the others of its group to zero."""
 
     def error(formats: WeightFormats) -> float:
         program = prepared("Llama", formats, hidden_size=128, head_dim=32)
