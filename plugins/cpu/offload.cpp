@@ -219,6 +219,7 @@ void OffloadedLayer::fetch_written(const int32_t* token_slots, int64_t tokens) {
 }
 
 void OffloadedLayer::copy(int32_t from, int32_t to) {
+  if (from == to) return;  // nobody held what is copied, and this block was the one to be taken for the copy
   const int32_t both[] = {from, to};
   if (!in_memory(to)) stored_[static_cast<size_t>(to)] = 0;
   fetch(both, false);

@@ -39,9 +39,11 @@ def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
 
 def scored(request: Generation, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
     """Scores the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
+    following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
+    if not following:  # behind a prompt's last token is the new one
+        return []
     assert output.token_logprobs is not None
     most = request.params.prompt_logprobs or 0
-    following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
     own = output.token_logprobs[first : first + count].tolist()
     return [TokenLogprobs(token, own[i], tuple(top(output, first + i, most))) for i, token in enumerate(following)]
 

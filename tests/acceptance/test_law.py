@@ -414,8 +414,16 @@ def test_blocks_that_wait_in_a_file_change_nothing(
     until_all_happened(
         lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), offloaded=True),
         happened,
-        (2, 3, 6),
+        (2, 3, 6, 1016),  # the last one copies blocks onto themselves
     )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("weights", "cache"), [("int8", "f32"), ("f32", "int8"), ("int4", "bf16")])
+def test_two_thousand_requests_with_a_file(weights: str, cache: str, exported: Exported, tmp_path: Path) -> None:
+    bundle = exported("llama", f"{weights} chosen", cache)
+    for seed in range(1000, 1050):
+        obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), offloaded=True)
 
 
 @pytest.mark.soak

@@ -88,6 +88,17 @@ def test_the_prompts_log_probabilities_are_of_its_logits(tiny_bundle: Path, chun
         assert [token for token, _ in entry.top] == best.tolist()
 
 
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_a_prompts_last_token_may_come_by_itself(tiny_bundle: Path, tokens: int) -> None:
+    """Behind it the prompt has none whose log-probability is wanted."""
+    prompt = PROMPT[:tokens]
+    with ew.LLM(tiny_bundle, prefill_chunk=32) as llm:
+        (result,) = llm.generate([prompt], ew.SamplingParams(max_tokens=4, prompt_logprobs=2))
+        (plain,) = llm.generate([prompt], ew.SamplingParams(max_tokens=4))
+    assert result.token_ids == plain.token_ids
+    assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == tokens
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_has_the_same_log_probability_drawn_and_in_a_prompt(llm: ew.LLM, temperature: float) -> None:
     params = ew.SamplingParams(temperature=temperature, max_tokens=40, logprobs=3, ignore_eos=True)
