@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..shared.contracts import ModelInfo
-from ..shared.errors import BundleError, CapacityError, RequestError, TrustError
+from ..shared.errors import BundleError, CapacityError, RequestError, TrustError, shown
 from ..shared.lowered_program import LoweredProgram, WeightUse
 from ..shared.panel_layouts import PANEL
 from ..shared.targets import part, sections_of
@@ -427,7 +427,7 @@ def _check_trust(trust: object, found: str, bundle: Path) -> str | None:
         return CODE if trust is not None else None
     if not isinstance(trust, str) or not _HASH.fullmatch(trust):
         raise RequestError(
-            f"trust: {trust!r} doesn't say what may run",
+            f"trust: {shown(trust)} doesn't say what may run",
             hint='It is "code", or the hash that `optimize inspect` shows: "sha256:" and 64 digits, a to f in small '
             "letters.",
         )

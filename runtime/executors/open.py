@@ -11,7 +11,7 @@ from ..bundle.trust import require_trust
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from ..shared.contracts import CacheGroup
-from ..shared.errors import BundleError, CapacityError, RequestError
+from ..shared.errors import BundleError, CapacityError, RequestError, shown
 from ..shared.targets import OWN, Halves
 from .base import Executor
 from .static_shapes import StaticShapes, padding_blocks
@@ -134,7 +134,7 @@ def make_executor(
     """
     check_code(bundle, target)
     if placement.load not in get_args(Load):
-        raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
+        raise RequestError(f"load: {shown(placement.load)} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load", "partition", "ray", "offload"):
         said = getattr(placement, field)
         if said != getattr(Placement(), field) and field not in _opening(target).takes:

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..shared.errors import RequestError
+from ..shared.errors import RequestError, shown
 
 _SCALARS: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object"}
@@ -38,7 +38,7 @@ def tool_schema(tool: Mapping[str, Any] | Callable[..., Any]) -> Mapping[str, An
         return tool
     if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
         raise RequestError(
-            f"tools: {tool!r:.80} is neither a JSON schema nor a function", hint="Pass dicts or functions."
+            f"tools: {shown(tool)} is neither a JSON schema nor a function", hint="Pass dicts or functions."
         )
     name = tool.__name__
     document = (inspect.getdoc(tool) or "").strip()
@@ -109,7 +109,7 @@ def _type(subject: str, hint: Any) -> dict[str, Any]:
     elif origin is dict:
         return {"type": "object", "additionalProperties": _type(subject, args[1])}
     raise RequestError(
-        f"{subject}: there is no JSON schema for the type {hint!r}",
+        f"{subject}: there is no JSON schema for the type {shown(hint)}",
         hint="Use str, int, float, bool, lists, dicts, enums, Literal and unions of them, or pass a schema.",
     )
 
@@ -129,7 +129,7 @@ def _union(subject: str, args: tuple[Any, ...]) -> dict[str, Any]:
 def _values(subject: str, values: list[Any]) -> dict[str, Any]:
     """The schema of one of ``values``."""
     if not values or any(type(v) not in _SCALARS for v in values):
-        raise RequestError(f"{subject}: {values!r:.80} are not all strings, numbers, booleans or None")
+        raise RequestError(f"{subject}: {shown(values)} are not all strings, numbers, booleans or None")
     names = list(dict.fromkeys(_SCALARS[type(v)] for v in values))
     return {"type": names[0] if len(names) == 1 else names, "enum": values}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -98,7 +100,8 @@ def test_a_hash_allows_one_bundle(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_what_says_nothing_is_refused(bundle: Path) -> None:
-    for said in ("", "Code", "sha256:", "sha256:" + "A" * 64, "sha256:" + "0" * 63, 3, True, b"code"):
+    deep = reduce(lambda inner, _: [inner], range(3000), cast(Any, []))  # of which Python can't make text
+    for said in (deep, "", "Code", "sha256:", "sha256:" + "A" * 64, "sha256:" + "0" * 63, 3, True, b"code"):
         with pytest.raises(RequestError, match=r"trust: .* doesn't say what may run"):
             LLM(bundle, trust=said)  # type: ignore[arg-type]
 

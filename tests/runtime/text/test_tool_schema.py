@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
 import pytest
 
@@ -68,6 +69,7 @@ def choices(a: int) -> None:
         (choices, "choices: the choices of 'a' aren't a JSON list"),
         (print, "neither a JSON schema nor a function"),
         (5, "5 is neither a JSON schema nor a function"),
+        (reduce(lambda inner, _: [inner], range(3000), cast(Any, [])), "<list> is neither a JSON"),
     ],
 )
 def test_what_has_no_schema(tool: Any, message: str) -> None:
