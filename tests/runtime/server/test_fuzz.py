@@ -131,8 +131,17 @@ def answers(server: Server, data: bytes, whole: bool) -> list[tuple[int, bytes]]
                 found += piece
         except ConnectionError:
             pass
-    parts = found.split(b"HTTP/1.1 ")[1:]
-    return [(int(part[:3]), part.partition(b"\r\n\r\n")[2]) for part in parts]
+    return [(int(part[:3]), body_in(part)) for part in found.split(b"HTTP/1.1 ")[1:]]
+
+
+def body_in(answer: bytes) -> bytes:
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head.lower():
+        return rest
+    body = b""
+    while size := int((line := rest.partition(b"\r\n"))[0] or b"0", 16):
+        body, rest = body + line[2][:size], line[2][size + 2 :]
+    return body
 
 
 def check(data: bytes, whole: bool, found: list[tuple[int, bytes]]) -> None:
