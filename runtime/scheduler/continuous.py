@@ -8,7 +8,7 @@ from its prompt and the tokens it has, or from those that can still be found (Or
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -75,6 +75,7 @@ class ContinuousScheduler:
         # Of steps that are in flight at a time, each is followed by one of the same requests.
         self._inputs = [StepInputs(self.groups, self.cache.windows, caps.masks) for _ in range(caps.in_flight)]
         self._flying: set[Request] = set()  # whose step was scheduled, and isn't committed
+        self._leaving: set[Request] = set()  # of these, who has ended, and keeps the blocks that the step writes to
         self._decoded_last = False
         self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
 
@@ -114,12 +115,12 @@ class ContinuousScheduler:
             one.finish("abort")
 
     def abort_all(self) -> None:
-        self._flying.clear()
+        self._landed(self._flying)
         for request in [*self.running, *self.waiting]:
             self.abort(request)
 
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self._leaving)
 
     def schedule(self) -> Batch | None:
         """Makes the next step: all decodes with their drafts, then prompts up to a budget of tokens.
@@ -186,7 +187,7 @@ class ContinuousScheduler:
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         count, now = len(batch.step.ids), self._clock()
-        self._flying.difference_update(chunk.request for chunk in batch.chunks)
+        self._landed(chunk.request for chunk in batch.chunks)
         if self.cache.disk is not None:
             self.cache.disk.computed(count, now - batch.began)
         if batch.alone:
@@ -212,7 +213,7 @@ class ContinuousScheduler:
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
         """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group:
         with what is left of what they computed."""
-        self._flying.difference_update(chunk.request for chunk in batch.chunks)
+        self._landed(chunk.request for chunk in batch.chunks)
         again = {one for chunk in batch.chunks for one in together(chunk.request)}
         for request in self.running:
             if any(not set(blocks).isdisjoint(request.tables.get(name, ())) for name, blocks in lost.items()):
@@ -291,8 +292,19 @@ class ContinuousScheduler:
         self.policy.ended(request)
 
     def _release(self, request: Request) -> None:
+        if request in self._flying:  # what the next owner of its blocks reads from the disk would be written over
+            self._leaving.add(request)
+            return
         self.cache.release(request)
         self.drafts.release(request)
+
+    def _landed(self, requests: Iterable[Request]) -> None:
+        """The step of these requests has run, or never will."""
+        landed = set(requests)
+        self._flying -= landed
+        for request in self._leaving & landed:
+            self._release(request)
+        self._leaving -= landed
 
     def forget(self, namespace: tuple[str, ...] | None) -> int:
         """As ``CacheManager.forget``, and of what drafts are made by."""

@@ -385,7 +385,7 @@ def test_several_steps_in_flight_change_nothing(
     until_all_happened(
         lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), in_flight=in_flight),
         happened,
-        (2, 3, 6),
+        (2, 3, 6, 8134),  # in the last one, who ends in the middle of a step has blocks that others read into
     )
 
 

@@ -127,3 +127,33 @@ def test_a_prompt_that_fails_has_the_log_probabilities_before(toy: Toy, tokens_a
         *(None, *prompt[1:31]),
         *[None] * 10,
     ]
+
+
+@pytest.mark.parametrize("how", ["abort", "fail"])
+def test_blocks_stay_with_who_has_ended_until_its_step_has_run(toy: Toy, how: str) -> None:
+    """That step still writes to them, while what is read from a disk for their next owner is written at once."""
+    engine = Engine(toy(caps=ExecutorCaps(in_flight=2)), SchedulerConfig())
+    one, other = (Generation([*range(first, first + 6)], SamplingParams(max_tokens=9)) for first in (5, 50))
+    engine.add_request(one)
+    engine.step()
+    engine.add_request(other)
+    free = engine.pools["g0"].free_blocks
+    if how == "abort":
+        engine.abort(one)
+    else:
+        engine.fail(one, ValueError("no"))
+    assert one.finished and engine.has_work() and engine.pools["g0"].free_blocks == free
+    while engine.has_work():
+        engine.step()
+    assert engine.pools["g0"].free_blocks == 64 and engine.steps_in_flight == 0
+    assert other.tokens == alone(toy, [Generation([*range(50, 56)], SamplingParams(max_tokens=9))])[0]
+
+
+def test_a_step_in_flight_ends_where_nobody_is_left(toy: Toy) -> None:
+    engine = Engine(toy(caps=ExecutorCaps(in_flight=2)), SchedulerConfig())
+    engine.add_request(one := Generation([5, 6, 7], SamplingParams(max_tokens=9)))
+    engine.step()
+    engine.abort(one)
+    while engine.has_work():
+        assert engine.step() == []
+    assert engine.pools["g0"].free_blocks == 64 and engine.steps_in_flight == 0
