@@ -427,6 +427,19 @@ def test_two_thousand_requests_with_a_file(weights: str, cache: str, exported: E
 
 
 @pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize(
+    "how", [{"in_flight": 2}, {"in_flight": 3}, {"cut": "pipeline=2"}, {"cut": "tensor=2"}, {"cut": "ring=2"}], ids=str
+)
+def test_two_thousand_requests_of_steps_in_flight_and_ranks(
+    how: dict[str, Any], exported: Exported, tmp_path: Path
+) -> None:
+    for seed in range(1000, 1050):
+        bundle = exported(*SAMPLE[seed % len(SAMPLE)])
+        obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), **how)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("family", "weights", "cache"), CASES)
 def test_in_every_format(family: str, weights: str, cache: str, exported: Exported, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
