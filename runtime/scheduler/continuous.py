@@ -300,6 +300,8 @@ class ContinuousScheduler:
 
     def _landed(self, requests: Iterable[Request]) -> None:
         """The step of these requests has run, or never will."""
+        if not self._flying:  # as in every step of an executor that has one step at a time
+            return
         landed = set(requests)
         self._flying -= landed
         for request in self._leaving & landed:
