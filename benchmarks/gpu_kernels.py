@@ -6,11 +6,12 @@ notes what must be compiled, a rehearsal with one that looks each kernel up, a G
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -41,6 +42,7 @@ from enginewright.plugins.gpu.step_calls import (
     Stored,
     attention_calls,
     kv_write_call,
+    laid_by_group,
     product_call,
     split_product_calls,
     split_scratch,
@@ -48,7 +50,8 @@ from enginewright.plugins.gpu.step_calls import (
     work_call,
     work_size,
 )
-from enginewright.plugins.gpu.tiles import GpuLimits, Tile, gpu_of, number_of
+from enginewright.plugins.gpu.tiles import GpuLimits, ProductTile, Tile, gpu_of, number_of
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError
 
 if TYPE_CHECKING:
     from gpu_truth import Figure, Machine, Record
@@ -315,9 +318,10 @@ ATTENTION = {
     "decode f32": Attention(**LONG, dtype="f32", cache="f32"),
 }
 PRODUCTS = {
-    "products bf16 int4": ("int4", (1, 64, 700)),
-    "products bf16 int8": ("int8", (1, 64, 700)),
-    "products bf16 fp8": ("fp8", (1, 64)),
+    "products bf16 int4": ("int4", 64, (1, 64, 700)),
+    "products bf16 uint4": ("uint4", 64, (1, 64, 700)),
+    "products bf16 int8": ("int8", 32, (1, 64, 700)),
+    "products bf16 fp8": ("fp8", 0, (1, 64)),
 }
 
 
@@ -332,47 +336,53 @@ def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
 
         return case
 
-    def products(form: str, rows: tuple[int, ...]) -> Callable[[Launcher, Place], Check]:
-        return lambda launcher, place: _products(form, rows, launcher, place)
+    def products(form: str, group: int, rows: tuple[int, ...]) -> Callable[[Launcher, Place], Check]:
+        return lambda launcher, place: _products(form, group, rows, launcher, place)
 
     found = {name: attention(of) for name, of in ATTENTION.items()}
-    found |= {name: products(form, rows) for name, (form, rows) in PRODUCTS.items()}
+    found |= {name: products(*of) for name, of in PRODUCTS.items()}
     found |= {f"cache writes bf16 {kind}": _writes_of(kind) for kind in ("bf16", "int8", "fp8")}
     return dict(sorted(found.items(), key=lambda item: " bf16" not in item[0]))
 
 
-def _products(form: str, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
-    """Multiplies [M, 512] with a weight [768, 512] in groups of 64, for each M."""
-    columns, depth, group = 768, 512, 64
+def _products(form: str, group: int, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
+    """Multiplies [M, 1024] with a weight [768, 1024] in groups of so many, for each M, in one piece and in parts."""
+    columns, depth = 768, 1024
     weight, floats = _stored(form, columns, depth, group, place.device)
+    scratch = torch.empty(split_scratch(depth, columns, form, group, "bf16"), device=place.device)
     works, checks = list[Work](), list[Callable[[], float]]()
     for m in rows:
         x = torch.randn(m, depth, device=place.device, dtype=torch.bfloat16)
-        out = torch.full((m, columns), float("nan"), device=place.device, dtype=torch.bfloat16)
-        works.append(bound(launcher, product_call(x, weight, None, out, place.gpu)))
+        out, split = (torch.full((m, columns), float("nan"), device=place.device, dtype=x.dtype) for _ in range(2))
+        calls = [product_call(x, weight, None, out, place.gpu)]
+        calls += split_product_calls(x, weight, None, split, place.gpu, scratch)
+        works += [bound(launcher, call) for call in calls]
 
-        def check(x: Tensor = x, out: Tensor = out) -> float:
+        def check(x: Tensor = x, found: Sequence[Tensor] = (out, split)) -> float:
             want = x.float() @ floats().t()
-            return _largest(out, want) / float(want.abs().max())
+            return max(_largest(one, want) for one in found) / float(want.abs().max())
 
         checks.append(check)
     return works, lambda: max(check() for check in checks), 2.0**-7  # of a result's rounding, and of a factor's
 
 
 def _stored(form: str, rows: int, size: int, group: int, device: torch.device) -> tuple[Stored, Callable[[], Tensor]]:
-    """A random weight, and what gives the floats that it stands for."""
-    scales = (torch.rand(rows, size // group, device=device) * 0.02 + 0.001).half()
+    """A random weight as a program has it, and what gives the floats that it stands for."""
+    scales = (torch.rand(rows, size // (group or size), device=device) * 0.02 + 0.001).half()
+    offsets = (scales.float() * -7.3).half() if form == "uint4" else None
     if form == "fp8":
         values = torch.randn(rows, size, device=device).to(torch.float8_e4m3fn)
-        return Stored(values, form, scales, None, group), lambda: ops.dequantize(values, scales, group)
-    bits = 4 if form == "int4" else 8
+        return laid_by_group(Stored(values, form, scales, None, group)), lambda: ops.dequantize(values, scales, group)
+    bits = 8 if form == "int8" else 4
     most = 1 << (bits - 1)
-    values = torch.randint(-most, most, (rows, size), device=device, dtype=torch.int8)
+    least = 0 if form == "uint4" else -most
+    values = torch.randint(least, least + 2 * most, (rows, size), device=device, dtype=torch.int8)
     kept = values
     if bits == 4:
         half = (values & 15).view(torch.uint8)
         kept = half[:, 0::2] | (half[:, 1::2] << 4)
-    return Stored(kept, form, scales, None, group), lambda: ops.dequantize(values, scales, group, None, bits)
+    weight = laid_by_group(Stored(kept, form, scales, offsets, group))
+    return weight, lambda: ops.dequantize(values, scales, group, offsets)
 
 
 def _writes_of(kind: str) -> Callable[[Launcher, Place], Check]:
@@ -444,9 +454,9 @@ def microseconds(place: Place, runs: Sequence[Run], budget: float = 0.15) -> flo
 
 NARROW = {"qkv": (6144, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
 """Weights [N, K] of a Llama of 8B."""
-NARROW_FORMATS = ("bf16", "int4", "int8", "fp8")
-NARROW_ROWS = (1, 4, 16, 64, 512, 2048)
-_GROUP = 64
+NARROW_FORMATS = {"bf16": 0, "int8": 32, "uint4": 64, "int4": 64, "fp8": 0}
+"""Formats, and the group that recipes of the name have (of int4 without offsets, one like theirs)."""
+NARROW_ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 2048)
 
 
 def narrow_figures() -> Iterator[tuple[Record, tuple[str, str, int]]]:
@@ -510,12 +520,7 @@ def narrow(machine: Machine) -> Iterator[Figure]:
 
     def measure(name: str, form: str, rows: int) -> Record:
         columns, depth = NARROW[name]
-        if (name, form) not in kept:
-            kept.clear()
-            first = _narrow(form, columns, depth, place.device)
-            copies = -(-OUT_OF_L2 // first.values.nbytes) if machine.gpu else 1
-            kept[name, form] = [first, *(_narrow(form, columns, depth, place.device) for _ in range(copies - 1))]
-        weights = kept[name, form]
+        weights = _weights_in_turn(kept, name, form, machine, place)
         of = weights[0]
         found: Record = {"bytes": of.values.nbytes + (0 if of.scales is None else of.scales.nbytes)}
         found |= {"flop": 2 * rows * columns * depth, "us": {}}
@@ -529,10 +534,111 @@ def narrow(machine: Machine) -> Iterator[Figure]:
         yield {"figure": "product", **names}, lambda of=of: measure(*of)
 
 
+_FEW = 16
+TILED_ROWS = (1, _FEW, 32, 64, 128, 256)
+
+
+def product_tiles(rows: int) -> Iterator[ProductTile]:
+    """Tiles that products of so many rows may have."""
+    if rows <= _FEW:
+        shapes = ((32, 4), (32, 2), (64, 4), (64, 2), (128, 4), (128, 2))
+        for (columns, warps), stages, programs in itertools.product(shapes, (2, 3, 4), (512, 1024)):
+            yield ProductTile(_FEW, columns, 128, warps, stages, programs=programs)
+        return
+    shapes = ((64, 4), (128, 4), (128, 8))
+    if rows > 64:
+        for (columns, warps), depth, stages in itertools.product(((64, 8), *shapes), (64, 128), (2, 3)):
+            for high, swap in itertools.product((64, 128), (False, True)):
+                if depth * stages * (2 * high + columns) < 99 << 10:
+                    yield ProductTile(high, columns, depth, warps, stages, swap, 256, rounded=True)
+        return
+    for (columns, warps), depth, programs in itertools.product(shapes, (64, 128), (256, 512)):
+        for swap, rounded in itertools.product((False, True), (False, True)):
+            yield ProductTile(rows, columns, depth, warps, 3, swap, programs, rounded)
+
+
+def tiled_figures() -> Iterator[tuple[Record, tuple[str, str, int]]]:
+    """Products of few rows, of which all tiles are timed."""
+    for form in ("int8", "uint4", "fp8"):
+        for weight in NARROW:
+            for rows in TILED_ROWS:
+                yield {"weight": weight, "format": form, "rows": rows}, (weight, form, rows)
+
+
+def tiled_calls(weight: Stored, rows: int, columns: int, depth: int, place: Place) -> dict[ProductTile, list[Call]]:
+    """What multiplies random rows with a weight, by tile; those that make the same calls once."""
+    x = torch.randn(rows, depth, device=place.device, dtype=torch.bfloat16)
+    out = torch.empty(rows, columns, device=place.device, dtype=torch.bfloat16)
+    scratch = torch.empty(64 * rows * columns, device=place.device)
+    found: dict[object, tuple[ProductTile, list[Call]]] = {}
+    for tile in product_tiles(rows):
+        calls = split_product_calls(x, weight, None, out, place.gpu, scratch, tile=tile)
+        found.setdefault(tuple((call.spec(place.gpu.capability), call.grid) for call in calls), (tile, calls))
+    return dict(found.values())
+
+
+def tiled_described(launcher: Launcher, place: Place) -> None:
+    """All of it that is compiled."""
+    for _, (name, form, rows) in tiled_figures():
+        columns, depth = NARROW[name]
+        weight = _narrow(form, columns, depth, place.device)
+        for calls in tiled_calls(weight, rows, columns, depth, place).values():
+            _run_of(launcher, calls)
+
+
+def tiled(machine: Machine) -> Iterator[Figure]:
+    """Times of all tiles of products of few rows, fastest first."""
+    place = machine.place("meta")
+    launcher = machine.launcher("product-tiles", place)
+    kept: dict[tuple[str, str], list[Stored]] = {}
+
+    def measure(name: str, form: str, rows: int) -> Record:
+        columns, depth = NARROW[name]
+        weights = _weights_in_turn(kept, name, form, machine, place)
+        times, refused = dict[ProductTile, float](), dict[ProductTile, str]()
+        by_weight = [tiled_calls(weight, rows, columns, depth, place) for weight in weights]
+        apart, want = dict[ProductTile, float](), None
+        for tile, calls in by_weight[0].items():
+            try:
+                runs = [_run_of(launcher, of[tile]) for of in by_weight]
+                if machine.gpu:
+                    runs[0]()
+                    out = calls[-1].arguments["out"]
+                    assert isinstance(out, Tensor)
+                    want = out.clone() if want is None else want
+                    apart[tile] = _largest(out, want) / float(want.abs().max())
+                    times[tile] = microseconds(place, runs, 0.03)
+            except BundleError:
+                raise
+            except EnginewrightError as e:
+                refused[tile] = e.message
+        ordered = sorted(times, key=times.__getitem__)
+        return {
+            "times": [{**asdict(tile), "us": round(times[tile], 2), "apart": apart[tile]} for tile in ordered],
+            "refused": [{**asdict(tile), "why": why} for tile, why in refused.items()],
+        }
+
+    for names, of in tiled_figures():
+        yield {"figure": "product tiles", **names}, lambda of=of: measure(*of)
+
+
+def _weights_in_turn(
+    kept: dict[tuple[str, str], list[Stored]], name: str, form: str, machine: Machine, place: Place
+) -> list[Stored]:
+    """As many as L2 doesn't hold; ``kept`` has those of the figure before."""
+    columns, depth = NARROW[name]
+    if (name, form) not in kept:
+        kept.clear()
+        first = _narrow(form, columns, depth, place.device)
+        copies = -(-OUT_OF_L2 // first.values.nbytes) if machine.gpu else 1
+        kept[name, form] = [first, *(_narrow(form, columns, depth, place.device) for _ in range(copies - 1))]
+    return kept[name, form]
+
+
 def _narrow(form: str, columns: int, depth: int, device: torch.device) -> Stored:
     if form == "bf16":
         return Stored(0.02 * torch.randn(columns, depth, device=device, dtype=torch.bfloat16))
-    return _stored(form, columns, depth, _GROUP, device)[0]
+    return _stored(form, columns, depth, NARROW_FORMATS[form], device)[0]
 
 
 # ---- compiling what is carried

@@ -304,6 +304,59 @@ def compare_tokens(machine: Machine, name: str, wanted: Record, place: Any, *, g
     return {"equal": found["tokens"] == tokens, "first difference": apart, "margin there": at, "right": right, **found}
 
 
+SAMPLED: tuple[Record, ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20},
+    {"temperature": 1.2, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05, "logprobs": 3},
+    {"temperature": 0.9, "typical_p": 0.8},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.6},
+    {"temperature": 1.0, "logit_bias": {3: 4.0, 17: -100.0}, "top_p": 0.95, "top_k": 50},
+    {"temperature": 1.0, "allowed_token_ids": list(range(20, 90)), "min_tokens": 3},
+)
+"""How requests of ``serve`` draw, in turn."""
+
+
+def serve(bundle: Path, target: str, count: int, **options: Any) -> Record:
+    """Tokens of many requests at once, and of the same again: prompts of 1 to 1,400 tokens, three of four with one of
+    three beginnings in common, drawn in every way. ``cached``: tokens that each round found in the prefix cache."""
+    from enginewright import LLM, SamplingParams
+
+    rng = np.random.default_rng(5)
+    beginnings = [rng.integers(1, 256, length).tolist() for length in (40, 300, 1000, 0)]
+    prompts = [beginnings[n % 4] + rng.integers(1, 256, rng.integers(1, 400)).tolist() for n in range(count)]
+    ways = [
+        SamplingParams(max_tokens=4 + n % 29, ignore_eos=True, seed=n, **SAMPLED[n % len(SAMPLED)])
+        for n in range(count)
+    ]
+    begin, rounds, cached = time.perf_counter(), [], []
+    with LLM(bundle, target=target, trust="code", context=1500, max_requests=24, memory="1GiB", **options) as llm:
+        for _ in range(2):
+            found = llm.generate(prompts, ways)
+            rounds.append([list(result.token_ids) for result in found])
+            cached.append(sum(result.num_cached_tokens or 0 for result in found))
+        said = llm.info()["executor"]
+    return {"rounds": rounds, "cached": cached, "executor": said, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def compare_served(machine: Machine, name: str, wanted: Record) -> Record:
+    """The cuda target's tokens of ``serve`` beside those that were packed."""
+    if not machine.gpu:
+        raise NotMeasuredError("takes minutes without a GPU")
+    found = serve(machine.packed / name, "cuda", len(wanted["rounds"][0]), speculate=None)
+    rounds = found.pop("rounds")
+    apart = [
+        [n, first_difference(a, b), SAMPLED[n % len(SAMPLED)]]
+        for of, want in zip(rounds, wanted["rounds"], strict=True)
+        for n, (a, b) in enumerate(zip(of, want, strict=True))
+        if a != b
+    ]
+    tokens = sum(len(one) for of in rounds for one in of)
+    return {"requests": 2 * len(rounds[0]), "tokens": tokens, "apart": len(apart), "first": apart[:10], **found}
+
+
 def first_difference(found: Sequence[int], wanted: Sequence[int]) -> int | None:
     """Where two lists of tokens differ first; None where they don't."""
     return next((n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)

@@ -19,8 +19,8 @@ import tile_sweep
 import torch
 import transformers
 import triton
-from gpu_kernels import cases, narrow_described, note, section_of
-from gpu_models import generate
+from gpu_kernels import cases, narrow_described, note, section_of, tiled_described
+from gpu_models import generate, serve
 from gpu_wheels import download
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralConfig
 
@@ -68,22 +68,31 @@ BUNDLES: dict[str, dict[str, Any]] = {
 }
 """Tiny models, exported with these options; of another family where ``_model`` says so."""
 
+SERVED, REQUESTS = ("window", "experts", "llama"), 120
+"""Tiny models (``_model``) that many requests are asked of, and how many."""
+
 _TINY_TILES = (TileCase(64, 1, "bf16", "int8", decode=True),)
 LONG = 1500
 """Tokens of the longest prompt: three parts of a context."""
 
 
-def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False) -> int:
+def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False, tiles: bool = False) -> int:
     """Writes ``ARCHIVE`` with what all stages take into a new folder; its bytes. ValueError if these are too many.
 
     ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES`` and
     ``NARROW``: a program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone;
-    ``products``: of those with narrow weights. ``tiles``: the candidates of tile_sweep.py. ``engines-*.bundle``: of
-    TensorRT-RTX, where that is installed. ``wheels``: those of gpu_wheels.py for ``pythons``. ``tiny``: a little of
-    each but engines, as a test needs it.
+    ``products``: of those with narrow weights. ``tiles``: the candidates of tile_sweep.py. ``served.json``: tokens of
+    many requests. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of gpu_wheels.py
+    for ``pythons``. ``tiny``: a little of each but engines, as a test needs it. With ``tiles`` there are wheels, and
+    ``product-tiles``: products with every tile.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        _fill(Path(scratch), capability, pythons, tiny=tiny)
+        if tiles:
+            _fill_tiles(Path(scratch), capability)
+        else:
+            _fill(Path(scratch), capability, tiny=tiny)
+        if pythons:
+            download(Path(scratch, "wheels"), pythons)
         folder.mkdir(parents=True)
         with tarfile.open(folder / ARCHIVE, "w:gz") as archive:  # machine code and PTX: two fifths of it are left
             archive.add(scratch, arcname=".")
@@ -93,7 +102,13 @@ def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bo
     return size
 
 
-def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) -> None:
+def _fill_tiles(folder: Path, capability: str) -> None:
+    (folder / "product-tiles").mkdir()
+    with KernelCompiler(available_threads()) as compiler:
+        note(folder / "product-tiles", gpu_of(number_of(capability)), compiler, tiled_described)
+
+
+def _fill(folder: Path, capability: str, *, tiny: bool) -> None:
     gpu, names = gpu_of(number_of(capability)), list(cases())
     names = names[:2] if tiny else names
     said = {"capability": capability, "commit": _commit(), "cases": names}
@@ -118,8 +133,6 @@ def _fill(folder: Path, capability: str, pythons: Sequence[str], *, tiny: bool) 
         tile_sweep.pack(folder / "tiles", gpu, compiler, _TINY_TILES if tiny else tile_sweep.CASES)
     if not tiny:
         _pack_engines(folder)
-    if pythons:
-        download(folder / "wheels", pythons)
 
 
 def _commit() -> str:
@@ -137,6 +150,15 @@ def _pack_bundles(folder: Path, names: Sequence[str], capability: str) -> None:
         expected[bundle] = {"prompts": prompts, "rehearse all": name == "window"}
         expected[bundle] |= {key: found[key] for key in ("tokens", "margins")}
     (folder / "tokens.json").write_text(json.dumps(expected) + "\n")
+    served = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = Path(scratch, "served.toml")  # activations are float32, so that draws hardly ever differ
+        recipe.write_text('name = "served"\ntargets = ["cpu", "cuda"]\n\n[engines]\ndtype = "f32"\n')
+        for name in SERVED[: len(names)]:
+            bundle = f"served-{name}.bundle"
+            _export(name, folder / bundle, recipe=recipe, gpus=[capability])
+            served[bundle] = {"rounds": serve(folder / bundle, "cpu", REQUESTS)["rounds"]}
+    (folder / "served.json").write_text(json.dumps(served) + "\n")
 
 
 def _pack_engines(folder: Path) -> None:

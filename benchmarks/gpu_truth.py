@@ -4,10 +4,10 @@
     python benchmarks/gpu_truth.py A --packed FOLDER --output FOLDER2   # there; then B and C
 
 A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
-engines, and the tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with a
-limit of its own, and in it each figure stands by itself: one that fails, or that there is no memory for, is a line too,
-and the next one is measured. What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes
-to STAGE.log as they say it.
+engines, and the tests that compile. D times every tile of narrow products; its pack is another (--tiles). A stage ends
+within 9 minutes. Each part of it is a process group of its own with a limit of its own, and in it each figure stands by
+itself: one that fails, or that there is no memory for, is a line too, and the next one is measured. What is found is a
+line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to STAGE.log as they say it.
 
 --rehearse runs the parts without a GPU, with small sizes: every kernel is looked up in what was packed, as a GPU would,
 and nothing is compiled. With "interpreted", Triton's interpreter runs what was found; with "looked-up" nothing runs.
@@ -262,6 +262,14 @@ def tokens(machine: Machine) -> Iterator[Figure]:
             yield {"figure": name, "graphs": graphs}, run
 
 
+def served(machine: Machine) -> Iterator[Figure]:
+    """Requests in each other's company, with prefixes in common and every way of drawing, beside the cpu target's."""
+    from gpu_models import compare_served
+
+    for name, wanted in json.loads((machine.packed / "served.json").read_text()).items():
+        yield {"figure": name}, lambda n=name, w=wanted: compare_served(machine, n, w)
+
+
 def _steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
     def part(machine: Machine) -> Iterator[Figure]:
         """Steps of a model of random weights, small ones first and each without graphs before it has them."""
@@ -308,6 +316,13 @@ def products(machine: Machine) -> Iterator[Figure]:
     return narrow(machine)
 
 
+def product_tiles(machine: Machine) -> Iterator[Figure]:
+    """Every tile that a product of few rows with narrow weights may have."""
+    from gpu_kernels import tiled
+
+    return tiled(machine)
+
+
 def engines(machine: Machine) -> Iterator[Figure]:
     """The packed engines of TensorRT-RTX, where it is installed and builds for this GPU."""
     from gpu_models import compare_engines
@@ -341,10 +356,11 @@ STAGES: dict[str, dict[str, Part]] = {
         "sanitizer": Part(sanitizer, 110, rehearsed=False),
     },
     "B": {
-        "tokens": Part(tokens, 90),
-        "steps 1b": Part(_steps("1b"), 60),
+        "tokens": Part(tokens, 60),
+        "served": Part(served, 45),
+        "steps 1b": Part(_steps("1b"), 50),
         "logits": Part(logits, 60),
-        "steps 8b": Part(_steps("8b"), 75),
+        "steps 8b": Part(_steps("8b"), 60),
         "steps 8b int8": Part(_steps("8b-int8"), 60),
         "steps 8b int4": Part(_steps("8b-int4"), 60),
         "transformers": Part(transformers_beside, 120, rehearsed=False),  # minutes for a token on a CPU
@@ -356,6 +372,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "engines": Part(engines, 60),
         "tests": Part(gpu_tests, 250, rehearsed=False),
     },
+    "D": {"product tiles": Part(product_tiles, 300)},
 }
 
 
@@ -549,6 +566,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="of the stage, at most")
     parser.add_argument("--rehearse", choices=["looked-up", "interpreted"], help="without a GPU")
     parser.add_argument("--free", type=int, default=139 << 30, help="of a rehearsal: bytes that a GPU would have free")
+    parser.add_argument("--tiles", action="store_true", help="of pack: what stage D takes, and nothing else")
     parser.add_argument("--tiny", action="store_true", help="of pack: tiny models alone, as a test has them")
     for hidden in ("--part", "--after", "--most"):
         parser.add_argument(hidden, help=argparse.SUPPRESS, type=str if hidden == "--part" else int)
@@ -558,7 +576,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("pack needs a FOLDER that isn't there yet")
         from gpu_pack import pack
 
-        size = pack(options.folder, CAPABILITY, () if options.tiny else pythons(), tiny=options.tiny)
+        wheels = () if options.tiny else pythons()
+        size = pack(options.folder, CAPABILITY, wheels, tiny=options.tiny, tiles=options.tiles)
         print(f"{options.folder}: {size / (1 << 20):.1f} MiB")
         return 0
     if options.packed is None or not options.packed.is_dir():

@@ -16,6 +16,30 @@ from .attention_kernels import request_of_tile
 from .step_kernels import activated, stored_to_float
 
 
+@triton.jit
+def nibbles_to_floats(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """The two values in each byte of codes uint8 [.., D] -> [.., D, 2] of DTYPE: exact in all types of 16 bits."""
+    if tl.bfloat16 == DTYPE or tl.float16 == DTYPE:
+        # Two floats in 32 bits. The last bits of a float that is 128 (1024) have a place value of 1.
+        MAGIC: tl.constexpr = (0x4300 if tl.bfloat16 == DTYPE else 0x6400) * 0x10001
+        LESS: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 1024.0
+        pair = (codes.to(tl.int32) * 0x1001) & 0xF000F
+        if FORMAT == "int4":
+            pair = pair ^ (MAGIC + 0x80008)
+        else:
+            pair = pair ^ MAGIC
+        low = (pair & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
+        high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        less: tl.constexpr = LESS + (8.0 if FORMAT == "int4" else 0.0)
+        values = (tl.join(low, high).to(tl.float32) - less).to(DTYPE)
+    else:
+        low, high = (codes & 15).to(tl.int32), (codes >> 4).to(tl.int32)
+        if FORMAT == "int4":
+            low, high = (low ^ 8) - 8, (high ^ 8) - 8
+        values = tl.join(low, high).to(tl.float32)
+    return values
+
+
 @triton.jit(do_not_specialize=["rows", "experts"])
 def product_kernel(
     x: tl.tensor,
@@ -40,8 +64,12 @@ def product_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    SWAP: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    BY_GROUP: tl.constexpr,
+    STAGES: tl.constexpr = None,
     PART: tl.constexpr = 0,
-    SWAP: tl.constexpr = False,
 ) -> None:
     """ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
 
@@ -51,14 +79,23 @@ def product_kernel(
     ``FORMAT``: "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
     the first in its low half). GROUP: neighbours along K that share a scale, and an offset if OFFSETS; 0: all of K.
 
-    With PART, a multiple of DEPTH, each program sums PART neighbours along K, those of its number along z, and ``out``
+    With PART, a multiple of a turn, each program sums PART neighbours along K, those of its number along z, and ``out``
     float32 [parts, M, N] takes the sums without bias and activation: ``sum_parts_kernel`` makes the result.
 
     With SWAP out^T = weight @ x^T is computed: then Hopper's tensor cores take weights from registers.
+
+    A turn of the loop is STEPS products of DEPTH along K. If ROUNDED, what a weight stands for is rounded to x's type,
+    as ``unpack_kernel`` does: with many rows that is less work than scaling sums.
+
+    BY_GROUP: rows of a weight that lies as [.., G, N, GROUP], with scales and offsets [.., G, N] (``Stored``); 0: it is
+    [.., N, K], and they [.., N, G]. By group a step reads neighbours, and scales are copied STAGES turns ahead too.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
+    EVEN: tl.constexpr = K % (DEPTH * STEPS) == 0
     WHOLE: tl.constexpr = FORMAT != "float" and GROUP % DEPTH == 0  # a step along K lies in one group
+    LAST: tl.constexpr = FORMAT != "float" and GROUP == 0 and not OFFSETS  # one scale for all of K
+    SCALED: tl.constexpr = ROUNDED and WHOLE and not LAST
     tile = tl.program_id(0)
     first = tile * ROWS
     end = rows
@@ -85,49 +122,67 @@ def product_kernel(
     if PART:
         from_k = tl.program_id(2) * PART
         to_k = tl.minimum(from_k + PART, K)
-    for start in range(from_k, to_k, DEPTH):
-        inside = start + k < K
-        left = tl.load(
-            x + m[:, None] * X_STRIDE + (start + k)[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )  # [ROWS, DEPTH]
-        if NIBBLES:
-            half = tl.arange(0, DEPTH // 2)
-            codes = tl.load(
-                weight + line[:, None] * (K // 2) + (start // 2 + half)[None, :],
-                mask=wanted[:, None] & (start // 2 + half < K // 2)[None, :],
-                other=0,
-            ).to(tl.int32)  # [COLUMNS, DEPTH // 2]
-            low, high = codes & 15, (codes >> 4) & 15
-            if FORMAT == "int4":
-                low, high = (low ^ 8) - 8, (high ^ 8) - 8
-            right = tl.reshape(tl.join(low, high), [COLUMNS, DEPTH]).to(tl.float32)
-        else:
-            codes = tl.load(
-                weight + line[:, None] * K + (start + k)[None, :],
-                mask=wanted[:, None] & inside[None, :],
-                other=0.0,
-            )  # [COLUMNS, DEPTH]
-            right = codes if FORMAT == "float" else stored_to_float(codes, FORMAT)
-        if FORMAT != "float" and not WHOLE:
-            at = line[:, None] * GROUPS + ((start + k) // GROUP)[None, :]
-            within = wanted[:, None] & inside[None, :]
-            right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
-            if OFFSETS:
-                right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
-        if SWAP:
-            product = tl.dot(right.to(left.dtype), tl.trans(left), input_precision="ieee")  # [COLUMNS, ROWS]
-        else:
-            product = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")  # [ROWS, COLUMNS]
-        if not WHOLE:
-            total += product
-        else:
+    for turn in tl.range(from_k, to_k, DEPTH * STEPS, num_stages=STAGES):
+        for step in tl.static_range(STEPS):
+            start = turn + step * DEPTH
+            inside = start + k < K
+            at_x = x + m[:, None] * X_STRIDE + (start + k)[None, :]
+            left = tl.load(at_x, mask=there[:, None] & (EVEN | inside[None, :]), other=0.0)  # [ROWS, DEPTH]
             group = start // GROUP if GROUP else 0
-            scale = tl.load(scales + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
-            total += product * (scale[:, None] if SWAP else scale[None, :])
-            if OFFSETS:
-                shift = tl.load(offsets + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
-                sums = tl.sum(left.to(tl.float32), axis=1)
-                total += (shift[:, None] * sums[None, :]) if SWAP else (sums[:, None] * shift[None, :])
+            block = (expert * GROUPS + group) * BY_GROUP
+            if NIBBLES:
+                half = start // 2 + tl.arange(0, DEPTH // 2)
+                if BY_GROUP:
+                    in_block = start % GROUP // 2 + tl.arange(0, DEPTH // 2)
+                    at_codes = weight + block * (GROUP // 2) + (n[:, None] * (GROUP // 2) + in_block[None, :])
+                else:
+                    at_codes = weight + line[:, None] * (K // 2) + half[None, :]
+                codes = tl.load(at_codes, mask=wanted[:, None] & (EVEN | (half < K // 2)[None, :]), other=0)
+                right = tl.reshape(nibbles_to_floats(codes, FORMAT, left.dtype), [COLUMNS, DEPTH])
+            else:
+                if BY_GROUP:
+                    at_codes = weight + block * GROUP + (n[:, None] * GROUP + (start % GROUP + k)[None, :])
+                else:
+                    at_codes = weight + line[:, None] * K + (start + k)[None, :]
+                codes = tl.load(at_codes, mask=wanted[:, None] & (EVEN | inside[None, :]), other=0.0)
+                right = codes if FORMAT == "float" else stored_to_float(codes, FORMAT)  # [COLUMNS, DEPTH]
+            if FORMAT != "float" and not WHOLE:
+                at = line[:, None] * GROUPS + ((start + k) // GROUP)[None, :]
+                within = wanted[:, None] & inside[None, :]
+                right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
+                if OFFSETS:
+                    right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
+            if SCALED:
+                at = block + n if BY_GROUP else line * GROUPS + group
+                scale = tl.load(scales + at, mask=wanted, other=0.0).to(tl.float32)
+                right = right.to(tl.float32) * scale[:, None]
+                if OFFSETS:
+                    right += tl.load(offsets + at, mask=wanted, other=0.0).to(tl.float32)[:, None]
+            right = right.to(left.dtype)
+            if SWAP:
+                product = tl.dot(right, tl.trans(left), input_precision="ieee")  # [COLUMNS, ROWS]
+            else:
+                product = tl.dot(left, tl.trans(right), input_precision="ieee")  # [ROWS, COLUMNS]
+            if not WHOLE or LAST or SCALED:
+                total += product
+            else:
+                at = block + n if BY_GROUP else line * GROUPS + group
+                scale = tl.load(scales + at, mask=wanted, other=0.0).to(tl.float32)
+                total += product * (scale[:, None] if SWAP else scale[None, :])
+                if OFFSETS:
+                    shift = tl.load(offsets + at, mask=wanted, other=0.0).to(tl.float32)
+                    # Sums of x by the tensor cores: ones made of the codes, so that both products read x alike.
+                    ones = tl.reshape(
+                        nibbles_to_floats(((codes >> 7) >> 7) | 0x11, FORMAT, left.dtype), [COLUMNS, DEPTH]
+                    )
+                    ones = ones.to(left.dtype)
+                    if SWAP:
+                        total += tl.dot(ones, tl.trans(left), input_precision="ieee") * shift[:, None]
+                    else:
+                        total += tl.dot(left, tl.trans(ones), input_precision="ieee") * shift[None, :]
+    if LAST:
+        scale = tl.load(scales + line, mask=wanted, other=0.0).to(tl.float32)
+        total *= scale[:, None] if SWAP else scale[None, :]
     if SWAP:
         total = tl.trans(total)
     if PART:
@@ -183,6 +238,7 @@ def unpack_kernel(
     OFFSETS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    BY_GROUP: tl.constexpr,
 ) -> None:
     """What a weight [N, K] stands for -> out [N, K], rounded to its type.
 
@@ -192,19 +248,21 @@ def unpack_kernel(
     line = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     within = (line < N)[:, None] & (k < K)[None, :]
+    group = k // GROUP if GROUP else k * 0
+    at = group[None, :] * BY_GROUP + line[:, None] if BY_GROUP else line[:, None] * GROUPS + group[None, :]
     if FORMAT == "int4" or FORMAT == "uint4":
         half = tl.program_id(1) * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
         there = (line < N)[:, None] & (half < K // 2)[None, :]
-        codes = tl.load(weight + line[:, None] * (K // 2) + half[None, :], mask=there, other=0).to(tl.int32)
-        low, high = codes & 15, (codes >> 4) & 15
-        if FORMAT == "int4":
-            low, high = (low ^ 8) - 8, (high ^ 8) - 8
-        values = tl.reshape(tl.join(low, high), [ROWS, WIDTH]).to(tl.float32)
+        if BY_GROUP:
+            row = (half // (GROUP // 2))[None, :] * BY_GROUP + line[:, None]
+            at_codes = weight + row * (GROUP // 2) + (half % (GROUP // 2))[None, :]
+        else:
+            at_codes = weight + line[:, None] * (K // 2) + half[None, :]
+        codes = tl.load(at_codes, mask=there, other=0)
+        values = tl.reshape(nibbles_to_floats(codes, FORMAT, tl.float32), [ROWS, WIDTH])
     else:
-        codes = tl.load(weight + line[:, None] * K + k[None, :], mask=within, other=0.0)
-        values = stored_to_float(codes, FORMAT)
-    group = k // GROUP if GROUP else k * 0
-    at = line[:, None] * GROUPS + group[None, :]
+        at_codes = weight + (at * GROUP + (k % GROUP)[None, :] if BY_GROUP else line[:, None] * K + k[None, :])
+        values = stored_to_float(tl.load(at_codes, mask=within, other=0.0), FORMAT)
     values *= tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
     if OFFSETS:
         values += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)

@@ -28,8 +28,6 @@ from .specs import (
     write_format,
 )
 from .tiles import (
-    DECODE_PRODUCT,
-    SMALL_PRODUCT,
     SPLIT_KEYS,
     CacheFormat,
     FloatType,
@@ -49,9 +47,10 @@ _PIECE = 1024
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight as a bundle has it: values [.., N, K] (two to a byte of 4-bit ones), scales and offsets [.., N, G].
+    """A weight: values [.., N, K] (two to a byte of 4-bit ones), scales and offsets [.., N, G], as a bundle has it.
 
-    ``format``: "float", "int8", "fp8", "int4" or "uint4".
+    ``format``: "float", "int8", "fp8", "int4" or "uint4". ``group``: neighbours along K that share a scale; 0: all.
+    ``by_group``: values are [.., G, N, group], scales and offsets [.., G, N] (``laid_by_group``).
     """
 
     values: torch.Tensor
@@ -59,11 +58,18 @@ class Stored:
     scales: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
     group: int = 0
+    by_group: bool = False
+
+    @property
+    def distance(self) -> int:
+        """Rows between a group's first one and the next group's; 0 where rows lie whole."""
+        return self.values.stride(-3) // self.values.stride(-2) if self.by_group else 0
 
     def rows(self, first: int, count: int) -> Stored:
         """Some rows of a weight [N, K]."""
+        dimension = 1 if self.by_group else 0
         given = (self.values, self.scales, self.offsets)
-        values, scales, offsets = (None if x is None else x.narrow(0, first, count) for x in given)
+        values, scales, offsets = (None if x is None else x.narrow(dimension, first, count) for x in given)
         assert values is not None
         return replace(self, values=values, scales=scales, offsets=offsets)
 
@@ -74,11 +80,24 @@ class Stored:
         return self.values, self.format
 
 
+def laid_by_group(weight: Stored) -> Stored:
+    """The same weight in the order in which products read it fastest, if it has whole groups of a multiple of 32."""
+    scales, group = weight.scales, weight.group
+    if weight.by_group or scales is None or not group or group % 32:
+        return weight
+    width = group // 2 if weight.format in ("int4", "uint4") else group
+    if scales.shape[-1] == 1 or weight.values.shape[-1] != scales.shape[-1] * width:
+        return weight
+    values = weight.values.unflatten(-1, (-1, width)).transpose(-3, -2).contiguous()
+    scales, offsets = (None if x is None else x.transpose(-1, -2).contiguous() for x in (weight.scales, weight.offsets))
+    return replace(weight, values=values, scales=scales, offsets=offsets, by_group=True)
+
+
 def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tensor, gpu: GpuLimits) -> Call:
     """ids [T], table [V, size] -> out [T, size]."""
     values, form = table.read(gpu)
     constants: dict[str, Constant] = {
-        "ROWS": values.shape[0],
+        "ROWS": values.shape[-2],
         "SIZE": size,
         "OUT_STRIDE": out.stride(0),
         "FORMAT": form,
@@ -86,6 +105,7 @@ def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tenso
         "OFFSETS": table.offsets is not None,
         "WIDTH": power_of_2(size),
     }
+    constants["BY_GROUP"] = table.distance
     arguments = {"ids": ids, "table": values, "scales": table.scales, "offsets": table.offsets, "out": out}
     return Call("embedding", arguments, constants, (len(ids), 1, 1))
 
@@ -318,7 +338,8 @@ def product_call(
     columns = out.shape[1]
     experts = 1 if starts is None else weight.values.shape[0]
     tile = product_tile(rows // experts, weight.format, FLOATS_OF[x.dtype]) if tile is None else tile
-    step = min(tile.depth, max(16, power_of_2(depth)))
+    turn = min(tile.depth, max(16, power_of_2(depth)))
+    step = turn
     if weight.group and weight.group % step and weight.group % 16 == 0:
         step = math.gcd(weight.group, step)
     values, form = weight.read(gpu)
@@ -326,7 +347,9 @@ def product_call(
     constants |= {"FORMAT": form, "GROUP": weight.group, "OFFSETS": weight.offsets is not None}
     constants |= {"BIAS": bias is not None, "GROUPED": starts is not None, "ACTIVATION": activation}
     constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": step}
-    constants |= {"SWAP": True} if tile.swap else {}
+    constants |= {"STEPS": turn // step, "SWAP": tile.swap}
+    constants |= {"ROUNDED": tile.rounded, "BY_GROUP": weight.distance}
+    constants |= {"STAGES": tile.stages} if weight.by_group else {}
     arguments: dict[str, Argument] = {"x": x, "weight": values, "scales": weight.scales, "offsets": weight.offsets}
     arguments |= {"bias": bias, "starts": starts, "rows": rows, "experts": experts, "out": out}
     tiles = -(-rows // tile.rows) if starts is None else rows // tile.rows + experts
@@ -340,6 +363,7 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
     width = min(power_of_2(depth), 256)
     constants: dict[str, Constant] = {"N": rows, "K": depth, "FORMAT": form, "GROUP": weight.group}
     constants |= {"OFFSETS": weight.offsets is not None, "ROWS": 16, "WIDTH": width}
+    constants["BY_GROUP"] = weight.distance
     arguments = {"weight": values, "scales": weight.scales, "offsets": weight.offsets, "out": out}
     return Call("unpack", arguments, constants, (-(-rows // 16), -(-depth // width), 1))
 
@@ -348,9 +372,11 @@ _LEAST_PART = 512
 """The least elements along K that one program of a product sums."""
 
 
-def part_of_product(rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
+def part_of_product(
+    rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
+) -> int:
     """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
-    tile = product_tile(rows, form, dtype)
+    tile = product_tile(rows, form, dtype) if tile is None else tile
     if form == "float" or rows > tile.rows or not tile.programs:
         return 0
     tiles = -(-columns // tile.columns)
@@ -363,7 +389,7 @@ def part_of_product(rows: int, depth: int, columns: int, form: str, group: int, 
 def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
     """Floats that ``split_product_calls`` takes at most."""
     needed = 0
-    for rows in (DECODE_PRODUCT.rows, SMALL_PRODUCT.rows):
+    for rows in (16, 32, 64):  # of tiles with parts
         if part := part_of_product(rows, depth, columns, form, group, dtype):
             needed = max(needed, -(-depth // part) * rows * columns)
     return needed
@@ -378,6 +404,7 @@ def split_product_calls(
     scratch: torch.Tensor,
     *,
     activation: str = "",
+    tile: ProductTile | None = None,
 ) -> list[Call]:
     """As ``product_call`` for one weight, with K in parts where few rows would keep few multiprocessors busy.
 
@@ -385,14 +412,14 @@ def split_product_calls(
     ``scratch``: float32, ``split_scratch`` of them.
     """
     (rows, depth), columns = x.shape, out.shape[1]
-    part = part_of_product(rows, depth, columns, weight.format, weight.group, FLOATS_OF[x.dtype])
+    part = part_of_product(rows, depth, columns, weight.format, weight.group, FLOATS_OF[x.dtype], tile)
     if not part:
-        return [product_call(x, weight, bias, out, gpu, activation=activation)]
+        return [product_call(x, weight, bias, out, gpu, activation=activation, tile=tile)]
     parts = -(-depth // part)
     sums = scratch.narrow(0, 0, parts * rows * columns).view(parts * rows, columns)
-    whole = product_call(x, weight, None, out, gpu)
-    step = whole.constants["DEPTH"]
-    assert isinstance(step, int) and part % step == 0
+    whole = product_call(x, weight, None, out, gpu, tile=tile)
+    step, steps = whole.constants["DEPTH"], whole.constants["STEPS"]
+    assert isinstance(step, int) and isinstance(steps, int) and part % (step * steps) == 0
     first = replace(
         whole,
         arguments={**whole.arguments, "out": sums},

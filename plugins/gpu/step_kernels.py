@@ -39,27 +39,30 @@ def embedding_kernel(
     GROUP: tl.constexpr,
     OFFSETS: tl.constexpr,
     WIDTH: tl.constexpr,
+    BY_GROUP: tl.constexpr,
 ) -> None:
     """ids [T], table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
 
     ``FORMAT``: that of ``stored_to_float``, or "int4" or "uint4" with two values a byte. GROUP 0: a row is one group.
+    BY_GROUP: see ``product_kernel``.
     """
     token = tl.program_id(0)
     d = tl.arange(0, WIDTH)
     given = tl.load(ids + token).to(tl.int64)
     row = tl.minimum(tl.maximum(given, 0), ROWS - 1)
     inside = d < SIZE
+    GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP if GROUP else 1
+    group = d // GROUP if GROUP else d * 0
+    at = group * BY_GROUP + row if BY_GROUP else row * GROUPS + group
+    place = at * GROUP + d % GROUP if BY_GROUP else row * SIZE + d
     if FORMAT == "int4" or FORMAT == "uint4":
-        codes = tl.load(table + row * (SIZE // 2) + d // 2, mask=inside, other=0)
-        value = nibble_of(codes, d, FORMAT).to(tl.float32)
+        value = nibble_of(tl.load(table + place // 2, mask=inside, other=0), d, FORMAT).to(tl.float32)
     else:
-        value = stored_to_float(tl.load(table + row * SIZE + d, mask=inside, other=0.0), FORMAT)
+        value = stored_to_float(tl.load(table + place, mask=inside, other=0.0), FORMAT)
     if FORMAT != "float":
-        GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP if GROUP else 1
-        group = d // GROUP if GROUP else d * 0
-        value *= tl.load(scales + row * GROUPS + group, mask=inside, other=0.0).to(tl.float32)
+        value *= tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
         if OFFSETS:
-            value += tl.load(offsets + row * GROUPS + group, mask=inside, other=0.0).to(tl.float32)
+            value += tl.load(offsets + at, mask=inside, other=0.0).to(tl.float32)
     to = out + token.to(tl.int64) * OUT_STRIDE + d
     tl.store(to, tl.where(row == given, value, 0.0).to(out.dtype.element_ty), mask=inside)
 

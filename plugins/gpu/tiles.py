@@ -206,6 +206,7 @@ class ProductTile:
     """What one program of the product makes: so many rows and columns, ``depth`` along K at a time.
 
     ``swap``: as the transpose of weight @ x^T. ``programs``: K is cut where there are much fewer; 0: it never is.
+    ``rounded``: of weights that are rounded to the type of x.
     """
 
     rows: int
@@ -215,20 +216,37 @@ class ProductTile:
     stages: int
     swap: bool = False
     programs: int = 0
+    rounded: bool = False
 
 
-DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=5, programs=512)
+FEW_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=5, programs=512)
 SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, programs=256)
-SMALL_BYTES_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=4, stages=4, programs=256)
-SMALL_NIBBLES_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, swap=True, programs=256)
 LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
 LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
 OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3, programs=256)
-"""With the tiles of floats some of an expert's product with other weights would be on the stack.
+"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
 
-For ``DECODE_PRODUCT`` and those of bytes and nibbles 10 to 40 tiles each were timed on an H100, with weights of an 8B
-in groups of 64; ``benchmarks/gpu_truth.py`` times the chosen ones.
-"""
+_NIBBLES = (
+    ProductTile(16, 128, 128, warps=2, stages=3, programs=512),
+    ProductTile(32, 64, 128, warps=4, stages=3, swap=True, programs=512),
+    ProductTile(64, 64, 128, warps=4, stages=3, swap=True, programs=512, rounded=True),
+)
+NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
+    "int8": (
+        ProductTile(16, 64, 128, warps=4, stages=3, programs=512),
+        ProductTile(32, 64, 128, warps=4, stages=3, programs=512),
+        ProductTile(64, 128, 64, warps=4, stages=3, swap=True, programs=512, rounded=True),
+    ),
+    "fp8": (
+        ProductTile(16, 64, 128, warps=4, stages=3, programs=512),
+        ProductTile(32, 128, 128, warps=4, stages=3, swap=True, programs=256),
+        ProductTile(64, 128, 128, warps=4, stages=3, swap=True, programs=256),
+    ),
+    "int4": _NIBBLES,
+    "uint4": _NIBBLES,
+}
+"""Tiles for so many rows of 16-bit floats. 24 to 72 of each were timed on an H100 (``benchmarks/gpu_truth.py``, product
+tiles), with weights of an 8B: int8 in groups of 32, uint4 in groups of 64, fp8 in one. int4 has uint4's."""
 
 UNPACKED_ROWS = 65
 """From so many rows on, a narrow weight is made floats and a library multiplies. On an H100 an 8B of recipe int8 took
@@ -237,14 +255,19 @@ less time for 512 rows that way (21.3 ms) than for 128 with the product kernel (
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:
     """Chooses the tile for products of so many rows, of this type, with a weight of this format."""
-    if rows <= DECODE_PRODUCT.rows:
-        return DECODE_PRODUCT
+    if form != "float" and dtype != "f32":
+        narrow = NARROW_PRODUCTS[form]
+        if (tile := next((tile for tile in narrow if rows <= tile.rows), None)) is not None:
+            return tile
+        if rows <= 256:
+            return narrow[-1]
+        return OFFSETS_PRODUCT if form == "uint4" else LARGE_STORED_PRODUCT
+    if rows <= FEW_PRODUCT.rows:
+        return FEW_PRODUCT
     if form == "uint4":
         return OFFSETS_PRODUCT
     if rows <= 256:
-        if dtype == "f32" or form == "float":
-            return SMALL_PRODUCT
-        return SMALL_NIBBLES_PRODUCT if form == "int4" else SMALL_BYTES_PRODUCT
+        return SMALL_PRODUCT
     return LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 

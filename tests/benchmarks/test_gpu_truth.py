@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,8 +16,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
 
+import gpu_kernels
 import gpu_truth
 from gpu_truth import Machine, Part, Record
+
+from enginewright.plugins.gpu.tiles import NARROW_PRODUCTS
 
 NO_COMPILER = '''
 """Where no program but Python can be started: no g++, no ptxas."""
@@ -220,6 +224,21 @@ def test_each_stage_ends_within_nine_minutes() -> None:
     assert gpu_truth.STAGE_SECONDS < 9 * 60
     for parts in gpu_truth.STAGES.values():
         assert sum(part.seconds for part in parts.values()) <= gpu_truth.STAGE_SECONDS
+
+
+def test_tiles_of_products_are_among_those_that_a_gpu_times() -> None:
+    """Each is timed by calls of its own, and those of the table are there."""
+    place = Machine(Path("none"), "looked-up").place("meta")
+    for (form, rows, number), name in itertools.product(
+        (("int8", 16, 0), ("uint4", 32, 1), ("fp8", 64, 2), ("uint4", 64, 2)), ("down", "gate and up")
+    ):
+        columns, depth = gpu_kernels.NARROW[name]
+        weight = gpu_kernels._narrow(form, columns, depth, place.device)
+        calls = gpu_kernels.tiled_calls(weight, rows, columns, depth, place)
+        described = [tuple((call.spec(90), call.grid) for call in of) for of in calls.values()]
+        assert len(set(described)) == len(described) >= 20
+        chosen = NARROW_PRODUCTS[form][number]
+        assert chosen in gpu_kernels.product_tiles(rows) and chosen.rows == rows
 
 
 def test_make_counts_the_status_of_every_stage(repository: Path, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ Each step of the program takes as long as its bytes need at a share of the memor
 share of the cores' peak, whichever is more (the roofline, as in an export's report), and never less than a kernel
 without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
 
-Products with weights of fewer than 16 bits are slower than that. With few rows they have few bytes under way, and what
-is read must be converted; with many a weight is made floats first, which are written.
+Products with weights of fewer than 16 bits are slower than that. What is read must be converted, and small ones have
+few bytes under way; with many rows a weight is made floats first, which are written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Step, WeightUse
@@ -16,6 +18,7 @@ from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from ...gpu.specs import attention_scratch
+from ...gpu.step_calls import part_of_product
 from ...gpu.tiles import UNPACKED_ROWS, product_tile
 from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares, StepSeconds
 
@@ -83,21 +86,33 @@ class GpuModel:
         """The share of the memory's speed at which a product's weight is read, by the bytes that are under way."""
         needed = self._gpu.bandwidth * self._shares.latency
         rows = sizes.at(step.outputs[0].shape[0])
-        tile = product_tile(rows, {"u4": "uint4"}.get(weight.dtype, weight.dtype))
-        programs = -(-rows // tile.rows) * -(-weight.shape[-2] // tile.columns)
+        columns, depth = weight.shape[-2:]
+        form = {"u4": "uint4", "i4": "int4", "i8": "int8"}.get(weight.dtype, weight.dtype)
+        group = int(step.attrs.get("weight_group", 0))
+        tile = product_tile(rows, form)
+        part = part_of_product(rows, depth, columns, form, group, "bf16") if len(weight.shape) == 2 else 0
+        programs = -(-rows // tile.rows) * -(-columns // tile.columns) * (-(-depth // part) if part else 1)
         if not needed or not self._gpu.multiprocessors:
             return 1.0
-        bytes_of_tile = tile.columns * tile.depth * DTYPES[weight.dtype].bits // 8
+        bytes_of_tile = tile.columns * min(tile.depth, depth) * DTYPES[weight.dtype].bits // 8
         resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
-        return min(_READ.get(weight.dtype, 1.0), resident * (tile.stages - 1) * bytes_of_tile / needed)
+        read = _READ.get(weight.dtype, {})
+        most = next((share for most, share in read.items() if rows <= most), min(read.values(), default=1.0))
+        return min(most, resident * (tile.stages - 1) * bytes_of_tile / needed)
 
 
 _RESIDENT = 4
 """Programs of a product of few rows on a multiprocessor."""
 
-_READ = {"i8": 0.62, "fp8": 0.84, "i4": 0.48, "u4": 0.2}
-"""By type, the share of the speed of 16-bit weights at which an H100 read those of products of few rows: int8 in groups
-of 32, fp8 and int4 in groups of 64, and 4 bits with offsets, as the recipes have them."""
+_READ: Mapping[str, Mapping[int, float]] = {
+    "i8": {16: 0.84, 32: 0.73, 64: 0.48},
+    "fp8": {16: 0.88, 32: 0.79, 64: 0.71},
+    "i4": {16: 0.63, 32: 0.41, 64: 0.31},
+    "u4": {16: 0.61, 32: 0.41, 64: 0.32},
+}
+"""By type, and by up to how many rows, the share of the speed of 16-bit weights at which an H100 read those of
+products: int8 in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as the recipes have them.
+int4 without offsets wasn't timed with 32 rows, and has what it has with offsets."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:

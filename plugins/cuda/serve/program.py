@@ -25,6 +25,7 @@ from ...gpu.step_calls import (
     FLOATS_OF,
     LayerCaches,
     Stored,
+    laid_by_group,
     split_scratch,
     work_call,
     work_size,
@@ -59,7 +60,7 @@ class CudaProgram:
 
     Args:
         program: of the target, in its form: weights in rows, activations in 16 bits.
-        weights: by name, as the bundle has them, on ``device``.
+        weights: by name, as the bundle has them, on ``device``; narrow ones are laid by group in it (``lay_narrow``).
         device: "cuda" or one of several; "cpu" with an interpreting launcher; "meta" to see its calls alone.
         gpu: what kernels are made for.
         launcher: runs them.
@@ -72,7 +73,7 @@ class CudaProgram:
     def __init__(
         self,
         program: LoweredProgram,
-        weights: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         *,
         device: torch.device,
         gpu: GpuLimits,
@@ -88,6 +89,7 @@ class CudaProgram:
         self._lists: dict[int, Tensor] = {}
         self._listed: set[int] = set()
         self._launcher = launcher
+        self._laid = lay_narrow(program, weights)
         self._weights = weights
         self._uses = {use.name: use for use in program.weights}
         self.groups = program.cache_groups
@@ -184,7 +186,7 @@ class CudaProgram:
         offset = operand.offset.evaluate(*self._sizes)
         if operand.kind == "weight":
             use, weight = self._uses[operand.name], self._weights[operand.name]
-            if use.dtype in ("i4", "u4") or tuple(shape) == tuple(weight.shape):
+            if use.dtype in ("i4", "u4") or operand.name in self._laid or tuple(shape) == tuple(weight.shape):
                 return weight
             return torch.as_strided(weight, shape, strides, offset)
         place = self._places[operand.name]
@@ -201,7 +203,8 @@ class CudaProgram:
         rest = list(inputs[first + 1 :])
         scales = rest.pop(0)
         offsets = rest.pop(0) if step.attrs.get("has_offsets") else None
-        return Stored(inputs[first], form, scales, offsets, int(step.attrs.get(group, 0))), rest
+        laid = step.inputs[first].name in self._laid
+        return Stored(inputs[first], form, scales, offsets, int(step.attrs.get(group, 0)), laid), rest
 
     def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
         """A bias [N] in the type of what it is added to, made once."""
@@ -304,6 +307,48 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
         for name, size in needed.items():
             found[name] = max(size, found.get(name, 0))
     return found
+
+
+_STORED: Mapping[str, tuple[int, str]] = {
+    "embedding": (1, "group_size"),
+    "linear": (1, "weight_group"),
+    "grouped_linear": (2, "weight_group"),
+}
+"""Ops that read narrow weights: at which input one is, and which attribute has its group."""
+
+
+def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
+    """Lays narrow weights with their scales as products read them fastest (``laid_by_group``), in place of what
+    ``weights`` has; the names of all that are laid so."""
+    uses = {use.name: use for use in program.weights}
+    found: dict[str, tuple[Step, int]] = {}
+    otherwise = set[str]()
+    for step in program.steps:
+        for number, operand in enumerate(step.inputs):
+            if operand.kind == "weight" and uses[operand.name].dtype in _FORMATS:
+                whole = tuple(size.constant for size in operand.shape) == tuple(uses[operand.name].shape)
+                if whole and number == _STORED.get(step.op, (-1, ""))[0]:
+                    found[operand.name] = step, number
+                else:
+                    otherwise.add(operand.name)
+    laid = set[str]()
+    for name, (step, number) in found.items():
+        beside = [of.name for of in step.inputs[number + 1 : number + 2 + bool(step.attrs.get("has_offsets"))]]
+        if name in otherwise or not all(of in weights for of in beside):
+            continue
+        before = len(uses[name].shape) < weights[name].dim()  # by another program with these weights
+        if not before:
+            group = int(step.attrs.get(_STORED[step.op][1], 0))
+            offsets = weights[beside[1]] if len(beside) > 1 else None
+            form = _FORMATS[uses[name].dtype]
+            weight = laid_by_group(Stored(weights[name], form, weights[beside[0]], offsets, group))
+            if not weight.by_group:
+                continue
+            for of, tensor in zip((name, *beside), (weight.values, weight.scales, weight.offsets), strict=False):
+                assert tensor is not None
+                weights[of] = tensor
+        laid.update((name, *beside))
+    return laid
 
 
 def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:

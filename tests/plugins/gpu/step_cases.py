@@ -23,6 +23,7 @@ from enginewright.plugins.gpu.step_calls import (
     Stored,
     embedding_call,
     gated_activation_call,
+    laid_by_group,
     norm_call,
     product_call,
     rope_call,
@@ -125,11 +126,12 @@ def products(form: str, dtype: str) -> list[float]:
         weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
         x = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k]
         bias, out = torch.randn(n), torch.empty(m, n, dtype=x.dtype)
-        run(product_call(x, weight, bias, out, GPU, activation="gelu_tanh"))
         expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
-        found.append(difference(out, expected))
+        for one in (weight, laid_by_group(weight)):
+            run(product_call(x, one, bias, out.fill_(float("nan")), GPU, activation="gelu_tanh"))
+            found.append(difference(out, expected))
         ids, rows = torch.tensor([0, n - 1, 3, n + 5, -1], dtype=torch.int32), torch.empty(5, k, dtype=x.dtype)
-        run(embedding_call(ids, weight, k, rows, GPU))
+        run(embedding_call(ids, laid_by_group(weight), k, rows, GPU))
         found.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
     return found
 
@@ -152,10 +154,12 @@ def split_products(form: str, dtype: str) -> list[float]:
         calls = split_product_calls(x, weight, bias, out, GPU, scratch, activation="gelu_tanh")
         assert [call.kernel for call in calls] == ["product", "sum_parts"]
         assert calls[0].grid[2] == parts
-        for call in calls:
-            run(call)
         expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
-        found.append(difference(out, expected))
+        for one in (weight, laid_by_group(weight)):
+            out.fill_(float("nan"))
+            for call in split_product_calls(x, one, bias, out, GPU, scratch, activation="gelu_tanh"):
+                run(call)
+            found.append(difference(out, expected))
     return found
 
 
@@ -169,8 +173,9 @@ def unpacked_weights(form: str, dtype: str) -> list[float]:
         weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
         for first, count in ((0, n), (3, n - 5)):
             out = torch.full((count, k), float("nan"), dtype=DTYPES[dtype])
-            run(unpack_call(weight.rows(first, count), out, GPU))
-            found.append(difference(out, floats[first : first + count]))
+            for one in (weight, laid_by_group(weight)):
+                run(unpack_call(one.rows(first, count), out.fill_(float("nan")), GPU))
+                found.append(difference(out, floats[first : first + count]))
     return found
 
 
@@ -182,8 +187,9 @@ def grouped_products(form: str, dtype: str) -> list[float]:
         x, bias = torch.randn(sum(counts), k).to(DTYPES[dtype]), torch.randn(len(counts), n)
         starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
         out = torch.empty(len(x), n, dtype=x.dtype)
-        run(product_call(x, weight, bias, out, GPU, starts=starts))
-        found.append(difference(out, ops.grouped_linear(x.float(), starts, floats, bias)))
+        for one in (weight, laid_by_group(weight)):
+            run(product_call(x, one, bias, out.fill_(float("nan")), GPU, starts=starts))
+            found.append(difference(out, ops.grouped_linear(x.float(), starts, floats, bias)))
     return found
 
 

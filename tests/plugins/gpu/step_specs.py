@@ -34,13 +34,14 @@ def _floats(*shape: int) -> torch.Tensor:
 
 
 def _stored(form: str, *lead: int, size: int) -> Stored:
-    """A weight [.., size] in groups of 128."""
+    """A weight [.., size] as a program has it, in the groups of the recipes: of 32, of 64, or all of fp8's."""
     if form == "float":
         return Stored(_new(*lead, size))
-    scales = _new(*lead, size // 128, dtype=torch.float16)
+    group = {"int8": 32, "int4": 64, "uint4": 64, "fp8": 0}[form]
+    scales = _new(*lead, size // (group or size), dtype=torch.float16)
     stored = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(form, torch.uint8)
     values = _new(*lead, size // 2 if form in ("int4", "uint4") else size, dtype=stored)
-    return Stored(values, form, scales, scales if form == "uint4" else None, 128)
+    return calls.laid_by_group(Stored(values, form, scales, scales if form == "uint4" else None, group))
 
 
 def _embedding(form: str, gpu: GpuLimits) -> Call:
@@ -132,6 +133,7 @@ _CALLS: dict[str, Callable[[GpuLimits], Call]] = {
     "work list": _work,
     "gated silu": _activation,
     **{f"product {form}, 16 rows": partial(_product, form, 16) for form in ("int8", "int4", "uint4", "fp8")},
+    **{f"product {form}, 32 rows": partial(_product, form, 32) for form in ("int8", "int4", "uint4", "fp8")},
     **{f"product {form}, 64 rows": partial(_product, form, 64) for form in ("int8", "int4", "uint4", "fp8")},
     **{f"unpack {form}": partial(_unpack, form) for form in ("int8", "int4", "uint4", "fp8")},
     "experts bf16, 16 rows": partial(_experts, "float", 16),

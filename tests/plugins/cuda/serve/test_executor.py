@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as replace_struct
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -25,7 +26,7 @@ from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cuda.section import CudaSection
 from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
-from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, step_memory
+from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, lay_narrow, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
 from enginewright.plugins.gpu import step_calls
 from enginewright.plugins.gpu.call import Call
@@ -35,6 +36,7 @@ from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
 from enginewright.runtime.shared.errors import RequestError, TargetError
+from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Steps, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter
@@ -263,6 +265,39 @@ def products_otherwise(recipe: str, floats: str, module: str, **values: int) -> 
         assert found is not None
         worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
     return worst, ran
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+def test_narrow_weights_lie_by_group(recipe: str) -> None:
+    """Each with its scales, once; one that a step reads in part stays as it is."""
+    program, context = cases.program_of("Llama", recipe)
+    lowering = cases.lowered(program, context, "bf16")
+    lowered = lowering.program
+    given = cases.weights_of(lowering)
+    linears = [step for step in lowered.steps if step.op == "linear"]
+    split = linears[0].inputs[1]
+    part = replace_struct(split, shape=(Affine(constant=1), split.shape[1]))
+    number = lowered.steps.index(linears[0])
+    step = replace_struct(linears[0], inputs=(linears[0].inputs[0], part, *linears[0].inputs[2:]))
+    lowered = replace_struct(lowered, steps=(*lowered.steps[:number], step, *lowered.steps[number + 1 :]))
+
+    weights = dict(given)
+    laid = lay_narrow(lowered, weights)
+    assert split.name not in laid and weights[split.name] is given[split.name]
+    others = [of.inputs for of in linears if of.inputs[1].name != split.name]
+    wanted = [inputs for inputs in others if given[inputs[2].name].shape[1] > 1]
+    assert len(wanted) >= 3
+    for _, weight, scales, *_rest in wanted:
+        assert {weight.name, scales.name} <= laid
+        codes, factors = given[weight.name], given[scales.name]
+        rows, groups = factors.shape
+        by_group = weights[weight.name]
+        assert by_group.shape == (groups, rows, codes.shape[1] // groups) and by_group.is_contiguous()
+        assert torch.equal(by_group.transpose(0, 1).reshape(codes.shape), codes)
+        assert torch.equal(weights[scales.name].t(), factors) and weights[scales.name].is_contiguous()
+    again = dict(weights)
+    assert lay_narrow(lowered, again) == laid
+    assert all(again[name] is weights[name] for name in weights)
 
 
 def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
