@@ -346,8 +346,8 @@ def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
 
 
 def _products(form: str, group: int, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
-    """Multiplies [M, 1024] with a weight [768, 1024] in groups of so many, for each M, in one piece and in parts."""
-    columns, depth = 768, 1024
+    """Multiplies [M, 1088] with a weight [760, 1088] in groups of so many, for each M, in one piece and in parts."""
+    columns, depth = 760, 1088  # tiles are cut off on each side
     weight, floats = _stored(form, columns, depth, group, place.device)
     scratch = torch.empty(split_scratch(depth, columns, form, group, "bf16"), device=place.device)
     works, checks = list[Work](), list[Callable[[], float]]()

@@ -130,6 +130,7 @@ def product_kernel(
             left = tl.load(at_x, mask=there[:, None] & (EVEN | inside[None, :]), other=0.0)  # [ROWS, DEPTH]
             group = start // GROUP if GROUP else 0
             block = (expert * GROUPS + group) * BY_GROUP
+            scaled = wanted & (EVEN | (start < K))  # the last turn may have steps behind the weight's end
             if NIBBLES:
                 half = start // 2 + tl.arange(0, DEPTH // 2)
                 if BY_GROUP:
@@ -154,10 +155,10 @@ def product_kernel(
                     right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
             if SCALED:
                 at = block + n if BY_GROUP else line * GROUPS + group
-                scale = tl.load(scales + at, mask=wanted, other=0.0).to(tl.float32)
+                scale = tl.load(scales + at, mask=scaled, other=0.0).to(tl.float32)
                 right = right.to(tl.float32) * scale[:, None]
                 if OFFSETS:
-                    right += tl.load(offsets + at, mask=wanted, other=0.0).to(tl.float32)[:, None]
+                    right += tl.load(offsets + at, mask=scaled, other=0.0).to(tl.float32)[:, None]
             right = right.to(left.dtype)
             if SWAP:
                 product = tl.dot(right, tl.trans(left), input_precision="ieee")  # [COLUMNS, ROWS]
@@ -167,10 +168,10 @@ def product_kernel(
                 total += product
             else:
                 at = block + n if BY_GROUP else line * GROUPS + group
-                scale = tl.load(scales + at, mask=wanted, other=0.0).to(tl.float32)
+                scale = tl.load(scales + at, mask=scaled, other=0.0).to(tl.float32)
                 total += product * (scale[:, None] if SWAP else scale[None, :])
                 if OFFSETS:
-                    shift = tl.load(offsets + at, mask=wanted, other=0.0).to(tl.float32)
+                    shift = tl.load(offsets + at, mask=scaled, other=0.0).to(tl.float32)
                     # Sums of x by the tensor cores: ones made of the codes, so that both products read x alike.
                     ones = tl.reshape(
                         nibbles_to_floats(((codes >> 7) >> 7) | 0x11, FORMAT, left.dtype), [COLUMNS, DEPTH]
