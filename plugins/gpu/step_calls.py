@@ -34,6 +34,7 @@ from .tiles import (
     GpuLimits,
     ProductTile,
     Tile,
+    part_of_product,
     power_of_2,
     product_tile,
 )
@@ -366,24 +367,6 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
     constants["BY_GROUP"] = weight.distance
     arguments = {"weight": values, "scales": weight.scales, "offsets": weight.offsets, "out": out}
     return Call("unpack", arguments, constants, (-(-rows // 16), -(-depth // width), 1))
-
-
-_LEAST_PART = 512
-"""The least elements along K that one program of a product sums."""
-
-
-def part_of_product(
-    rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
-) -> int:
-    """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
-    tile = product_tile(rows, form, dtype) if tile is None else tile
-    if form == "float" or rows > tile.rows or not tile.programs:
-        return 0
-    tiles = -(-columns // tile.columns)
-    parts = min(round(tile.programs / tiles), depth // _LEAST_PART)
-    unit = math.lcm(tile.depth, group or 1)
-    part = -(-depth // (max(parts, 1) * unit)) * unit
-    return part if part < depth else 0
 
 
 def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:

@@ -7,6 +7,7 @@ Capability" of the CUDA C++ Programming Guide.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -270,6 +271,24 @@ def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile
     if rows <= 256:
         return SMALL_PRODUCT
     return LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
+
+
+_LEAST_PART = 512
+"""The least elements along K that one program of a product sums."""
+
+
+def part_of_product(
+    rows: int, depth: int, columns: int, form: str, group: int, dtype: FloatType, tile: ProductTile | None = None
+) -> int:
+    """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
+    tile = product_tile(rows, form, dtype) if tile is None else tile
+    if form == "float" or rows > tile.rows or not tile.programs:
+        return 0
+    tiles = -(-columns // tile.columns)
+    parts = min(round(tile.programs / tiles), depth // _LEAST_PART)
+    unit = math.lcm(tile.depth, group or 1)
+    part = -(-depth // (max(parts, 1) * unit)) * unit
+    return part if part < depth else 0
 
 
 def tiles_file(capability: int) -> Path:

@@ -18,8 +18,7 @@ from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from ...gpu.specs import attention_scratch
-from ...gpu.step_calls import part_of_product
-from ...gpu.tiles import UNPACKED_ROWS, product_tile
+from ...gpu.tiles import UNPACKED_ROWS, part_of_product, product_tile
 from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares, StepSeconds
 
 

@@ -28,7 +28,7 @@ from enginewright.plugins.cuda.serve import executor as cuda_blocks
 from enginewright.plugins.cuda.serve import ops
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram, lay_narrow, step_memory
 from enginewright.plugins.cuda.serve.steps import add_logprobs, float32_sums
-from enginewright.plugins.gpu import step_calls
+from enginewright.plugins.gpu import step_calls, tiles
 from enginewright.plugins.gpu.call import Call
 from enginewright.plugins.gpu.jit_launcher import JitLauncher
 from enginewright.plugins.gpu.tiles import GPUS
@@ -252,7 +252,7 @@ def products_otherwise(recipe: str, floats: str, module: str, **values: int) -> 
             launch = super().bind(call)
             return lambda: (ran.append(call.kernel), launch())
 
-    of = {"ops": ops, "step_calls": step_calls}[module]
+    of = {"ops": ops, "tiles": tiles}[module]
     plain = cases.steps_of(lowering, 256)
     with patch.multiple(of, **values):
         own = cases.steps_of(lowering, 256, launcher=Noting())
@@ -302,7 +302,7 @@ def test_narrow_weights_lie_by_group(recipe: str) -> None:
 
 def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
     """The least part is made small, so that a tiny model's products have several."""
-    worst, ran = interpreter.submit(products_otherwise, "int8", "f32", "step_calls", _LEAST_PART=32).result()
+    worst, ran = interpreter.submit(products_otherwise, "int8", "f32", "tiles", _LEAST_PART=32).result()
     assert worst <= EXACT
     assert ran.count("sum_parts") == 4  # down projections of two layers, in two steps
 
