@@ -625,7 +625,7 @@ def tiled(machine: Machine) -> Iterator[Figure]:
 def _weights_in_turn(
     kept: dict[tuple[str, str], list[Stored]], name: str, form: str, machine: Machine, place: Place
 ) -> list[Stored]:
-    """As many as L2 doesn't hold; ``kept`` has those of the figure before."""
+    """Makes as many weights as L2 doesn't hold, or takes those of the figure before from ``kept``."""
     columns, depth = NARROW[name]
     if (name, form) not in kept:
         kept.clear()

@@ -1,8 +1,8 @@
 """The Triton product with weights as they are stored: 8-bit and 4-bit integers, 8-bit floats, experts' in any type.
 
 x [M, K] @ weight [N, K]^T. What a weight holds is exact in 16-bit floats, and scales are applied to float32 sums of one
-group, offsets to the sums of x: so no weight is rounded to another float. (Where a group isn't a multiple of a step
-along K, its weights are rounded to the type of x.)
+group, offsets to the sums of x: so no weight is rounded to another float. (If ROUNDED, and where a group isn't a
+multiple of a step along K, weights are rounded to the type of x.)
 
 With many rows a library multiplies faster than this kernel: for it ``unpack_kernel`` makes floats of a weight.
 """
@@ -21,17 +21,13 @@ def nibbles_to_floats(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexp
     """The two values in each byte of codes uint8 [.., D] -> [.., D, 2] of DTYPE: exact in all types of 16 bits."""
     if tl.bfloat16 == DTYPE or tl.float16 == DTYPE:
         # Two floats in 32 bits. The last bits of a float that is 128 (1024) have a place value of 1.
-        MAGIC: tl.constexpr = (0x4300 if tl.bfloat16 == DTYPE else 0x6400) * 0x10001
-        LESS: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 1024.0
-        pair = (codes.to(tl.int32) * 0x1001) & 0xF000F
-        if FORMAT == "int4":
-            pair = pair ^ (MAGIC + 0x80008)
-        else:
-            pair = pair ^ MAGIC
+        SIGN: tl.constexpr = 8 if FORMAT == "int4" else 0
+        MAGIC: tl.constexpr = ((0x4300 if tl.bfloat16 == DTYPE else 0x6400) + SIGN) * 0x10001
+        LESS: tl.constexpr = (128.0 if tl.bfloat16 == DTYPE else 1024.0) + SIGN
+        pair = ((codes.to(tl.int32) * 0x1001) & 0xF000F) ^ MAGIC
         low = (pair & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
         high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-        less: tl.constexpr = LESS + (8.0 if FORMAT == "int4" else 0.0)
-        values = (tl.join(low, high).to(tl.float32) - less).to(DTYPE)
+        values = (tl.join(low, high).to(tl.float32) - LESS).to(DTYPE)
     else:
         low, high = (codes & 15).to(tl.int32), (codes >> 4).to(tl.int32)
         if FORMAT == "int4":

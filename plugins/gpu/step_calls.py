@@ -28,6 +28,7 @@ from .specs import (
     write_format,
 )
 from .tiles import (
+    PRODUCT_ROWS,
     SPLIT_KEYS,
     CacheFormat,
     FloatType,
@@ -372,7 +373,7 @@ def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
 def split_scratch(depth: int, columns: int, form: str, group: int, dtype: FloatType) -> int:
     """Floats that ``split_product_calls`` takes at most."""
     needed = 0
-    for rows in (16, 32, 64):  # of tiles with parts
+    for rows in PRODUCT_ROWS:
         if part := part_of_product(rows, depth, columns, form, group, dtype):
             needed = max(needed, -(-depth // part) * rows * columns)
     return needed

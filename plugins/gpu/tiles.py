@@ -18,6 +18,7 @@ from typing import Any, Literal
 from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.kv_formats import KV_FORMATS, SCALED_CACHES, CacheDtype, CacheName
+from enginewright.runtime.shared.weight_formats import FORMAT_OF, SCALED
 
 FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = CacheName
@@ -225,13 +226,16 @@ SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3, pr
 LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
 LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
 OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3, programs=256)
-"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
+"""Experts with stored weights have tiles of their own: with those of floats some of a product would be on the stack."""
 
 _NIBBLES = (
     ProductTile(16, 128, 128, warps=2, stages=3, programs=512),
     ProductTile(32, 64, 128, warps=4, stages=3, swap=True, programs=512),
     ProductTile(64, 64, 128, warps=4, stages=3, swap=True, programs=512, rounded=True),
 )
+FORMS: Mapping[str, str] = {**{dtype: FORMAT_OF[dtype] for dtype in SCALED}, "u4": "uint4"}
+"""The format that kernels read a weight in, by the type of its values; floats aren't here."""
+
 NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
     "int8": (
         ProductTile(16, 64, 128, warps=4, stages=3, programs=512),
@@ -246,7 +250,7 @@ NARROW_PRODUCTS: Mapping[str, tuple[ProductTile, ...]] = {
     "int4": _NIBBLES,
     "uint4": _NIBBLES,
 }
-"""Tiles for so many rows of 16-bit floats. 24 to 72 of each were timed on an H100 (``benchmarks/gpu_truth.py``, product
+"""Tiles for so many rows of 16-bit floats. 40 to 72 of each were timed on an H100 (``benchmarks/gpu_truth.py``, product
 tiles), with weights of an 8B: int8 in groups of 32, uint4 in groups of 64, fp8 in one. int4 has uint4's."""
 
 UNPACKED_ROWS = 65
@@ -272,6 +276,9 @@ def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile
         return SMALL_PRODUCT
     return LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
+
+PRODUCT_ROWS = sorted({tile.rows for tiles in NARROW_PRODUCTS.values() for tile in tiles})
+"""How many rows a product may have that is summed in parts, at most: one number for each tile."""
 
 _LEAST_PART = 512
 """The least elements along K that one program of a product sums."""

@@ -18,7 +18,7 @@ from enginewright.runtime.shared.progress import Progress
 from enginewright.runtime.shared.step_costs import OPS, StepCost, StepSizes
 
 from ...gpu.specs import attention_scratch
-from ...gpu.tiles import UNPACKED_ROWS, part_of_product, product_tile
+from ...gpu.tiles import FORMS, UNPACKED_ROWS, part_of_product, product_tile
 from ...steps.planning import CountedSteps, Device, Gpu, PlannedSteps, Planning, Shares, StepSeconds
 
 
@@ -86,7 +86,7 @@ class GpuModel:
         needed = self._gpu.bandwidth * self._shares.latency
         rows = sizes.at(step.outputs[0].shape[0])
         columns, depth = weight.shape[-2:]
-        form = {"u4": "uint4", "i4": "int4", "i8": "int8"}.get(weight.dtype, weight.dtype)
+        form = FORMS.get(weight.dtype, "float")
         group = int(step.attrs.get("weight_group", 0))
         tile = product_tile(rows, form)
         part = part_of_product(rows, depth, columns, form, group, "bf16") if len(weight.shape) == 2 else 0
@@ -95,8 +95,7 @@ class GpuModel:
             return 1.0
         bytes_of_tile = tile.columns * min(tile.depth, depth) * DTYPES[weight.dtype].bits // 8
         resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
-        read = _READ.get(weight.dtype, {})
-        most = next((share for most, share in read.items() if rows <= most), min(read.values(), default=1.0))
+        most = _READ.get(weight.dtype, {}).get(tile.rows, 1.0)
         return min(most, resident * (tile.stages - 1) * bytes_of_tile / needed)
 
 
@@ -109,7 +108,7 @@ _READ: Mapping[str, Mapping[int, float]] = {
     "i4": {16: 0.63, 32: 0.41, 64: 0.31},
     "u4": {16: 0.61, 32: 0.41, 64: 0.32},
 }
-"""By type, and by up to how many rows, the share of the speed of 16-bit weights at which an H100 read those of
+"""By type, and by the rows of a tile, the share of the speed of 16-bit weights at which an H100 read those of
 products: int8 in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as the recipes have them.
 int4 without offsets wasn't timed with 32 rows, and has what it has with offsets."""
 

@@ -19,7 +19,6 @@ from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.dtypes import stored_bytes
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step
-from enginewright.runtime.shared.weight_formats import SCALED
 
 from ...gpu.call import Call
 from ...gpu.specs import AttentionShape, splits_of
@@ -37,7 +36,7 @@ from ...gpu.step_calls import (
     split_product_calls,
     unpack_call,
 )
-from ...gpu.tiles import UNPACKED_ROWS, GpuLimits, Tile
+from ...gpu.tiles import FORMS, UNPACKED_ROWS, GpuLimits, Tile
 from .exchange import Exchange
 
 Work = Callable[[], object]
@@ -107,20 +106,28 @@ class Binder(Protocol):
     def resident(self, call: Call) -> int:
         """Programs of its kernel that the whole GPU runs at a time."""
 
-    def stored(self, step: Step, first: int, inputs: Sequence[Any], group: str) -> tuple[Stored, list[Any]]:
-        """The weight that stands at ``first`` among a step's inputs, and what follows it and its scales."""
+    def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
+        """The weight of an op of ``STORED``, and what follows it and its scales among the inputs."""
 
     def bias_like(self, bias: Tensor, out: Tensor) -> Tensor:
         """A bias [N] in the type of what it is added to, made once."""
 
 
+STORED: Mapping[str, tuple[int, str]] = {
+    "embedding": (1, "group_size"),
+    "linear": (1, "weight_group"),
+    "grouped_linear": (2, "weight_group"),
+}
+"""Ops that read weights as they are stored: at which input one is, and which attribute has its group."""
+
+
 def _embedding(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    table, _ = p.stored(step, 1, x, "group_size")
+    table, _ = p.stored(step, x)
     return [p.launch(embedding_call(x[0], table, out[0].shape[1], out[0], p.gpu))]
 
 
 def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    weight, rest = p.stored(step, 1, x, "weight_group")
+    weight, rest = p.stored(step, x)
     activation = str(step.attrs.get("activation", ""))
     a, result = x[0], out[0]
     if step.attrs.get("has_residual"):
@@ -142,7 +149,7 @@ def _unpacks(step: Step, rows: int) -> bool:
     """Whether so many rows meet floats made of a narrow weight."""
     x, weight = step.inputs[:2]
     same = x.dtype == step.outputs[0].dtype != "f32"  # a library multiplies equal types
-    return same and rows >= UNPACKED_ROWS and weight.dtype in _UNPACKED and not step.attrs.get("activation")
+    return same and rows >= UNPACKED_ROWS and weight.dtype in FORMS and not step.attrs.get("activation")
 
 
 def unpacked_bytes(step: Step, tokens: int) -> dict[Room, int]:
@@ -176,13 +183,12 @@ def _unpacked_product(p: Binder, x: Tensor, weight: Stored, bias: Tensor | None,
     return works
 
 
-_UNPACKED = SCALED | {"u4"}
 _MOST_UNPACKED = 128 << 20
 """Bytes of floats made of a weight at a time: with fewer columns few multiprocessors would be busy."""
 
 
 def _grouped_linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:
-    weight, rest = p.stored(step, 2, x, "weight_group")
+    weight, rest = p.stored(step, x)
     activation, bias = str(step.attrs.get("activation", "")), rest[0] if rest else None
     return [p.launch(product_call(x[0], weight, bias, out[0], p.gpu, activation=activation, starts=x[1]))]
 

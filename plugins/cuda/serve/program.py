@@ -16,7 +16,6 @@ from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step, WeightUse
-from enginewright.runtime.shared.weight_formats import FORMAT_OF, SCALED
 
 from ...gpu.call import Call, DeviceArray
 from ...gpu.sampling_calls import SamplingMemory
@@ -30,13 +29,14 @@ from ...gpu.step_calls import (
     work_call,
     work_size,
 )
-from ...gpu.tiles import GpuLimits, Tile
+from ...gpu.tiles import FORMS, GpuLimits, Tile
 from ...steps.packed_steps import StepLimits, StepShape
 from ...steps.paged_section import Q_START
 from .exchange import Exchange
 from .ops import (
     EXCHANGED,
     HANDLERS,
+    STORED,
     Cache,
     Launcher,
     Room,
@@ -51,8 +51,6 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: torch.uint8 if DTYPES[name].bits == 4 else getattr(torch, DTYPES[name].torch) for name in get_args(Dtype)
 }
 """The torch types of buffers, weights and caches; values of 4 bits are two to a byte."""
-
-_FORMATS: Mapping[str, str] = {**{dtype: FORMAT_OF[dtype] for dtype in SCALED}, "u4": "uint4"}
 
 
 class CudaProgram:
@@ -194,10 +192,11 @@ class CudaProgram:
         at = place.evaluate(*self._sizes) // memory.element_size() + offset
         return torch.as_strided(memory, shape, strides, at)
 
-    def stored(self, step: Step, first: int, inputs: Sequence[Any], group: str) -> tuple[Stored, list[Any]]:
-        """The weight that stands at ``first`` among a step's inputs, and what follows it and its scales."""
+    def stored(self, step: Step, inputs: Sequence[Any]) -> tuple[Stored, list[Any]]:
+        """The weight of an op of ``STORED``, and what follows it and its scales among the inputs."""
+        first, group = STORED[step.op]
         use = self._uses[step.inputs[first].name]
-        form = _FORMATS.get(use.dtype, "float")
+        form = FORMS.get(use.dtype, "float")
         if form == "float":
             return Stored(inputs[first]), list(inputs[first + 1 :])
         rest = list(inputs[first + 1 :])
@@ -309,14 +308,6 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
     return found
 
 
-_STORED: Mapping[str, tuple[int, str]] = {
-    "embedding": (1, "group_size"),
-    "linear": (1, "weight_group"),
-    "grouped_linear": (2, "weight_group"),
-}
-"""Ops that read narrow weights: at which input one is, and which attribute has its group."""
-
-
 def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
     """Lays narrow weights with their scales as products read them fastest (``laid_by_group``), in place of what
     ``weights`` has; the names of all that are laid so."""
@@ -325,9 +316,9 @@ def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
     otherwise = set[str]()
     for step in program.steps:
         for number, operand in enumerate(step.inputs):
-            if operand.kind == "weight" and uses[operand.name].dtype in _FORMATS:
+            if operand.kind == "weight" and uses[operand.name].dtype in FORMS:
                 whole = tuple(size.constant for size in operand.shape) == tuple(uses[operand.name].shape)
-                if whole and number == _STORED.get(step.op, (-1, ""))[0]:
+                if whole and number == STORED.get(step.op, (-1, ""))[0]:
                     found[operand.name] = step, number
                 else:
                     otherwise.add(operand.name)
@@ -338,9 +329,9 @@ def lay_narrow(program: LoweredProgram, weights: dict[str, Tensor]) -> set[str]:
             continue
         before = len(uses[name].shape) < weights[name].dim()  # by another program with these weights
         if not before:
-            group = int(step.attrs.get(_STORED[step.op][1], 0))
+            group = int(step.attrs.get(STORED[step.op][1], 0))
             offsets = weights[beside[1]] if len(beside) > 1 else None
-            form = _FORMATS[uses[name].dtype]
+            form = FORMS[uses[name].dtype]
             weight = laid_by_group(Stored(weights[name], form, weights[beside[0]], offsets, group))
             if not weight.by_group:
                 continue
@@ -363,7 +354,7 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
             block_size = group.block_size
             tokens = min(limits.tokens, limits.requests)
             needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=True))
-        elif step.op == "linear" and (form := _FORMATS.get(uses[step.inputs[1].name].dtype)) is not None:
+        elif step.op == "linear" and (form := FORMS.get(uses[step.inputs[1].name].dtype)) is not None:
             columns, depth = uses[step.inputs[1].name].shape
             dtype = FLOATS_OF[TORCH_DTYPES[step.inputs[0].dtype]]
             needed.append(split_scratch(depth, columns, form, int(step.attrs.get("weight_group", 0)), dtype))
