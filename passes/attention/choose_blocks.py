@@ -10,7 +10,7 @@ from enginewright.passes.framework.records import Rejection
 from enginewright.runtime.shared.errors import RecipeError
 
 from ..ir.program import Program
-from ..ir.provenance import WHERE
+from ..ir.provenance import WHERE, join_where
 
 ew = torch.ops.ew
 
@@ -47,7 +47,7 @@ class ChooseBlocks(Pass):
         for i, node in enumerate(program.nodes_of(ew.paged_attention.default)):
             arguments = bound_arguments(node)
             if arguments["window"]:
-                result.rejected.append(Rejection(node.name, node.meta[WHERE], "it has a window already"))
+                result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), "it has a window already"))
             elif i >= options.whole_layers:
                 node.kwargs = {**node.kwargs, "choice": list(options.choice)}
                 chosen.add(arguments["block_table"])

@@ -390,12 +390,15 @@ def test_several_steps_in_flight_change_nothing(
 
 
 @pytest.mark.parametrize("cut", ["", "tensor=2", "pipeline=2"])
-@pytest.mark.parametrize(("weights", "cache"), [("int8", "f32"), ("f32", "int8"), ("int4", "bf16")])
+@pytest.mark.parametrize(
+    ("family", "weights", "cache"),
+    [("llama", "int8", "f32"), ("llama", "f32", "int8"), ("llama", "int4", "bf16"), ("gemma2", "bf16", "int8")],
+)
 def test_choosing_what_to_look_at_changes_nothing(
-    weights: str, cache: str, cut: str, exported: Exported, tmp_path: Path
+    family: str, weights: str, cache: str, cut: str, exported: Exported, tmp_path: Path
 ) -> None:
-    """Each token beyond 63 chooses one block or two of those before its own."""
-    bundle = exported("llama", f"{weights} chosen", cache)
+    """Each token beyond 63 chooses one block or two of those before its own, in layers without a window."""
+    bundle = exported(family, f"{weights} chosen", cache)
     happened = ("length", "beams", "guided", "hits", "copies", "preemptions", "from_disk")
     until_all_happened(
         lambda seed: obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), cut=cut),
