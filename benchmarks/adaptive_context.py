@@ -8,6 +8,8 @@ Bundles are exported with the same weights, one for each number of chosen keys, 
   windows as long as its context, of a text that nothing was calibrated on (the reference that every Python brings).
 - A needle: a sentence with a number, hidden in such a text at some depth. What counts is the log-probability of the
   number's tokens when it is asked for, and how often each of them is the most likely one.
+- The choice (--parts choice): of the source as transformers runs it, the share of attention that is on the chosen
+  blocks, and on the needle's when it is asked for, by ways to say how good a block is.
 - A context of which the memory holds a half or a third, where the rest waits in a file (--parts offload):
   decode steps, and how many blocks of a layer each reads. Tokens are the same, and are compared.
 - Speed: decode steps of one request by the length behind it, in rounds in turn; and of its prompt. Beyond the model's
@@ -23,19 +25,23 @@ import pydoc_data.topics
 import random
 import sys
 import time
+from collections.abc import Callable
 from datetime import date
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
 from peers.loading import BUILD
 from peers.machine import commit, machine
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from enginewright import LLM, SamplingParams, export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.passes.framework.kv_options import ContextOptions
+from enginewright.passes.ops.attention import block_estimates
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 STEPS = 32
@@ -48,6 +54,7 @@ def main() -> int:
     parser.add_argument("--parts", default="quality,needle,speed", help="the others stay in --json as they are")
     parser.add_argument("--recipe", default="int8")
     parser.add_argument("--best", default="512,1024", help="keys that are chosen, of each bundle")
+    parser.add_argument("--whole-layers", type=int, default=2, help="the first ones, which look at everything")
     parser.add_argument("--text", type=Path, help="what quality is measured on")
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--behind", type=int, default=4096)
@@ -61,7 +68,8 @@ def main() -> int:
     text = options.text.read_text() if options.text else "\n\n".join(pydoc_data.topics.topics.values())
     bests = [None, *map(int, options.best.split(","))]
     found: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
-    found |= {"model": options.model.name, "recipe": options.recipe, "command": " ".join(sys.argv)}
+    found |= {"model": options.model.name, "recipe": options.recipe, "whole_layers": options.whole_layers}
+    found |= {"command": " ".join(["adaptive_context.py", *sys.argv[1:]])}
 
     def save() -> None:
         if options.json:
@@ -70,7 +78,7 @@ def main() -> int:
     parts = options.parts.split(",")
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text())
-        found |= {part: kept[part] for part in ("quality", "needle", "speed", "offload") if part in kept}
+        found |= {part: kept[part] for part in ("quality", "needle", "choice", "speed", "offload") if part in kept}
     if {"quality", "needle"} & set(parts):
         own = {best: bundle(options.model, options, best) for best in bests}
     if "quality" in parts:
@@ -78,6 +86,9 @@ def main() -> int:
         save()
     if "needle" in parts:
         found["needle"] = [row for best in bests for row in needles(own[best], best, text, options)]
+        save()
+    if "choice" in parts:
+        found["choice"] = choices(text, options)
         save()
     if "speed" in parts:
         long = {best: bundle(longer(options), options, best) for best in bests}
@@ -92,7 +103,7 @@ def main() -> int:
 
 def recipe(options: argparse.Namespace, best: int | None) -> Recipe:
     """The recipe with that many keys chosen, or with all."""
-    chosen = None if best is None else ContextOptions(best=best)
+    chosen = None if best is None else ContextOptions(best=best, whole_layers=options.whole_layers)
     wide = {"adaptive_context": chosen, "budget": BudgetSection(max_kl=20.0)}
     return load_recipe(options.recipe).model_copy(update=wide)
 
@@ -100,7 +111,7 @@ def recipe(options: argparse.Namespace, best: int | None) -> Recipe:
 def bundle(source: Any, options: argparse.Namespace, best: int | None) -> Path:
     """The bundle of that source, made unless it is there."""
     kind = "own" if isinstance(source, Path) else "long"
-    path: Path = options.folder / f"{kind}-{best or 'all'}.bundle"
+    path: Path = options.folder / f"{kind}-{best or 'all'}-{options.whole_layers}.bundle"
     if not path.exists():
         export(source, path, recipe=recipe(options, best), targets=["cpu"])
     return path
@@ -133,6 +144,20 @@ def quality(path: Path, best: int | None, text: str, options: argparse.Namespace
     return row
 
 
+def hidden(
+    encode: Callable[[str], list[int]], hay: list[int], length: int, depth: float, i: int
+) -> tuple[list[int], str, range]:
+    """A prompt of so many tokens that asks for a number, the number, and the places of the sentence that has it."""
+    rng = random.Random(f"{length} {depth} {i}")
+    number = str(rng.randrange(10**5, 10**6))
+    start = rng.randrange(len(hay) - length)
+    at = start + int(length * depth)
+    fact = encode(f"\nThe secret number of the lighthouse is {number}.\n")
+    question = encode("\nThe secret number of the lighthouse is")
+    prompt = hay[start:at] + fact + hay[at : start + length - len(fact)] + question
+    return prompt, number, range(at - start, at - start + len(fact))
+
+
 def needles(path: Path, best: int | None, text: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """How well a hidden number is known, by depth and length of the context."""
     rows = []
@@ -144,13 +169,7 @@ def needles(path: Path, best: int | None, text: str, options: argparse.Namespace
             for depth in DEPTHS:
                 known, sure = [], []
                 for i in range(options.needles):
-                    rng = random.Random(f"{length} {depth} {i}")
-                    number = str(rng.randrange(10**5, 10**6))
-                    start = rng.randrange(len(hay) - length)
-                    at = start + int(length * depth)
-                    fact = encode(f"\nThe secret number of the lighthouse is {number}.\n")
-                    question = encode("\nThe secret number of the lighthouse is")
-                    prompt = hay[start:at] + fact + hay[at : start + length - len(fact)] + question
+                    prompt, number, _ = hidden(encode, hay, length, depth, i)
                     form = {"choice": [f" {number}"]}
                     given = SamplingParams(max_tokens=16, temperature=0, logprobs=1, structured_outputs=form)
                     said = llm.generate([prompt], given)[0].logprobs[:-1]  # without the end, which nobody hid
@@ -167,6 +186,104 @@ def needles(path: Path, best: int | None, text: str, options: argparse.Namespace
                 print(f"{name(best):<10} needle at {depth:.0%} of {length}: log-probability {row['logprob']:.2f}, "
                       f"{row['tokens_right']:.0%} of its tokens first", flush=True)  # fmt: skip
     return rows
+
+
+Estimate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Says how good each block of keys [M, 32, D] of one head is for each query [N, D]: [N, M]."""
+
+
+def of_range(center: float, spread: float) -> Estimate:
+    """Makes an estimate of a channel's middle (``center`` of it, the rest the mean) and so much of its range."""
+
+    def estimate(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        least, greatest = keys.amin(1), keys.amax(1)
+        middle = center * (least + greatest) / 2 + (1 - center) * keys.mean(1)
+        return q @ middle.t() + q.abs() @ (spread * (greatest - least)).t()
+
+    return estimate
+
+
+WAYS: dict[str, Estimate] = {
+    "the bound that Quest has": of_range(1, 0.5),
+    "the middle, a quarter of the range": of_range(1, 0.25),
+    "the mean": of_range(0, 0),
+    "the mean, a quarter of the range": of_range(0, 0.25),
+    "ours": lambda q, keys: block_estimates(q[None], keys[None, :, :, None])[0, 0],
+    "the largest score itself": lambda q, keys: torch.einsum("nd,mkd->nmk", q, keys).amax(-1),
+}
+
+
+def choices(text: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What attention there is on the blocks that each way chooses, in layers without a window behind the first two."""
+    files = {"pretrained_model_name_or_path": options.model.parent, "gguf_file": options.model.name}
+    tokenizer, seen = AutoTokenizer.from_pretrained(**files), dict[int, tuple[torch.Tensor, torch.Tensor, float]]()
+    places = torch.empty(0)
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> Any:
+        window = getattr(module, "sliding_window", None)
+        if not window and module.layer_idx >= ContextOptions(best=32).whole_layers:
+            seen[module.layer_idx] = query[0][:, places].clone(), key[0].clone(), scaling
+        at = torch.arange(query.shape[2])
+        near = (at <= at[:, None]) & (at > at[:, None] - window) if window else None
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=True
+        )
+        return attended.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("seen", attend)
+    model = AutoModelForCausalLM.from_pretrained(**files, dtype=torch.float32, attn_implementation="seen").eval()
+
+    def encode(some: str) -> list[int]:
+        ids: list[int] = tokenizer(some, add_special_tokens=False)["input_ids"]
+        return ids
+
+    length = min(model.config.max_position_embeddings, 8192) - 128
+    shares: dict[tuple[str, int], list[list[float]]] = {}
+    for depth in DEPTHS:
+        prompt, number, fact = hidden(encode, encode(text), length, depth, 0)
+        asked = encode(f" {number}")
+        whole = [*prompt, *asked]
+        prose = random.Random(depth).sample(range(len(whole) // 2, len(prompt) - 32), 40)
+        places = torch.tensor([*prose, *range(len(prompt) - 1, len(whole) - 1)])
+        with torch.no_grad():
+            model(input_ids=torch.tensor([whole]), use_cache=False, logits_to_keep=1)
+        for (q, k, scaling), best, way in product(seen.values(), map(int, options.best.split(",")), WAYS):
+            found = on_chosen(q * scaling, k, places, best // 32, WAYS[way], fact, len(asked))
+            shares.setdefault((way, best), []).append([found[0][:, : len(prose)].mean().item(), *found[1]])
+    rows = []
+    for (way, best), values in shares.items():
+        kept, of_fact = sum(v[1] for v in values), sum(v[2] for v in values)
+        rows.append({"way": way, "best": best, "attention": mean(v[0] for v in values), "needle": kept / of_fact})
+        print(f"best {best}, {way}: {rows[-1]['attention']:.1%} of attention, {rows[-1]['needle']:.1%} of the needle's")
+    return rows
+
+
+def on_chosen(
+    q: torch.Tensor, k: torch.Tensor, places: torch.Tensor, best: int, estimate: Estimate, fact: range, asked: int
+) -> tuple[torch.Tensor, tuple[float, float]]:
+    """q [Nq, R, D] of tokens at ``places`` [R], k [Nkv, T, D] -> what is on the blocks that each sees [Nq, R].
+
+    And of the attention that the last ``asked`` of them have on the blocks of ``fact``: what is seen, and all.
+    """
+    blocks, own, group = k.shape[1] // 32, places // 32, len(q) // len(k)
+    given = ContextOptions(best=32)
+    block = torch.arange(blocks)
+    other = (block >= given.first // 32) & (block < (own - given.last // 32)[:, None])  # [R, M]
+    on, kept, of_fact = [], 0.0, 0.0
+    for head, keys in enumerate(k):
+        mine = q[head * group : (head + 1) * group]  # [g, R, D]
+        scores = (mine @ keys.t()).masked_fill(torch.arange(len(keys)) > places[:, None], -torch.inf)
+        weights = scores.softmax(-1)
+        by_block = weights[..., : blocks * 32].unflatten(-1, (-1, 32)).sum(-1)  # [g, R, M]
+        good = estimate(mine.flatten(0, 1), keys[: blocks * 32].unflatten(0, (-1, 32))).view(by_block.shape)
+        good = good.masked_fill(~other, -torch.inf)
+        ranks = (good - good.amax(-1, keepdim=True)).amax(0)  # [R, M]
+        chosen = torch.zeros_like(other).scatter_(-1, ranks.topk(best, -1).indices, True) | ~other
+        on.append(1 - (by_block * ~chosen).sum(-1))
+        about = slice(fact.start // 32, fact.stop // 32 + 1)
+        kept += float((by_block * chosen)[:, -asked:, about].sum())
+        of_fact += float(by_block[:, -asked:, about].sum())
+    return torch.cat(on), (kept, of_fact)
 
 
 def speeds(paths: dict[int | None, Path], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ def paged_attention(
 
     ``choice`` = (first, last, best, below): of the whole blocks before its own, a query at position ``below`` or behind
     sees the ``first`` ones, the ``last`` ones, and of those between the ``best``, which all query heads of a key/value
-    head choose together (``block_bounds``; of equal ones the earlier).
+    head choose together (``block_estimates``; of equal ones the earlier).
     """
     _check_heads(q, k_cache)
     requests, blocks = block_table.shape
@@ -93,44 +93,44 @@ def paged_attention(
     if choice is None:
         return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
     keys = k.unflatten(0, (requests, blocks, k_cache.shape[1]))[request]  # [T, M, K, Nkv, D]
-    seen = _chosen(block_bounds(q, keys), position // k_cache.shape[1], position, choice)  # [T, Nkv, M]
+    seen = _chosen(block_estimates(q, keys), position // k_cache.shape[1], position, choice)  # [T, Nkv, M]
     mine = torch.zeros((*seen.shape[:2], requests, blocks), dtype=torch.bool, device=q.device)  # [T, Nkv, B, M]
     mine[index, :, request] = seen
     chosen = mine.flatten(2).repeat_interleave(k_cache.shape[1], -1).transpose(0, 1)[:, None]  # [Nkv, 1, T, B*length]
     return _attend(q, k, v, visible & chosen, scale, softcap, sinks, slopes, distance)
 
 
-def block_bounds(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, g, M]: what no score is above, before the scale.
+def block_estimates(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q [T, Nq, D], keys [T, M, K, Nkv, D] in M blocks -> [T, Nkv, g, M]: how large a score may be, before the scale.
 
-    The sum over d of q_d * (the greatest of channel d in the block, or the least where q_d is negative); both are
-    rounded outward to bf16. (Quest, https://arxiv.org/abs/2406.10774.)
+    The sum over d of q_d * center_d + |q_d| * spread_d, where half of the center is the mean of channel d in the
+    block and half the middle of its range, of which the spread is a quarter; both are rounded to bf16. (With the middle
+    alone and half of the range it is Quest's bound, https://arxiv.org/abs/2406.10774.)
     """
     wide = accumulate_dtype(q)
-    least, greatest = _outward(keys.amin(2), -torch.inf).to(wide), _outward(keys.amax(2), torch.inf).to(wide)
+    own = keys.to(wide)
+    least, greatest, total = own.amin(2), own.amax(2), own[:, :, 0]
+    for i in range(1, own.shape[2]):  # in this order, as kernels have it
+        total = total + own[:, :, i]
+    center = ((total / own.shape[2] + (least + greatest) / 2) / 2).bfloat16().to(wide)
+    spread = ((greatest - least) / 4).bfloat16().to(wide)
     grouped = q.to(wide).unflatten(1, (keys.shape[3], -1))  # [T, Nkv, g, D]
-    sums = torch.einsum("tngd,tmnd->tngm", grouped.clamp(min=0), greatest)
-    return sums + torch.einsum("tngd,tmnd->tngm", grouped.clamp(max=0), least)
+    return torch.einsum("tngd,tmnd->tngm", grouped, center) + torch.einsum("tngd,tmnd->tngm", grouped.abs(), spread)
 
 
-def _outward(x: torch.Tensor, way: float) -> torch.Tensor:
-    """The nearest bf16 number that isn't on the inner side of x."""
-    rounded = x.to(torch.bfloat16)
-    short = rounded.to(x.dtype) < x if way > 0 else rounded.to(x.dtype) > x
-    return torch.where(short, torch.nextafter(rounded, torch.full_like(rounded, way)), rounded)
+def _chosen(
+    estimates: torch.Tensor, whole: torch.Tensor, position: torch.Tensor, choice: Sequence[int]
+) -> torch.Tensor:
+    """estimates [T, Nkv, g, M], whole and position [T] -> bool [T, Nkv, M]: the blocks that each row sees.
 
-
-def _chosen(bounds: torch.Tensor, whole: torch.Tensor, position: torch.Tensor, choice: Sequence[int]) -> torch.Tensor:
-    """bounds [T, Nkv, g, M], whole and position [T] -> bool [T, Nkv, M]: the blocks that each row sees.
-
-    A block is as good as the largest, over the query heads, of its bound less the head's largest one.
+    A block is as good as the largest, over the query heads, of its estimate less the head's largest one.
     """
     first, last, best, below = choice
-    block = torch.arange(bounds.shape[-1], device=bounds.device)
+    block = torch.arange(estimates.shape[-1], device=estimates.device)
     own = whole[:, None]  # [T, 1]
     other = (block >= first) & (block < own - last) & (position[:, None] >= below)  # [T, M]
-    bounds = bounds.masked_fill(~other[:, None, None], -torch.inf)
-    ranks = (bounds - bounds.amax(-1, keepdim=True)).amax(2).masked_fill(~other[:, None], -torch.inf)
+    estimates = estimates.masked_fill(~other[:, None, None], -torch.inf)
+    ranks = (estimates - estimates.amax(-1, keepdim=True)).amax(2).masked_fill(~other[:, None], -torch.inf)
     ordered = ranks.sort(dim=-1, descending=True, stable=True).indices
     place = torch.empty_like(ordered).scatter_(-1, ordered, block.expand_as(ordered).contiguous())
     return (~other[:, None] | (place < best)) & (block <= own)[:, None]

@@ -23,7 +23,7 @@ from .threads import available_threads
 if TYPE_CHECKING:
     from ._cpu import OperandTuple
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 """The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
 bits is another number: keys and values that were kept on a disk are then computed again."""
 

@@ -28,7 +28,7 @@ class CacheGroupShape(Record, frozen=True):
     """Layers whose KV cache has the same shape and lifetime.
 
     ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
-    ``summaries``: each block also has the least and the greatest of every channel of its keys, by which some layers
+    ``summaries``: each block also has the center and the spread of every channel of its keys, by which some layers
     choose what they attend to.
     """
 

@@ -1,55 +1,54 @@
 // Which blocks of keys a row attends to, where it isn't all of them: the first ones, the last ones, and of
 // those between the best.
 //
-// Behind the keys of a block (kv_format.h) are the minimum and the maximum of each channel. With these, the
-// scores of a query head and the block can't be above the head's bound,
+// Behind the keys of a block (kv_format.h) are two numbers for each channel of its keys:
 //
-//   bound(head, block) = sum over d of q_d * (q_d > 0 ? maximum : minimum)
+//   center  half the mean, and half the middle between the least and the greatest
+//   spread  a quarter of the greatest less the least
 //
-// (Quest: Tang et al., arXiv:2406.10774, where each query head chooses.) The query heads that share a kv head
-// choose together. A head's own best block counts as much as another's: a block is as good as the largest,
-// over the heads, of bound(head, block) - the head's largest bound of those to choose from. Of equal blocks
-// the earlier comes first, and NaN before all.
+// How large the score of a query head with a key of the block may well be is estimated as
+//
+//   estimate(head, block) = sum over d of q_d * center_d + |q_d| * spread_d
+//
+// With the middle and twice the spread this would be a bound that no score is above, as Quest has it (Tang et
+// al., arXiv:2406.10774). But no key is at the end of every channel's range, and a wide block looks better
+// than it is: docs/inside/notes-cpu.md has what each finds. The query heads that share a kv head choose
+// together. A head's own best block counts as much as another's: a block is as good as the largest, over the
+// heads, of estimate(head, block) - the head's largest estimate of those to choose from. Of equal blocks the
+// earlier comes first, and NaN before all.
 //
 // A row at position p chooses from the p / 32 whole blocks before its own, which it sees itself: its choice
 // depends on nothing but its query and its keys, whatever comes with it in the step.
 //
-// A sum has 16 lanes, lane i of channels d = i mod 16 in ascending order, of each channel first q * greatest,
-// then q * least; sum_lanes adds them up.
+// A sum has 16 lanes, lane i of channels d = i mod 16 in ascending order, of each channel first q * center,
+// then |q| * spread; sum_lanes adds them up. A mean's sum goes over the keys in ascending order.
 #pragma once
 
 #include "attention_tasks.h"
 #include "kernels.h"
 #include "kv_format.h"
 #include "parallel.h"
+#include "quantize.h"
 
 namespace ew {
 namespace {
 
-// The least bf16 that isn't below x (`up`), or the greatest that isn't above it. NaN stays NaN.
-EW_INLINE uint16_t bf16_beyond(float x, bool up) {
-  const uint32_t bits = bits_as<uint32_t>(x);
-  const uint16_t kept = static_cast<uint16_t>(bits >> 16);
-  if (x != x) return kept | 0x40u;
-  const bool grows = (bits & 0xffffu) != 0 && (x > 0) == up;
-  return static_cast<uint16_t>(kept + (grows ? 1 : 0));
-}
-
 // The summary of a block all of whose slots are written.
 inline void summarize(const KvCache& c, int64_t block, int64_t head) {
   char* piece = key_piece(c, block, head);
-  uint16_t* least = summary_of(c, block, head);
-  uint16_t* greatest = least + summary_channels(c.key_size);
+  uint16_t* center = summary_of(c, block, head);
+  uint16_t* spread = center + summary_channels(c.key_size);
   const float* scales = reinterpret_cast<const float*>(piece + kBlock * c.key_size);
   const auto of_channel = [&](int64_t d, const auto& at) {
-    float low = at(0), high = low;
+    float low = at(0), high = low, sum = low;
     for (int64_t slot = 1; slot < kBlock; ++slot) {
       const float x = at(slot);
       low = x < low ? x : low;
       high = high < x ? x : high;
+      sum += x;
     }
-    least[d] = bf16_beyond(low, false);
-    greatest[d] = bf16_beyond(high, true);
+    center[d] = float_to_bf16(0.5f * (sum * (1.0f / kBlock) + 0.5f * (low + high)));
+    spread[d] = float_to_bf16(0.25f * (high - low));
   };
   for (int64_t d = 0; d < c.key_size; ++d) {
     if (c.format == KvFormat::f32) {
@@ -64,7 +63,7 @@ inline void summarize(const KvCache& c, int64_t block, int64_t head) {
       });
     });
   }
-  for (int64_t d = c.key_size; d < summary_channels(c.key_size); ++d) least[d] = greatest[d] = 0;
+  for (int64_t d = c.key_size; d < summary_channels(c.key_size); ++d) center[d] = spread[d] = 0;
 }
 
 // A float's place in the order of ranks, as a number: NaN above all.
@@ -75,10 +74,10 @@ EW_INLINE uint32_t in_order(float x) {
 }
 
 // How good the blocks begin .. end-1 are for `heads` query heads that share a kv head, to ranks[0 ..].
-// `floats`: room for two channels, and `bounds` for as many as there are.
+// `floats`: room for two channels, and `estimates` for as many as there are.
 inline void rank_blocks(const KvCache& c, const int32_t* blocks, int64_t kv_head, const float* q,
                         int64_t q_stride, int64_t heads, int64_t begin, int64_t end, float* floats,
-                        float* bounds, uint32_t* ranks) {
+                        float* estimates, uint32_t* ranks) {
   const int64_t channels = summary_channels(c.key_size), count = end - begin;
   for (int64_t b = 0; b < count; ++b) {
     const uint16_t* summary = summary_of(c, blocks[begin + b], kv_head);
@@ -91,15 +90,15 @@ inline void rank_blocks(const KvCache& c, const int32_t* blocks, int64_t kv_head
       F16 sum = zero();
       for (int64_t d = 0; d < c.key_size; d += 16) {
         const F16 x = load_some(q + h * q_stride + d, c.key_size - d);
-        sum = fma(max(x, zero()), load(floats + channels + d), sum);
-        sum = fma(min(x, zero()), load(floats + d), sum);
+        sum = fma(x, load(floats + d), sum);
+        sum = fma(abs(x), load(floats + channels + d), sum);
       }
-      bounds[h * count + b] = sum_lanes(sum);
+      estimates[h * count + b] = sum_lanes(sum);
     }
   }
   for (int64_t b = 0; b < count; ++b) ranks[b] = 0;
   for (int64_t h = 0; h < heads; ++h) {
-    const float* own = bounds + h * count;
+    const float* own = estimates + h * count;
     float top = -__builtin_inff();
     for (int64_t b = 0; b < count; ++b) top = own[b] > top ? own[b] : top;
     for (int64_t b = 0; b < count; ++b) {
@@ -129,7 +128,7 @@ inline uint32_t least_chosen(const uint32_t* ranks, int64_t count, int64_t want,
 // The blocks that the row at `position` sees, as bits of `chosen` [words].
 inline void choose_for_row(const PagedAttentionArgs& a, const int32_t* blocks, int64_t position,
                            int64_t kv_head, const float* q, int64_t q_stride, int64_t heads, int64_t words,
-                           float* floats, float* bounds, uint32_t* ranks, uint64_t* chosen) {
+                           float* floats, float* estimates, uint32_t* ranks, uint64_t* chosen) {
   const int64_t whole = position / kBlock;
   const auto take = [&](int64_t block) { chosen[block / 64] |= uint64_t{1} << (block % 64); };
   __builtin_memset(chosen, 0, static_cast<size_t>(words) * sizeof *chosen);
@@ -139,7 +138,7 @@ inline void choose_for_row(const PagedAttentionArgs& a, const int32_t* blocks, i
   for (int64_t b = 0; b < (all ? whole : begin); ++b) take(b);
   for (int64_t b = all ? whole : end; b <= whole; ++b) take(b);
   if (all) return;
-  rank_blocks(a.cache, blocks, kv_head, q, q_stride, heads, begin, end, floats, bounds, ranks);
+  rank_blocks(a.cache, blocks, kv_head, q, q_stride, heads, begin, end, floats, estimates, ranks);
   int64_t above = 0;
   const uint32_t least = least_chosen(ranks, end - begin, a.choice.best, &above);
   int64_t equal = a.choice.best - above;
@@ -152,7 +151,8 @@ inline void choose_for_row(const PagedAttentionArgs& a, const int32_t* blocks, i
 // What choosing takes of the workspace, in bytes: the bits of all rows and kv heads, then room for each
 // thread.
 struct ChoicePlan {
-  int64_t words = 0, bits = 0, ranks = 0, bounds = 0, each = 0, bytes = 0;  // all but `words` multiples of 64
+  // All but `words` are multiples of 64.
+  int64_t words = 0, bits = 0, ranks = 0, estimates = 0, each = 0, bytes = 0;
 
   ChoicePlan() = default;
   ChoicePlan(const PagedAttentionArgs& a, int64_t threads) {
@@ -163,8 +163,8 @@ struct ChoicePlan {
     words = (blocks + 63) / 64;
     bits = (a.q_start[a.requests] * a.cache.kv_heads * words * 8 + 63) / 64 * 64;
     ranks = (blocks * 4 + 63) / 64 * 64;
-    bounds = ranks * (a.query_heads / a.cache.kv_heads);
-    each = ranks + bounds + 8 * summary_channels(a.cache.key_size);
+    estimates = ranks * (a.query_heads / a.cache.kv_heads);
+    each = ranks + estimates + 8 * summary_channels(a.cache.key_size);
     bytes = bits + threads * each;
   }
 };
@@ -200,14 +200,15 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPo
   run_rows(pool, tasks, row_work + 1, [&](int64_t begin, int64_t end, int worker) {
     char* own = memory + plan.bits + worker * plan.each;
     uint32_t* ranks = reinterpret_cast<uint32_t*>(own);
-    float* bounds = reinterpret_cast<float*>(own + plan.ranks);
-    float* floats = reinterpret_cast<float*>(own + plan.ranks + plan.bounds);
+    float* estimates = reinterpret_cast<float*>(own + plan.ranks);
+    float* floats = reinterpret_cast<float*>(own + plan.ranks + plan.estimates);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t token = i / c.kv_heads, kv_head = i % c.kv_heads, b = request_of(token);
       const int64_t position = a.kv_len[b] - a.q_start[b + 1] + token;
       const float* q = a.q.data + token * a.q.stride0 + kv_head * group * a.q.stride1;
       choose_for_row(a, a.block_table + b * a.block_table_stride, position, kv_head, q, a.q.stride1, group,
-                     plan.words, floats, bounds, ranks, reinterpret_cast<uint64_t*>(memory) + i * plan.words);
+                     plan.words, floats, estimates, ranks,
+                     reinterpret_cast<uint64_t*>(memory) + i * plan.words);
     }
   });
 }

@@ -18,8 +18,8 @@
 //   scale = max |x| / largest_code     element = x * (largest_code / max |x|), to the nearest, ties to even
 //
 // with 0 and NaN as in quantize_activation. Where a layer's rows choose blocks (attention_choice.h), the
-// summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the least of each channel and
-// the greatest.
+// summary of a block comes behind its keys: [2][D] bf16, D rounded up to 16, the center of each channel and
+// its spread.
 #pragma once
 
 #include "kernels.h"

@@ -116,20 +116,17 @@ void summarize(const KvCache& c, int64_t block, int64_t head) {
   const int64_t channels = summary_channels(c.key_size);
   char* at = piece_of(c, true, block, head) + kv_piece_bytes(c.format, c.key_size);
   for (int64_t d = 0; d < channels; ++d) {
-    float range[2] = {0, 0};
+    float least = 0, greatest = 0, sum = 0;
     for (int64_t slot = 0; d < c.key_size && slot < kBlock; ++slot) {
       const float key = static_cast<float>(cached(c, true, block, head, slot, d));
-      range[0] = slot == 0 ? key : std::min(range[0], key);
-      range[1] = slot == 0 ? key : std::max(range[1], key);
+      least = slot == 0 ? key : std::min(least, key);
+      greatest = slot == 0 ? key : std::max(greatest, key);
+      sum += key;
     }
-    for (const int64_t side : {0, 1}) {
-      uint16_t bits = to_bf16(range[side]);
-      const float rounded = bf16_value(bits);
-      // The neighbour away from 0 or towards it: the nearest was on the wrong side.
-      if (side == 0 && rounded > range[0]) bits = static_cast<uint16_t>(bits + (rounded > 0 ? -1 : 1));
-      if (side == 1 && rounded < range[1]) bits = static_cast<uint16_t>(bits + (rounded < 0 ? -1 : 1));
-      std::memcpy(at + 2 * (side * channels + d), &bits, 2);
-    }
+    const float middle = (least + greatest) / 2;
+    const uint16_t center = to_bf16((sum / kBlock + middle) / 2), spread = to_bf16((greatest - least) / 4);
+    std::memcpy(at + 2 * d, &center, 2);
+    std::memcpy(at + 2 * (channels + d), &spread, 2);
   }
 }
 
@@ -140,7 +137,7 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
   std::vector<bool> seen(static_cast<size_t>(whole) + 1, true);
   if (choice.best == 0 || position < choice.from) return seen;
   std::vector<std::pair<float, int64_t>> others;  // the best first
-  std::vector<std::vector<float>> bounds(static_cast<size_t>(group));
+  std::vector<std::vector<float>> estimates(static_cast<size_t>(group));
   for (int64_t i = choice.first; i < whole - choice.last; ++i) {
     const int64_t block = a.block_table[b * a.block_table_stride + i];
     summarize(a.cache, block, kv_head);  // what the step fills has none yet
@@ -151,23 +148,22 @@ std::vector<bool> seen_blocks(const PagedAttentionArgs& a, int64_t b, int64_t t,
       float lanes[16] = {};
       for (int64_t d = 0; d < a.cache.key_size; ++d) {
         const float q = row(a.q, t, kv_head * group + h)[d];
-        for (const int64_t side : {channels, int64_t{0}}) {
-          uint16_t bits;
-          std::memcpy(&bits, at + 2 * (side + d), 2);
-          const float factor = side > 0 ? std::max(q, 0.0f) : std::min(q, 0.0f);
-          lanes[d % 16] = std::fma(factor, bf16_value(bits), lanes[d % 16]);
-        }
+        uint16_t center, spread;
+        std::memcpy(&center, at + 2 * d, 2);
+        std::memcpy(&spread, at + 2 * (channels + d), 2);
+        lanes[d % 16] = std::fma(q, bf16_value(center), lanes[d % 16]);
+        lanes[d % 16] = std::fma(std::abs(q), bf16_value(spread), lanes[d % 16]);
       }
       for (int width = 8; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
       }
       const float sum = lanes[0];
-      bounds[static_cast<size_t>(h)].push_back(sum);
+      estimates[static_cast<size_t>(h)].push_back(sum);
     }
     others.emplace_back(std::numeric_limits<float>::infinity(), i);
     seen[static_cast<size_t>(i)] = false;
   }
-  for (const std::vector<float>& own : bounds) {
+  for (const std::vector<float>& own : estimates) {
     for (size_t i = 0; i < others.size(); ++i)
       others[i].first = std::min(others[i].first, *std::max_element(own.begin(), own.end()) - own[i]);
   }

@@ -156,19 +156,14 @@ def _chosen_by_hand(q, k, position, size, choice):
     ranks = {}
     for block in range(first, whole - last):
         keys = k[block * size : (block + 1) * size]
-        low, high = keys.amin(0), keys.amax(0)
-        narrow = [x.to(torch.bfloat16) for x in (low, high)]
-        for i, (x, way) in enumerate(((low, -1), (high, 1))):  # away from the keys, one step where it must be
-            for d in range(len(x)):
-                if (float(narrow[i][d]) - float(x[d])) * way < 0:
-                    narrow[i][d] = torch.nextafter(narrow[i][d], torch.tensor(way * 1e9, dtype=torch.bfloat16))
-        ranks[block] = [float(torch.maximum(row * narrow[0].float(), row * narrow[1].float()).sum()) for row in q]
-        for bound, row in zip(ranks[block], q, strict=True):
-            assert bound >= (keys @ row).max() - 1e-5  # no score is above it
+        low, high, mean = keys.amin(0), keys.amax(0), keys.mean(0)
+        center = (0.5 * mean + 0.25 * (low + high)).bfloat16().float()
+        spread = (0.25 * (high - low)).bfloat16().float()
+        ranks[block] = [float((row * center + row.abs() * spread).sum()) for row in q]
     if position < below:
         return list(range(position + 1))
-    tops = [max(bounds) for bounds in zip(*ranks.values(), strict=True)]  # each head's
-    ranks = {block: max(b - top for b, top in zip(bounds, tops, strict=True)) for block, bounds in ranks.items()}
+    tops = [max(of_head) for of_head in zip(*ranks.values(), strict=True)]
+    ranks = {block: max(b - top for b, top in zip(own, tops, strict=True)) for block, own in ranks.items()}
     kept = sorted(ranks, key=lambda block: (-ranks[block], block))[:best]
     return [p for p in range(position + 1) if p // size not in ranks or p // size in kept]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from enginewright.passes.ops.attention import block_bounds
+from enginewright.passes.ops.attention import block_estimates
 from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.runtime.shared.contracts import StepInput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
@@ -76,18 +76,18 @@ class Attention:
         return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1) + sinks)[..., None], v)
 
     def chosen(self, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """[kv heads, S, S]: which keys a query's choice leaves, by the bounds that the op's reference gives."""
+        """[kv heads, S, S]: which keys a query's choice leaves, by the estimates that the op's reference gives."""
         first, last, best, below = self.choice
         count, whole = len(ids), len(ids) // 32
         q, k = (torch.from_numpy(x[list(ids)]) for x in (self.q, self.k))
         blocks = k[: whole * 32].unflatten(0, (whole, 32)).expand(count, -1, -1, -1, -1)
-        bounds = block_bounds(q, blocks).numpy() if whole else np.zeros((count, k.shape[1], 1, 0))
+        estimates = block_estimates(q, blocks).numpy() if whole else np.zeros((count, k.shape[1], 1, 0))
         seen = np.ones((k.shape[1], count, -(-count // 32)), bool)
         for position in range(below, count):
             others = np.arange(first, position // 32 - last)
             for head in range(k.shape[1]):
                 if len(others) > best:
-                    of_heads = bounds[position, head][:, others]
+                    of_heads = estimates[position, head][:, others]
                     order = np.argsort(-(of_heads - of_heads.max(-1, keepdims=True)).max(0), kind="stable")
                     seen[head, position, others[order[best:]]] = False
         return seen.repeat(32, -1)[..., :count]
