@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,15 @@ def test_what_cannot_be_compiled_is_an_error_that_names_it(
 
 
 def test_a_compilation_that_takes_long_is_killed_and_the_next_one_works() -> None:
-    grammars = Grammars(byte_tokens_json([END]), 256, [END], seconds=0.0)
+    grammars = Grammars(byte_tokens_json([END]), 256, [END], seconds=60.0)
+    assert grammars.grammar(StructuredOutputsParams(regex="a")).forced(8) == [*b"a"]
+    process = grammars._process._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # so that it has no answer, however long this process waits for its turn
+    grammars._process._seconds = 0.0
     with pytest.raises(ew.RequestError, match="regex: it takes more than 0 s to compile"):
         grammars.grammar(StructuredOutputsParams(regex="(a|b){1,1000}c"))
+    assert process.poll() is not None
     grammars._process._seconds = 60.0
     assert grammars.grammar(StructuredOutputsParams(regex="ab")).forced(8) == [*b"ab"]
     process = grammars._process._process
