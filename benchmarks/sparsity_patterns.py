@@ -8,8 +8,8 @@ Mean KL to the source is measured on windows of the built-in text, of which othe
 --steps it is measured again after so many steps of training (as `optimize recover` does it) on text sampled from the
 source, zeros staying zeros.
 
-Speed: a product of int8 in groups of 32, by loops of this folder's sparsity_patterns.cpp, which the enginewright
-package has no part in: each pattern beside the dense one, interleaved. AVX-512 with VNNI and VBMI2 is needed.
+Speed: a product of int8 in groups of 32, by loops of sparsity_patterns.cpp in this folder, not by the package's
+kernels: sparse and dense in turn. They need AVX-512 with VNNI and VBMI2.
 
 Everything is written to a JSON file in build/; what one run doesn't measure stays there from the one before.
 """
@@ -95,7 +95,6 @@ class Pattern:
         return self.density * (INT8_BITS + 8 / (outputs * inputs)) + scales  # a byte for the place of a block
 
 
-DENSE = Pattern(1.0, (0, 0))
 PATTERNS = {
     "2:4": Pattern(0.5, (1, QUAD)),
     **{f"none-{gone}": Pattern(1 - gone / 100, (1, 1)) for gone in (50, 70, 90)},
@@ -217,7 +216,7 @@ def trainable(program: Program, kept: Mapping[str, torch.Tensor]) -> TrainablePr
     return TrainableProgram(program, moving)
 
 
-FORMATS_BESIDE: Mapping[str, Storage] = {"int8": "int8", "int4": "int4", "int3": "int3"}
+FORMATS_BESIDE: tuple[Storage, ...] = ("int8", "int4", "int3")
 """Dense formats for the linears, in groups of 32, that are measured beside; 4 and 3 bits by GPTQ."""
 
 
@@ -226,7 +225,7 @@ class Trial:
 
     def __init__(self, model: Path, tokens: int, options: RecoverOptions, *, trains: bool) -> None:
         self.captured: CapturedModel = capture(model)
-        assert self.captured.tokenizer_files is not None, "the model has no tokenizer"
+        assert self.captured.tokenizer_files is not None, "the model comes without a tokenizer"
         prefix, ids = split_prefix(Tokenizer(self.captured.tokenizer_files), evaluation_text())
         own = WINDOW - len(prefix)
         windows = [torch.tensor([*prefix, *ids[s : s + own]]) for s in range(0, len(ids) - own, own)]
@@ -251,16 +250,16 @@ class Trial:
         kl = check.measure(replace(context, formats=formats))["text"]
         return Quality(f"dense {storage}", 1.0, int(storage[3:]) + SCALE_BITS, kl)
 
-    def quality(self, name: str, pattern: Pattern, steps: int) -> Quality:
-        """Prunes, measures and, with ``steps``, trains and measures again."""
+    def quality(self, name: str, pattern: Pattern) -> Quality:
+        """Prunes, measures and, where there are sequences to train on, trains and measures again."""
         module = trainable(self.captured.program, prune(self.captured.program, self.calibration, pattern))
         first = measure(module, self.teacher, self.measured, 0)
         row = Quality(name, pattern.density, pattern.bits, first.kl, first.perplexity)
-        if steps:
+        if self.sequences.training:
             training = Training(module, self.teacher, self.sequences, self.options)
             training.run(lambda _: None, lambda _: None)
             last = training.measured[-1]
-            row.steps, row.recovered_kl, row.recovered_perplexity = steps, last.kl, last.perplexity
+            row.steps, row.recovered_kl, row.recovered_perplexity = last.step, last.kl, last.perplexity
         return row
 
 
@@ -309,7 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face folder or a GGUF file; SmolLM2 if left out")
     parser.add_argument("--patterns", nargs="+", choices=list(PATTERNS), default=list(PATTERNS))
-    parser.add_argument("--formats", nargs="*", choices=list(FORMATS_BESIDE), default=list(FORMATS_BESIDE))
+    parser.add_argument("--formats", nargs="*", choices=FORMATS_BESIDE, default=FORMATS_BESIDE)
     parser.add_argument("--tokens", type=int, default=2048, help="of the calibration, from the built-in text")
     parser.add_argument("--steps", type=int, default=0, help="of training behind the pruning; none if left out")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="of the training, at its highest")
@@ -340,9 +339,9 @@ def main() -> int:
             checkpoint_every=1 << 30,
         )
         trial = Trial(model, args.tokens, options, trains=args.steps > 0)
-        qualities = [trial.of_format(FORMATS_BESIDE[name]) for name in args.formats]
+        qualities = [trial.of_format(storage) for storage in args.formats]
         for name in args.patterns:
-            qualities.append(trial.quality(name, PATTERNS[name], args.steps))
+            qualities.append(trial.quality(name, PATTERNS[name]))
             print(f"{name}: {qualities[-1]}", file=sys.stderr, flush=True)
         found |= {"quality": [asdict(row) for row in qualities], "quality_measured": about | asdict(options)}
     args.output.parent.mkdir(parents=True, exist_ok=True)

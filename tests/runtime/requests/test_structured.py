@@ -130,7 +130,7 @@ def test_a_compilation_that_takes_long_is_killed_and_the_next_one_works() -> Non
     assert grammars.grammar(StructuredOutputsParams(regex="a")).forced(8) == [*b"a"]
     process = grammars._process._process
     assert process is not None
-    process.send_signal(signal.SIGSTOP)  # so that it has no answer, however long this process waits for its turn
+    process.send_signal(signal.SIGSTOP)  # it can't answer in time, also on a busy machine
     grammars._process._seconds = 0.0
     with pytest.raises(ew.RequestError, match="regex: it takes more than 0 s to compile"):
         grammars.grammar(StructuredOutputsParams(regex="(a|b){1,1000}c"))
