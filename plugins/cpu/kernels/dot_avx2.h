@@ -184,6 +184,7 @@ EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 constexpr int int4_vectors(int) { return 2; }
 
 constexpr int kInt8Rows = 3;  // 3 x 4 integer accumulators, a weight and 3 values of 16 registers
+constexpr int kManyRows = 3;
 constexpr int kTileBlocks = 4;
 constexpr int int8_vectors(int) { return 2; }
 
@@ -237,6 +238,7 @@ EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
 
 // 6 accumulators of 16 columns, 2 weights and their magnitudes; of 2 .. 6 the least time.
 constexpr int kInt8Rows = 6;
+constexpr int kManyRows = 0;
 constexpr int kTileBlocks = 1;  // products take longer than reading weights
 constexpr int int8_vectors(int rows) { return rows > 2 ? 1 : 2; }
 

@@ -151,6 +151,7 @@ EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
 EW_INLINE ShortSum first_dot(ShortSum acc, Nibbles w, Bytes x) { return dot(acc, w, x); }
 EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 
+constexpr int kManyRows = 6;  // of 4, 5, 6 and 8
 constexpr int kInt8Rows = 8;  // of 4 .. 12: the least time with groups of 32 and without groups
 
 struct Quads {
@@ -195,6 +196,7 @@ EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
   return lanes(_mm512_add_epi32(bits(sum), pairs));
 }
 
+constexpr int kManyRows = 0;
 constexpr int kInt8Rows = 10;  // 10 x 2 integer accumulators, 2 x 2 weights and 2 values
 
 struct Quads {

@@ -133,7 +133,7 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
     for (part.panel = first; part.panel < last; ++part.panel) {
       part.panel_end = part.panel + 1;
       Linear own = part_of_all(g, part);
-      if constexpr (requires { own.bits; }) own.workspace = nullptr;  // the tasks would share it
+      if constexpr (requires { own.workspace; }) own.workspace = nullptr;  // the tasks would share it
       Run(own, pool);
     }
   });

@@ -47,6 +47,7 @@
 #include "dot.h"
 #include "group_scales.h"
 #include "kernels.h"
+#include "linear_many.h"
 #include "linear_tasks.h"
 #include "parallel.h"
 #include "sparse_panel.h"
@@ -308,12 +309,22 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
   const int64_t groups = a.k / a.group, products_of_task = unpacked && a.weight_offsets != nullptr
                                                                ? std::min(task_rows, a.m) * groups
                                                                : 0;
-  const int64_t spare_bytes = unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes;
+  const int32_t zero = a.weight_offsets == nullptr ? 1 << (a.bits - 1) : 0;
+  ManyRows many = {a.group, groups, zero, true, panel_bytes};
+  if (a.sparse || a.workspace == nullptr || !many.fits(a.m, a.k)) many.groups = 0;
+  const int64_t spare_bytes = std::max(many.groups > 0 ? many.spare(std::min(task_rows, a.m)) : 0,
+                                       unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes);
   uint8_t* spare = nullptr;
-  if (unpacked || (a.sparse && a.m > kSparseInt4Most))
+  if (unpacked || many.groups > 0 || (a.sparse && a.m > kSparseInt4Most))
     spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * spare_bytes));
   const auto task = [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
     uint8_t* const own = spare == nullptr ? nullptr : spare + worker * spare_bytes;
+    const auto open = [&](int64_t p, uint8_t* to) -> const uint8_t* {
+      with_bits(a.bits,
+                [&]<int, class Source>() { unpack_panel(Source{a.weight + p * panel_bytes, {}}, a.k, to); });
+      return to;
+    };
+    if (many_rows(a, many, panel, panel_end, row, row_end, own, open)) return;
     const bool as_bytes = unpacked && evenly<kUnpackedRows>(row_end - row);
     float* const products =
         products_of_task > 0 && as_bytes ? reinterpret_cast<float*>(own + a.k * kPanel) : nullptr;
@@ -368,7 +379,7 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
       }
     }
   };
-  linear_tasks(pool, a.m, a.n, a.k, panel_bytes, task, 1, task_rows);
+  linear_tasks(pool, a.m, a.n, a.k, panel_bytes, task, many.groups > 0 ? kManyBlock : 1, task_rows);
 }
 
 }  // namespace

@@ -21,9 +21,12 @@
 // for memory, else a panel at a time for all rows of a task.
 #pragma once
 
+#include <algorithm>
+
 #include "dot.h"
 #include "group_scales.h"
 #include "kernels.h"
+#include "linear_many.h"
 #include "linear_sweep.h"
 #include "linear_tasks.h"
 #include "parallel.h"
@@ -167,6 +170,16 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   keep_sums<R>(acc, out);
 }
 
+// A panel of places in a table as bytes, an even number of `quads`.
+inline void look_up_panel(const uint8_t* w, const uint8_t* codes, int64_t quads, uint8_t* out) {
+  for (; quads > 0; quads -= 2, w += kPanel * 4, out += kPanel * 8) {
+    for (int c = 0; c < 2; ++c) {
+      store_spread(out + c * 64, look_up_halves<false>(w + c * 64, codes));
+      store_spread(out + kPanel * 4 + c * 64, look_up_halves<true>(w + c * 64, codes));
+    }
+  }
+}
+
 // The sums of values in the weight's groups, where activations have no groups of their own.
 inline void sum_groups(const LinearInt8Args& a, int64_t count, int32_t* sums, ThreadPool& pool) {
   run_rows(pool, a.m, a.k / 4 + count, [&](int64_t begin, int64_t end) {
@@ -199,25 +212,40 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
   g.scales_step = g.values_last ? 0 : 1;
   const int64_t sums_bytes = g.values_last ? (a.m * g.count * 4 + 63) / 64 * 64 : 0;
   const int64_t spread_bytes = quads * kPanel * 4;  // a panel that is not sparse
+  const int64_t halved = a.codes == nullptr ? 1 : 2;
+  const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes / halved;
+  ManyRows many = {size, g.count, 128, a.sparse || a.codes != nullptr, panel_bytes};
+  if (a.workspace == nullptr || a.weight_group != a.activation_group || !many.fits(a.m, a.k)) many.groups = 0;
   uint8_t* spare = nullptr;
-  if (g.values_last || a.sparse) {
-    const int64_t panels = a.sparse && a.m > kInt8Rows ? pool_size(pool) * spread_bytes : 0;
-    spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + panels));
-  }
+  int64_t spare_of = 0;  // bytes of a worker
+  if (many.groups > 0) spare_of = many.spare(std::min(a.m, tuned(pool_tuning(pool).task_rows, kTaskRows)));
+  if (a.sparse && a.m > kInt8Rows && spare_of < spread_bytes) spare_of = spread_bytes;
+  if (sums_bytes + spare_of > 0)
+    spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + pool_size(pool) * spare_of));
   if (g.values_last) {
     int32_t* sums = reinterpret_cast<int32_t*>(spare);
     sum_groups(a, g.count, sums, pool);
     g.sums = sums;
     g.sums_stride = g.count;
   }
-  const int64_t halved = a.codes == nullptr ? 1 : 2;
-  const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes / halved;
   const int64_t group_bytes = g.quads * kPanel * 4 / halved;
   const bool full = g.count * g.quads == quads;  // no group is shorter than the others
   const KTile all = {0, g.count};
   linear_tasks(
       pool, a.m, a.n, a.k, panel_bytes,
       [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
+        uint8_t* const own = spare + sums_bytes + worker * spare_of;
+        const auto open = [&](int64_t p, uint8_t* to) -> const uint8_t* {
+          const uint8_t* const stored = a.weight + p * panel_bytes;
+          if (!many.opened) return stored;
+          if (a.sparse) {
+            spread_panel(SparsePanel<kSparseInt8>{stored}, quads, to);
+          } else {
+            look_up_panel(stored, a.codes, quads, to);
+          }
+          return to;
+        };
+        if (many_rows(a, many, panel, panel_end, row, row_end, own, open)) return;
         if (!a.sparse && full && tiled_along_k<kInt8Rows>(g.count, row, row_end)) {
           return sweep_tiles<kInt8Rows>(
               a, a.weight, g.count, group_bytes, panel, panel_end, row, row_end,
@@ -245,7 +273,6 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
         };
         if (row_end - row <= kInt8Rows)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, sparse);
-        uint8_t* own = spare + sums_bytes + worker * spread_bytes;
         for (int64_t p = panel; p < panel_end; ++p) {
           spread_panel(SparsePanel<kSparseInt8>{a.weight + p * panel_bytes}, quads, own);
           sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, p, p + 1, row, row_end,
@@ -253,7 +280,8 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
                                     int8_block<R>(a, g, first, p, all, DenseQuads<2>{own, ahead}, out);
                                   });
         }
-      });
+      },
+      many.groups > 0 ? kManyBlock : 1);
 }
 
 }  // namespace

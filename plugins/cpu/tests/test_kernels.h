@@ -27,10 +27,10 @@ inline bool left_out() {
 // fn(kernels, pool, "avx2, 3 threads") for every instruction set of this processor with 1, 2 and 3 threads,
 // under a sanitizer with 1 and 3.
 template <class F>
-void for_all(const F& fn) {
+void for_all(const F& fn, const Tuning& tuning = {}) {
   for (const int threads : {1, 2, 3}) {
     if (kOneIn > 1 && threads == 2) continue;
-    ThreadPool pool(threads);
+    ThreadPool pool(threads, Binding::none, tuning);
     for (const std::string& isa : available_isas()) {
       fn(*kernels_for(isa.c_str()), pool, isa + ", " + std::to_string(threads) + " threads");
     }

@@ -119,6 +119,21 @@ void bits_and_blocks() {
   }
 }
 
+// Rows of prompts (linear_many.h): those with which blocks of two sizes begin, and several tasks; groups of
+// each size; in sweeps of several panels and of one.
+void many_rows() {
+  for (const int64_t m : {29, 30, 36, 59, 100, 203}) {
+    for (const int64_t group : {16, 32, 64, 128}) {
+      for (const int64_t bits : {2, 3, 4, 5, 6}) {
+        for (const bool offsets : {false, true})
+          check({m, m % 2 == 0 ? 33 : 290, 3 * group, group, offsets, bits % 2 == 0, bits});
+        check({m, 70, 16 * group, group, m % 2 == 0, true, bits, 8});
+      }
+    }
+  }
+  check({31, 161, 12288, 32, true, true, 5});
+}
+
 // Of sizes on both sides of what 16-bit sums take at a time.
 void group_sizes() {
   for (const int64_t group : {8, 16, 24, 40, 72, 128, 1024}) {
@@ -238,6 +253,7 @@ int main() {
   RUN(equals_reference);
   RUN(every_number_of_rows);
   RUN(group_sizes);
+  RUN(many_rows);
   RUN(bits_and_blocks);
   RUN(largest_sums);
   RUN(deep_and_wide);

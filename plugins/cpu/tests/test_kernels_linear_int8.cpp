@@ -206,6 +206,36 @@ void extremes() {
   }
 }
 
+// Rows of prompts (linear_many.h): those with which blocks of two sizes begin, and several tasks; groups of
+// each size; panels that are read as they are or made bytes, in sweeps of several and of one.
+void many_rows() {
+  for (const int64_t m : {29, 30, 31, 35, 36, 37, 59, 96, 100, 203}) {
+    for (const int64_t group : {16, 32, 64, 128}) {
+      check({m, m % 2 == 0 ? 33 : 290, 3 * group, group, group, m % 3 == 0});
+      check({m, 70, 16 * group, group, group, false, 8});
+      check({m, 161, 2 * group, group, group, true, 0, kIq4Codes});
+    }
+  }
+  check({31, 161, 12288, 32, 32, true});
+  check({31, 161, 12288, 32, 32, true, 16, kIq4Codes});
+}
+
+// Tasks of a machine that was tuned: of fewer rows than that takes, and of a number that is no whole blocks.
+void many_rows_of_tuned_tasks() {
+  for (const int64_t rows : {16, 64}) {
+    for (const uint8_t* codes : {static_cast<const uint8_t*>(nullptr), kIq4Codes}) {
+      Linear linear({200, 161, 576, 32, 32, true, 0, codes});
+      const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
+      for_all(
+          [&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+            const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+            CHECK(std::string(kernels.isa) == "portable" || same_bits(y, fused)) << what << " rows " << rows;
+          },
+          {.task_rows = rows});
+    }
+  }
+}
+
 void row_alone_equals_row_in_batch() {
   for (const Shape& shape :
        {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true}, Shape{40, 96, 300, 0, 32, true},
@@ -275,6 +305,8 @@ int main() {
   RUN(sweeps);
   RUN(tiles);
   RUN(deep_and_wide);
+  RUN(many_rows);
+  RUN(many_rows_of_tuned_tasks);
   RUN(extremes);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);
