@@ -165,9 +165,9 @@ EW_INLINE F16 choose(const float* x, I16 places) {
 
 #if defined(EW_VNNI)
 
-constexpr int kInt4Rows = 2;                       // of 2 .. 4 the least time
-constexpr int kUnpackedRows = 3;                   // of 2 .. 4
-constexpr bool kUnpackNibbles = false;             // whether 4 bits are faster as bytes for many rows
+constexpr int kInt4Rows = 2;  // of 2 .. 4 the least time
+constexpr int kUnpackedRows = 0;
+constexpr bool kUnpackNibbles = false;
 constexpr int kInt4Alone = kInt4Rows;              // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 3;                 // of 2 .. 5
 constexpr int64_t kSparseInt4Most = 3;             // beyond, a dense panel is made sooner

@@ -18,8 +18,8 @@
 namespace ew {
 namespace {
 
-constexpr int kInt8Rows = 1;  // most rows of an int8 microkernel
-constexpr int kManyRows = 0;
+constexpr int kInt8Rows = 1;            // most rows of an int8 microkernel
+constexpr int kManyRows = 0;            // most rows of a block in linear_many.h; 0: none are
 constexpr int kTileBlocks = 4;          // most blocks of such rows that share a tile along K; 1: none do
 constexpr int kInt4Rows = 1;            // of one for int4
 constexpr int kUnpackedRows = 0;        // of one whose panel is made bytes for many rows; 0: none is

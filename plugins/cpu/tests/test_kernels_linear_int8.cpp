@@ -220,7 +220,7 @@ void many_rows() {
   check({31, 161, 12288, 32, 32, true, 16, kIq4Codes});
 }
 
-// Tasks of a machine that was tuned: of fewer rows than that takes, and of a number that is no whole blocks.
+// Tasks of a machine that was tuned: of fewer rows than that takes, and of rows that are not whole blocks.
 void many_rows_of_tuned_tasks() {
   for (const int64_t rows : {16, 64}) {
     for (const uint8_t* codes : {static_cast<const uint8_t*>(nullptr), kIq4Codes}) {
