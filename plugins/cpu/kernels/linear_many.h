@@ -58,6 +58,7 @@ template <int R, int Size, bool Offsets>
 void many_block(const ManyValues& x, int64_t groups, const uint8_t* w, const uint16_t* scales_of_panel,
                 const uint16_t* offsets_of_panel, int64_t scale_block, const char* ahead, int64_t step,
                 float* out) {
+  constexpr int kPart = Size < 32 ? Size : 32;  // k that are written out
   const GroupScales weight_scales(scales_of_panel, scale_block);
   const GroupScales weight_offsets(offsets_of_panel, scale_block);
   const int8_t* values = x.values;
@@ -71,9 +72,9 @@ void many_block(const ManyValues& x, int64_t groups, const uint8_t* w, const uin
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
       sum[r][0] = sum[r][1] = splat_int(Offsets ? 0 : x.numbers[r * x.numbers_stride + g]);
-    for (int part = 0; part < (Size + 31) / 32; ++part) {
+    for (int part = 0; part < Size / kPart; ++part) {
 #pragma GCC unroll 8
-      for (int q = 0; q < (Size < 32 ? Size : 32) / 4; ++q) {
+      for (int q = 0; q < kPart / 4; ++q) {
         const Quads left = load_quads(w + q * kPanel * 4), right = load_quads(w + q * kPanel * 4 + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -82,8 +83,8 @@ void many_block(const ManyValues& x, int64_t groups, const uint8_t* w, const uin
           sum[r][1] = dot(sum[r][1], right, four);
         }
       }
-      w += (Size < 32 ? Size : 32) * kPanel;
-      values += Size < 32 ? Size : 32;
+      w += kPart * kPanel;
+      values += kPart;
     }
     const F16 left = weight_scales.load(g, 0), right = weight_scales.load(g, 16);
 #pragma GCC unroll 12
