@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
+from enginewright.runtime.bundle.tokenizer_tables import TokenizerTables, tables_of
 from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted
 from enginewright.runtime.text.chat_format_table import PLAIN
+from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
 from enginewright.runtime.text.tokenizer import what_tokenizers_raises
 
 from .check_source import read_json
@@ -22,6 +26,10 @@ from .gguf import quick_reader
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_TRIED = (
+    "The quick brown fox's 3 hens: isn't it 12,345.67 km?\n\n\tdef f(x):\n        return x**2  # naïve\r\n",
+    "Ünïcödé, ﬁ, Ⅷ, ½, e\u0301, 東京で会いましょう。 Привет, мир! שלום עולם مرحبا 🧑‍🚀👍🏽 \u00a0\u200b\ufeff\0\x07",
+)
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -126,6 +134,32 @@ def quick_to_read(tokenizer_json: str) -> str:
     read = tokenizers.Tokenizer.from_str(text).to_str()
     same = read == tokenizer_json or read == tokenizers.Tokenizer.from_str(tokenizer_json).to_str()
     return text if same else tokenizer_json
+
+
+def with_tables(files: TokenizerFiles) -> TokenizerFiles:
+    """The same with the tables by which a bundle's tokenizer starts at once, if it can have some.
+
+    A tokenizer that gives other tokens by them than by itself, of a few texts or of its own tokens' texts, or that
+    can't take one of these, stays without.
+    """
+    text = files.tokenizer_json
+    tables = tables_of(text) if text is not None else None
+    if text is None or tables is None:
+        return files
+    whole = tokenizers.Tokenizer.from_str(text)
+    whole.no_truncation()
+    whole.no_padding()
+    quick = QuickTokenizer(TokenizerTables(tables), lambda: whole, lambda: text)
+    names = [quick.id_to_token(index) or "" for index in range(0, whole.get_vocab_size(), 97)]
+    tried = (*_TRIED, " ".join(names[: len(names) // 2]), "".join(names[len(names) // 2 :]))
+    with suppress(SourceError), what_tokenizers_raises(lambda e: SourceError(str(e))):
+        ids = [whole.encode(one).ids for one in tried]
+        texts = [whole.decode(one, skip_special_tokens=False) for one in ids]
+        if ids == [quick.merged(one, add_special_tokens=True) for one in tried] and texts == [
+            quick.decode(one, skip_special_tokens=False) for one in ids
+        ]:
+            return replace(files, tables=tables)
+    return files
 
 
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

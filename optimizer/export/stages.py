@@ -25,6 +25,7 @@ from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.capture.gguf_header import KEPT_BLOCKS
 from enginewright.optimizer.capture.huggingface import weight_files
+from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.optimizer.check_bundle import engine_problem
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
@@ -298,7 +299,7 @@ def write_bundle(
     }
     _write_scales(rewritten.programs[asked.targets[0]], writer)
     shutil.rmtree(scratch)
-    for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
+    for path, data in with_tables(captured.tokenizer_files or TokenizerFiles()).to_files().items():
         writer.write_bytes(path, data)
     writer.complete(_manifest(model, info, rewritten, asked.targets), emitted)
     return Written(info, tuple(engines))

@@ -45,6 +45,7 @@ from .tokenizer_files import (
     TOKENIZER_PATH,
     TokenizerFiles,
 )
+from .tokenizer_tables import TABLES_PATH
 from .weights import INDEX_PATH, TensorEntry, WeightsIndex, expanded
 
 PROGRAM_FILE = "program.json"
@@ -179,12 +180,17 @@ class Bundle:
             )
         return self.programs[name]
 
-    def read_bytes(self, name: str) -> bytes:
-        """The contents of a listed file; raises BundleError if it isn't listed."""
+    def read_bytes(self, name: str, *, unaltered: bool = False) -> bytes:
+        """The contents of a listed file.
+
+        Raises BundleError if it isn't listed, and with ``unaltered`` if its hash isn't the one in the manifest.
+        """
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
         content = _read(self.path, name)
-        if self.trust not in (None, CODE) and hashlib.sha256(content).hexdigest() != self.files[name].sha256:
+        if (unaltered or self.trust not in (None, CODE)) and hashlib.sha256(content).hexdigest() != self.files[
+            name
+        ].sha256:
             raise self._altered(name)
         return content
 
@@ -193,9 +199,10 @@ class Bundle:
         with _open(self.path, name) as file:
             return file.read(size)
 
-    def tokenizer_files(self) -> TokenizerFiles:
-        """The contents of tokenizer/."""
-        names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
+    def tokenizer_files(self, *, whole: bool = True) -> TokenizerFiles:
+        """The contents of tokenizer/; if not the ``whole``, without tokenizer.json."""
+        names = {TOKENIZER_PATH, TABLES_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH}
+        names -= set() if whole else {TOKENIZER_PATH}
         wanted = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
         return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
 

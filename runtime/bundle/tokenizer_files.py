@@ -2,6 +2,7 @@
 
     tokenizer/tokenizer.json         of the `tokenizers` library, each merge as one text where that means the same (read
                                      faster so); missing if the source has no fast tokenizer (then requests are ids)
+    tokenizer/tables.bin             its tokens and merges as arrays, where it has such: see ``tokenizer_tables``
     tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
                                      source has several templates this is the one named "default";
     tokenizer/chat_templates/NAME.jinja    and these are the others, such as "tool_use"
@@ -28,6 +29,7 @@ import msgspec
 
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_json
+from .tokenizer_tables import TABLES_PATH
 
 TOKENIZER_FOLDER = "tokenizer/"
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
@@ -55,6 +57,7 @@ class TokenizerFiles:
     special_tokens: SpecialTokens = field(default_factory=dict)
     other_templates: Mapping[str, str] = field(default_factory=dict)
     response_template: str | None = None
+    tables: bytes | None = None
 
     def to_files(self) -> dict[str, bytes]:
         """Path in the bundle -> contents; the same input gives the same bytes.
@@ -65,6 +68,8 @@ class TokenizerFiles:
         files = {SPECIAL_TOKENS_PATH: special.encode()}
         if self.tokenizer_json is not None:
             files[TOKENIZER_PATH] = self.tokenizer_json.encode()
+        if self.tables is not None:
+            files[TABLES_PATH] = self.tables
         if self.chat_template is not None:
             files[CHAT_TEMPLATE_PATH] = self.chat_template.encode()
         if self.response_template is not None:
@@ -89,8 +94,14 @@ class TokenizerFiles:
             for path in files
             if path.startswith(CHAT_TEMPLATES_FOLDER)
         }
-        response = _text(files, RESPONSE_TEMPLATE_PATH)
-        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others, response)
+        return cls(
+            tokenizer_json=_text(files, TOKENIZER_PATH),
+            chat_template=_text(files, CHAT_TEMPLATE_PATH),
+            special_tokens=_checked(special),
+            other_templates=others,
+            response_template=_text(files, RESPONSE_TEMPLATE_PATH),
+            tables=files.get(TABLES_PATH),
+        )
 
 
 class _Model(msgspec.Struct):

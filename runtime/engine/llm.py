@@ -160,8 +160,7 @@ class LLM:
             bundle.hash_weights_beside()
         target = choose_target(bundle, target)
         info = replace(bundle.model, context_length=context_of(bundle, context, target))
-        files = bundle.tokenizer_files()
-        tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
+        tokenizer = Tokenizer.of_bundle(bundle)  # may raise: before threads are started
         placement = Placement(
             threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray, offload=offload
         )
@@ -173,7 +172,6 @@ class LLM:
                 config = replace(config, prefill_tokens=executor.caps.max_tokens)
             if config.speculate is None:  # a few rows more may need a bucket of many
                 config = replace(config, speculate=False)
-        del files
         return_freed_memory()
         self._start(Engine(executor, config, draft), info, tokenizer, seed)
         self._name, self._bundle = bundle.path.name, bundle

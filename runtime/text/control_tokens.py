@@ -17,12 +17,15 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tokenizers
 
 from ..shared.errors import RequestError
+
+if TYPE_CHECKING:
+    from .quick_tokenizer import QuickTokenizer
 
 _SHORTEST = 3
 """Characters of a spelling that is guarded: templates are made of shorter ones, such as a line's end."""
@@ -35,7 +38,7 @@ class ControlTokens:
         tokenizer: the model's.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer | QuickTokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {one.content: i for i, one in added.items() if one.special and len(one.content) >= _SHORTEST}
         self._tokenizer = tokenizer

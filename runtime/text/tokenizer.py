@@ -17,11 +17,15 @@ from enginewright.runtime.bundle.tokenizer_files import (
     TokenizerFiles,
     check_token_ids,
 )
+from enginewright.runtime.bundle.tokenizer_tables import TABLES_PATH, TokenizerTables
 
 from ..shared.errors import BundleError, EnginewrightError, RequestError, shown
 from .control_tokens import ControlTokens
+from .quick_tokenizer import QuickTokenizer
 
 if TYPE_CHECKING:
+    from enginewright.runtime.bundle.reader import Bundle
+
     from .chat_format import ChatFormat
     from .chat_template import ChatTemplate, Message
 
@@ -59,18 +63,23 @@ class Tokenizer:
         chat_templates: name -> its Jinja text. A template is compiled when the first conversation needs it.
     """
 
-    def __init__(self, files: TokenizerFiles) -> None:
-        """Raises BundleError naming the file that is missing or damaged."""
-        if files.tokenizer_json is None:
+    def __init__(self, files: TokenizerFiles, read_json: Callable[[], str] | None = None) -> None:
+        """Raises BundleError naming the file that is missing or damaged.
+
+        Args:
+            files: of the bundle.
+            read_json: reads tokenizer.json, which ``files`` needn't have then: it is asked when the tables don't do.
+        """
+        self._tokenizer: tokenizers.Tokenizer | QuickTokenizer
+        if files.tables is not None and read_json is not None:
+            read = read_json
+            with what_tokenizers_raises(_damaged(TABLES_PATH)):
+                tables = TokenizerTables(files.tables)
+                self._tokenizer = QuickTokenizer(tables, lambda: _library_tokenizer(read()), read)
+        elif files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
-        with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.")):
-            check_token_ids(files.tokenizer_json)
-            self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
-        for chance in ("dropout", "alpha", "nbest_size"):  # merges left out, or pieces drawn, at random: for training
-            if getattr(self._tokenizer.model, chance, None) is not None:
-                setattr(self._tokenizer.model, chance, None)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        else:
+            self._tokenizer = _library_tokenizer(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -86,6 +95,17 @@ class Tokenizer:
         self._formats: dict[str | None, ChatFormat] = {}
         self._compiled: dict[str, ChatTemplate] = {}
         self._guarded: dict[str, ChatTemplate | None] = {}
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle) -> Tokenizer | None:
+        """The tokenizer of a bundle, None if it has none. It starts at once where the export wrote tables.
+
+        Raises BundleError naming the file that is damaged.
+        """
+        if not {TOKENIZER_PATH, TABLES_PATH} <= bundle.files.keys():
+            return cls(bundle.tokenizer_files()) if TOKENIZER_PATH in bundle.files else None
+        files = bundle.tokenizer_files(whole=False)
+        return cls(files, lambda: bundle.read_bytes(TOKENIZER_PATH, unaltered=True).decode())
 
     def to_json(self) -> str:
         """The text of a tokenizer.json that gives the same tokens."""
@@ -388,11 +408,30 @@ class Tokenizer:
         return [index]
 
 
+def _library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
+    """The library's own. Raises BundleError if the file is damaged."""
+    with what_tokenizers_raises(_damaged(TOKENIZER_PATH)):
+        check_token_ids(tokenizer_json)
+        found = tokenizers.Tokenizer.from_str(tokenizer_json)
+    for chance in ("dropout", "alpha", "nbest_size"):  # merges left out, or pieces drawn, at random: for training
+        if getattr(found.model, chance, None) is not None:
+            setattr(found.model, chance, None)
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _damaged(path: str) -> Callable[[BaseException], BundleError]:
+    return lambda e: BundleError(f"{path}: {e}", hint="Export the bundle again.")
+
+
 @contextmanager
 def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) -> Iterator[None]:
     """Raises ``error(e)`` for what tokenizers raises: the bare Exception, and a BaseException where its Rust panics."""
     try:
         yield
+    except EnginewrightError:
+        raise
     except Exception as e:
         raise error(e) from e
     except BaseException as e:

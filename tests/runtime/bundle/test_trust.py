@@ -89,7 +89,7 @@ def test_a_hash_allows_one_bundle(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="it is another bundle than sha256:"):
         LLM(other, target="tvm", trust=named)
     # What the manifests list is compared, whatever it is.
-    for file, reads in ((LIBRARY, "tvm"), ("targets/tvm/program.json", None), ("tokenizer/tokenizer.json", "cpu")):
+    for file, reads in ((LIBRARY, "tvm"), ("targets/tvm/program.json", None), ("tokenizer/tables.bin", "cpu")):
         if not (moved / file).exists():
             continue
         before = (moved / file).read_bytes()
@@ -97,6 +97,13 @@ def test_a_hash_allows_one_bundle(bundle: Path, tmp_path: Path) -> None:
         with pytest.raises(BundleError, match="SHA-256 is not the one"):
             LLM(moved, target=reads, trust=named)
         (moved / file).write_bytes(before)
+    # The whole tokenizer is read when the tables don't do.
+    with LLM(moved, target="cpu", trust=named) as llm:
+        assert llm.tokenizer is not None
+        file = moved / "tokenizer/tokenizer.json"
+        file.write_bytes(file.read_bytes().replace(b'"dropout":null', b'"dropout":0.10'))
+        with pytest.raises(BundleError, match="SHA-256 is not the one"):
+            llm.tokenizer.encode("a" * 100_000)
 
 
 def test_what_says_nothing_is_refused(bundle: Path) -> None:
