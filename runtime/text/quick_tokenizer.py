@@ -13,7 +13,7 @@ import tokenizers
 from enginewright.runtime.bundle.tokenizer_tables import TokenizerTables
 
 _KEPT_PIECES = 10_000
-"""As many as the library keeps."""
+"""The library keeps as many."""
 _LONGEST_KEPT = 256
 """Characters of a piece that is kept."""
 

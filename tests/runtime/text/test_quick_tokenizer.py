@@ -137,7 +137,7 @@ def test_names_are_the_librarys(whole: tokenizers.Tokenizer) -> None:
 
 
 def test_merges_that_meet() -> None:
-    """Of equal ranks the first goes first; a pair whose tokens have become others since is left."""
+    """The first of equal ranks goes first; a pair whose tokens have become others since is left."""
     letters = {letter: i for i, letter in enumerate("abc")}
     names = ["aa", "ab", "bc", "aab", "aaaa", "abc"]
     vocab = letters | {name: i + len(letters) for i, name in enumerate(names)}
