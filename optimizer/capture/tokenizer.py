@@ -149,7 +149,7 @@ def with_tables(files: TokenizerFiles) -> TokenizerFiles:
     whole = tokenizers.Tokenizer.from_str(text)
     whole.no_truncation()
     whole.no_padding()
-    quick = QuickTokenizer(TokenizerTables(tables), lambda: whole, lambda: text)
+    quick = QuickTokenizer(TokenizerTables(tables), lambda: whole)
     names = [quick.id_to_token(index) or "" for index in range(0, whole.get_vocab_size(), 97)]
     tried = (*_TRIED, " ".join(names[: len(names) // 2]), "".join(names[len(names) // 2 :]))
     with suppress(SourceError), what_tokenizers_raises(lambda e: SourceError(str(e))):

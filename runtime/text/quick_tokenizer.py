@@ -48,15 +48,12 @@ class QuickTokenizer:
     Args:
         tables: of the bundle.
         read: reads the whole tokenizer.
-        read_json: the text of its file.
     """
 
-    def __init__(
-        self, tables: TokenizerTables, read: Callable[[], tokenizers.Tokenizer], read_json: Callable[[], str]
-    ) -> None:
+    def __init__(self, tables: TokenizerTables, read: Callable[[], tokenizers.Tokenizer]) -> None:
         """Raises what ``tokenizers`` raises."""
         self._tables = tables
-        self._read, self.to_str = read, read_json
+        self._read = read
         self._characters = tokenizers.Tokenizer.from_str(tables.characters_json)
         self._characters.no_truncation()
         self._characters.no_padding()
@@ -80,7 +77,7 @@ class QuickTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> Any:
         """Token ids of a text, as ``.ids``. Raises what ``tokenizers`` raises, and what ``read`` raises."""
         self._left -= len(text)
-        if self._left < 0:
+        if self._left < 0 or self._whole is not None:
             return self.whole().encode(text, add_special_tokens=add_special_tokens)
         return Encoded(self.merged(text, add_special_tokens=add_special_tokens))
 
@@ -103,6 +100,9 @@ class QuickTokenizer:
         names = self._names
         found = [text for i in ids if i not in skipped and (text := names[i]) is not None]
         return " ".join(found) if self.decoder is None else str(self.decoder.decode(found))
+
+    def to_str(self) -> str:
+        return str(self.whole().to_str())
 
     def id_to_token(self, index: int) -> str | None:
         return self._tables.text(index)

@@ -75,7 +75,7 @@ class Tokenizer:
             read = read_json
             with what_tokenizers_raises(_damaged(TABLES_PATH)):
                 tables = TokenizerTables(files.tables)
-                self._tokenizer = QuickTokenizer(tables, lambda: _library_tokenizer(read()), read)
+                self._tokenizer = QuickTokenizer(tables, lambda: _library_tokenizer(read()))
         elif files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
         else:
