@@ -1,6 +1,6 @@
 """``tokenizer/tables.bin``: a tokenizer that merges pairs of tokens (BPE), as arrays that need no reading.
 
-`tokenizers` builds hash tables of all tokens and merges before it takes its first text: from 80 ms for a vocabulary of
+`tokenizers` builds hash tables of all tokens and merges before it takes its first text: from 40 ms for a vocabulary of
 49,152 tokens to half a second for one of 262,144. Most processes that ask one question need a few of the merges. So an
 export writes them as arrays too, sorted to be searched, beside a tokenizer.json of characters alone. The library reads
 that one at once, and does all but the merges with it: normalizing, splitting, tokens that were added, decoding.
