@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted
 from enginewright.runtime.text.chat_format_table import PLAIN
 from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
-from enginewright.runtime.text.tokenizer import what_tokenizers_raises
+from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenizers_raises
 
 from .check_source import read_json
 from .gguf import quick_reader
@@ -146,9 +146,7 @@ def with_tables(files: TokenizerFiles) -> TokenizerFiles:
     tables = tables_of(text) if text is not None else None
     if text is None or tables is None:
         return files
-    whole = tokenizers.Tokenizer.from_str(text)
-    whole.no_truncation()
-    whole.no_padding()
+    whole = library_tokenizer(text)
     quick = QuickTokenizer(TokenizerTables(tables), lambda: whole)
     names = [quick.id_to_token(index) or "" for index in range(0, whole.get_vocab_size(), 97)]
     tried = (*_TRIED, " ".join(names[: len(names) // 2]), "".join(names[len(names) // 2 :]))

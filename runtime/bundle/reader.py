@@ -188,9 +188,8 @@ class Bundle:
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
         content = _read(self.path, name)
-        if (unaltered or self.trust not in (None, CODE)) and hashlib.sha256(content).hexdigest() != self.files[
-            name
-        ].sha256:
+        checked = unaltered or self.trust not in (None, CODE)
+        if checked and hashlib.sha256(content).hexdigest() != self.files[name].sha256:
             raise self._altered(name)
         return content
 
@@ -201,9 +200,10 @@ class Bundle:
 
     def tokenizer_files(self, *, whole: bool = True) -> TokenizerFiles:
         """The contents of tokenizer/; if not the ``whole``, without tokenizer.json."""
-        names = {TOKENIZER_PATH, TABLES_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH}
-        names -= set() if whole else {TOKENIZER_PATH}
+        names = (TABLES_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
         wanted = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
+        if whole and TOKENIZER_PATH in self.files:
+            wanted.append(TOKENIZER_PATH)
         return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
 
     def tensor(self, name: str) -> TensorEntry:

@@ -55,11 +55,10 @@ class QuickTokenizer:
         self._tables = tables
         self._read = read
         self._characters = tokenizers.Tokenizer.from_str(tables.characters_json)
-        self._characters.no_truncation()
-        self._characters.no_padding()
         self.decoder, self.normalizer = self._characters.decoder, self._characters.normalizer
-        self._added = {token.content: i for i, token in self.get_added_tokens_decoder().items()}
-        self._special = frozenset(i for i, token in self.get_added_tokens_decoder().items() if token.special)
+        self._added: dict[int, tokenizers.AddedToken] = self._characters.get_added_tokens_decoder()
+        self._added_ids = {token.content: index for index, token in self._added.items()}
+        self._special = frozenset(index for index, token in self._added.items() if token.special)
         self._left = 2 * tables.ids
         self._names = _Names(tables)
         self._pieces: dict[tuple[int, ...], list[int]] = {}
@@ -108,7 +107,7 @@ class QuickTokenizer:
         return self._tables.text(index)
 
     def token_to_id(self, token: str) -> int | None:
-        found = self._added.get(token)
+        found = self._added_ids.get(token)
         return self._tables.find(token) if found is None else found
 
     def get_vocab(self, *, with_added_tokens: bool) -> dict[str, int]:
@@ -117,8 +116,7 @@ class QuickTokenizer:
         return {name: index for name, index in names if name is not None}
 
     def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
-        found: dict[int, tokenizers.AddedToken] = self._characters.get_added_tokens_decoder()
-        return found
+        return self._added
 
     def _merged(self, ids: list[int]) -> list[int]:
         """The tokens that the characters of a piece become."""

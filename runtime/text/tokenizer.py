@@ -75,11 +75,11 @@ class Tokenizer:
             read = read_json
             with what_tokenizers_raises(_damaged(TABLES_PATH)):
                 tables = TokenizerTables(files.tables)
-                self._tokenizer = QuickTokenizer(tables, lambda: _library_tokenizer(read()))
+                self._tokenizer = QuickTokenizer(tables, lambda: library_tokenizer(read()))
         elif files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
         else:
-            self._tokenizer = _library_tokenizer(files.tokenizer_json)
+            self._tokenizer = library_tokenizer(files.tokenizer_json)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -408,7 +408,7 @@ class Tokenizer:
         return [index]
 
 
-def _library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
+def library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
     """The library's own. Raises BundleError if the file is damaged."""
     with what_tokenizers_raises(_damaged(TOKENIZER_PATH)):
         check_token_ids(tokenizer_json)

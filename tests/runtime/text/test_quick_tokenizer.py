@@ -39,7 +39,7 @@ SPECIAL = ["<s>", "<|end|>"]
 
 
 def byte_level(*, ignore_merges: bool = False, added: bool = False) -> tokenizers.Tokenizer:
-    """As GPT-2's, SmolLM2's and Llama 3's: pieces of letters that stand for bytes."""
+    """Makes one as GPT-2, SmolLM2 and Llama 3 have: its pieces are letters that stand for bytes."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -64,7 +64,7 @@ def _saved(made: tokenizers.Tokenizer) -> tuple[dict[str, int], list[tuple[str, 
 
 
 def sentencepiece(*, byte_fallback: bool = True, fuse: bool = True) -> tokenizers.Tokenizer:
-    """As Llama 2's and Gemma's: the whole text is one piece, and an unknown letter its bytes, or one for all."""
+    """Makes one as Llama 2 and Gemma have: the whole text is one piece, and an unknown letter is its bytes."""
     first = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     first.normalizer = normalizers.Replace(" ", "▁")
     first.train_from_iterator(
