@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from ..executors.base import Executor, Pending
@@ -16,12 +18,25 @@ from ..shared.errors import OffloadError
 
 
 class Engine:
-    """Requests in, tokens out. ``draft_model`` proposes tokens that are computed ahead, where ``config`` says so."""
+    """Requests in, tokens out.
 
-    def __init__(self, executor: Executor, config: SchedulerConfig, draft_model: TimedProposer | None = None) -> None:
+    Args:
+        executor: runs the steps.
+        config: limits of a step.
+        draft_model: proposes tokens that are computed ahead, where ``config`` says so.
+        clock: seconds. All times that the engine measures are differences of it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: SchedulerConfig,
+        draft_model: TimedProposer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.executor, self._draft_model = executor, draft_model
         groups, blocks = executor.cache_groups, executor.blocks
-        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, draft_model=draft_model)
+        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, draft_model)
         self._submitted: deque[tuple[Batch, Pending]] = deque()
 
     @property

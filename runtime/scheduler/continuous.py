@@ -69,7 +69,7 @@ class ContinuousScheduler:
             self.policy = RankedPolicy(config.scheduling, self.times, self._most_running, most, clock, self._found)
         self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model)
+        self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model, clock)
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()
         # Of steps that are in flight at a time, each is followed by one of the same requests.

@@ -13,7 +13,7 @@ makes it. Where it wouldn't pay there is none. What drafts of a kind may lose is
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -164,7 +164,13 @@ class Drafts(NoDrafts):
         by_source: drafted and accepted tokens so far, of each source.
     """
 
-    def __init__(self, caps: ExecutorCaps, times: DecodeTimes, draft_model: TimedProposer | None = None) -> None:
+    def __init__(
+        self,
+        caps: ExecutorCaps,
+        times: DecodeTimes,
+        draft_model: TimedProposer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if not caps.verifies:
             raise RequestError(
                 "speculate: this target doesn't promise a token's bits with others behind it",
@@ -172,7 +178,7 @@ class Drafts(NoDrafts):
             )
         self.times = times
         self.by_source = {name: [0, 0] for name in SOURCES}
-        self._draft_model = draft_model
+        self._draft_model, self._clock = draft_model, clock
         self._lookups = lookups()
         self._proposers: Sequence[Proposer] = self._lookups if draft_model is None else [*self._lookups, draft_model]
         self._rates, self._credit = AcceptanceRates(), Credit()
@@ -307,9 +313,9 @@ class Drafts(NoDrafts):
             if model.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
         ]
         # What it proposes.
-        began = time.perf_counter()
+        began = self._clock()
         proposals = model.propose(wanted)
-        step.proposal_took = time.perf_counter() - began
+        step.proposal_took = self._clock() - began
         for (request, _), proposal in zip(wanted, proposals, strict=True):
             if proposal.tokens:
                 own = self._history(request)
@@ -378,8 +384,12 @@ def _next_look(step: int, found: int) -> int:
 
 
 def drafts_for(
-    speculate: bool | None, caps: ExecutorCaps, times: DecodeTimes, draft_model: TimedProposer | None
+    speculate: bool | None,
+    caps: ExecutorCaps,
+    times: DecodeTimes,
+    draft_model: TimedProposer | None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> NoDrafts:
     """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
     wanted = caps.verifies if speculate is None else speculate
-    return Drafts(caps, times, draft_model) if wanted else NoDrafts()
+    return Drafts(caps, times, draft_model, clock) if wanted else NoDrafts()
