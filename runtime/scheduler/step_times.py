@@ -45,10 +45,24 @@ _LEAST_STEPS = 12
 _MOST_BETWEEN_FITS = 128
 _LEAST_OF_SIZE = 8
 """Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""
+_LEAST_SECONDS = 1e-6
+"""The floor of every estimate, and of every measured step: no step with its Python code is shorter."""
+_MOST_SECONDS = 1e6
+"""The ceiling of every measured step, so that no sum over steps overflows."""
+_MOST_ROW_TOKENS = 1000.0
+"""The most prompt tokens that a decoded token counts as."""
+
+
+def _bounded(seconds: float) -> float | None:
+    """Returns a measured time within the bounds of a step; None for NaN, infinity or less than 0."""
+    if not 0 <= seconds < math.inf:  # false for NaN
+        return None
+    return min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
 
 
 class DecodeTimes:
-    """Predicts what steps of so many rows take in which requests decode.
+    """Predicts what steps of so many rows take in which requests decode. No history makes it raise, or predict NaN,
+    infinity or less than ``_LEAST_SECONDS``.
 
     Expected is what ``optimize tune`` measured, or else a line. Numbers of rows that weren't seen lately are as far
     from what is fitted as the last steps were: what changed is the speed of the machine, then.
@@ -62,7 +76,7 @@ class DecodeTimes:
     """
 
     def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
-        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == DRAFT_ROWS}
+        self.measured = {context: of for context, of in sorted((measured or {}).items()) if _are_times(of)}
         self.known = False
         self._expected = [1 + _ROW * (rows - 1) for rows in range(DRAFT_ROWS + 1)]
         self._context = -math.inf
@@ -83,9 +97,10 @@ class DecodeTimes:
         self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
 
     def took(self, rows: int, seconds: float) -> None:
-        """Learns from a step of ``DRAFT_ROWS`` rows at most that took so long."""
-        if self.known:
-            seconds = min(seconds, 2 * self.seconds(rows))  # something else ran
+        """Learns from a step of ``DRAFT_ROWS`` rows at most. Ignores NaN, infinity and less than 0 seconds."""
+        if (bounded := _bounded(seconds)) is None or not 0 < rows <= DRAFT_ROWS:
+            return
+        seconds = min(bounded, 2 * self.seconds(rows)) if self.known else bounded  # where something else ran
         self.known, expected = True, self._expected[rows]
         of_step = 1, expected, expected * expected, seconds, expected * seconds
         self._sums = [_KEPT * before + now for before, now in zip(self._sums, of_step, strict=True)]
@@ -106,13 +121,14 @@ class DecodeTimes:
         self._all_apart += (apart - self._all_apart) * max(1 - _LATELY, 1 / steps)
 
     def _line(self, rows: int) -> float:
-        return max(self._base + self._slope * self._expected[rows], 1e-9)
+        return max(self._base + self._slope * self._expected[rows], _LEAST_SECONDS)
 
     def seconds(self, rows: int) -> float:
-        """Gives the seconds of a step of so many rows."""
+        """Returns the seconds of a step of so many rows; those of ``DRAFT_ROWS`` rows if they are more."""
+        rows = min(max(rows, 0), DRAFT_ROWS)
         count = self._counts[rows]
         apart = (count * self._apart[rows] + _LIKE_OTHERS * self._all_apart) / (count + _LIKE_OTHERS)
-        return self._line(rows) * apart
+        return max(self._line(rows) * apart, _LEAST_SECONDS)
 
     def describe(self) -> dict[str, float]:
         """Gives microseconds, for ``LLM.info``."""
@@ -120,6 +136,11 @@ class DecodeTimes:
             return {}
         one = self._line(1)
         return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(DRAFT_ROWS) - one) / (DRAFT_ROWS - 1)}
+
+
+def _are_times(seconds: Sequence[float]) -> bool:
+    """Returns True for one time a number of rows, each within the bounds of a step."""
+    return len(seconds) == DRAFT_ROWS and all(_bounded(each) == each for each in seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +176,9 @@ class StepSize:
 
 
 class StepTimes:
-    """Predicts what steps of any size take.
+    """Predicts what steps of any size take. No history makes it raise, or predict NaN, infinity or less than
+    ``_LEAST_SECONDS``: a kind of step that wasn't measured yet may have 0 for every number of its own. It is fitted as
+    soon as the first one was measured.
 
     Args:
         row_seconds: see ``DecodeTimes``.
@@ -170,22 +193,24 @@ class StepTimes:
         self.known = False
         self._means: dict[tuple[int, int, int], list[float]] = {}  # weight, five features, seconds
         self._apart: dict[tuple[int, int, int], float] = {}  # seconds of a size, over what the five numbers say
+        self._kinds: set[tuple[bool, bool]] = set()  # of the steps that the five numbers are fitted to
         self._fixed = self._row = self._prompt = self._context = self._product = 0.0
         self._steps = 0
         self._next_fit = _LEAST_STEPS
 
     def seconds(self, size: StepSize) -> float:
         """Predicts the seconds of such a step."""
-        return self._fitted(size) * self._apart.get(_key(size), 1.0)
+        return max(self._fitted(size) * self._apart.get(_key(size), 1.0), _LEAST_SECONDS)
 
     def _fitted(self, size: StepSize) -> float:
-        return (
+        seconds = (
             size.steps * self._fixed
             + size.rows * self._row
             + size.prompt * self._prompt
             + size.context * self._context
             + size.products * self._product
         )
+        return max(seconds, _LEAST_SECONDS)
 
     def prompt_within(self, seconds: float, rows: int, context: float) -> float:
         """Says how many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
@@ -200,7 +225,7 @@ class StepTimes:
     @property
     def row_tokens(self) -> float:
         """Says how many prompt tokens cost as much as a token that is decoded in a step with others."""
-        return self._row / self._prompt if self._row and self._prompt else 2.0
+        return min(self._row / self._prompt, _MOST_ROW_TOKENS) if self._row and self._prompt else 2.0
 
     def describe(self) -> dict[str, float]:
         """Gives microseconds of a step, and of each of what it has; 0 until they are known."""
@@ -209,19 +234,23 @@ class StepTimes:
         return {name: value * 1e6 for name, value in zip(names, found, strict=True)}
 
     def observe(self, size: StepSize, seconds: float) -> None:
-        """Learns from a step that took so long."""
-        if self.known:
-            seconds = min(seconds, _OUTLIER * self.seconds(size))
-        self._add(size, seconds)
+        """Learns from a step that took so long. Ignores NaN, infinity and less than 0."""
+        if (bounded := _bounded(seconds)) is None:
+            return
+        # Only a size that was measured says what is too long for it: the fit may know nothing of another one.
+        mean = self._means.get(_key(size))
+        if self.known and mean is not None:
+            bounded = min(bounded, _OUTLIER * max(self.seconds(size), mean[6]))
+        self._add(size, bounded)
         self._steps += 1
-        if self._steps >= self._next_fit:
+        if self._steps >= self._next_fit or (self.known and _kind(size.rows, size.prompt) not in self._kinds):
             self._fit()
             self._next_fit = self._steps + min(self._steps, _MOST_BETWEEN_FITS)
 
     def begin_with(self, plan: Path) -> None:
         """Takes the steps of a plan of this machine. Raises RequestError if the file has none."""
         for size, seconds in planned_steps(plan):
-            self._add(size, seconds)
+            self._add(size, min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS))
         self._fit()
 
     def _add(self, size: StepSize, seconds: float) -> None:
@@ -233,7 +262,10 @@ class StepTimes:
         mean[1:] = [before + (now - before) / weight for before, now in zip(mean[1:], of_step, strict=True)]
 
     def _fit(self) -> None:
-        """Fits by least squares of relative errors; a number that comes out negative is 0, the others are fitted."""
+        """Fits by least squares of relative errors; a number that comes out negative is 0, the others are fitted.
+
+        Every mean is at least ``_LEAST_SECONDS``, so that no relative error is infinite.
+        """
         means = np.array(list(self._means.values()))
         left = means[:, 1:6] / means[:, 6:]  # [sizes, 5]
         weights = np.sqrt(means[:, :1])
@@ -248,13 +280,17 @@ class StepTimes:
             used.pop(int(part.argmin()))
         self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
         self._apart = {
-            key: min(
-                max(mean[6] / max(self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], mean[1])), 1e-9), 0.5), 2.0
-            )
+            key: min(max(mean[6] / self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], mean[1])), 0.5), 2.0)
             for key, mean in self._means.items()
             if mean[0] >= _LEAST_OF_SIZE
         }
+        self._kinds = {_kind(mean[2], mean[3]) for mean in self._means.values()}
         self.known = True
+
+
+def _kind(rows: float, prompt: float) -> tuple[bool, bool]:
+    """Returns the kind of a step: whether it decodes, and whether it reads prompts."""
+    return rows > 0, prompt > 0
 
 
 def _key(size: StepSize) -> tuple[int, int, int]:

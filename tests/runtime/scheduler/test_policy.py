@@ -328,3 +328,15 @@ def test_any_course_of_events_ends_well(options: dict[str, Any]) -> None:
         preemptions += run.scheduler.preemptions
     assert preemptions > 15
     assert bool(refused) == ("classes" in options and options.get("refuse", True))
+
+
+def test_answers_after_prompts_alone() -> None:
+    """The first fit of the steps' times knows no decoding step: what it says of one is a time all the same."""
+    run = Run(Scheduling(), seconds=lambda size: 1e-5 * size.prompt + 2e-3 * size.rows, prefill_tokens=4096)
+    for prompt in range(100, 1400, 100):
+        run.add(prompt, 1)
+        run.finish()
+    assert run.scheduler.times.known
+    made = [run.add(5, 100), run.add(700, 30)]
+    assert {*run.finish()[-2:]} == {*made} and [one.output_length for one in made] == [100, 30]
+    assert 1e-3 < run.scheduler.times.seconds(StepSize(1, 0, 50)) < 4e-3  # from one sample of two rows

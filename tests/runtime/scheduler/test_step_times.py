@@ -197,3 +197,70 @@ def test_costs_begin_with_what_was_measured() -> None:
     assert (costs.seconds(1), costs.seconds(16)) == pytest.approx((3, 6), rel=0.05)
     costs.at(0)
     assert (costs.seconds(1), costs.seconds(16)) == pytest.approx((1.5, 2.25), rel=0.05)
+
+
+KINDS = {
+    "decodes": lambda rng: StepSize(rows := int(rng.integers(1, 33)), 0, rows * int(rng.integers(1, 4000))),
+    "prompts": lambda rng: StepSize(0, prompt := int(rng.integers(2, 2048)), 0, prompt * prompt // 2),
+    "both": random_size,
+    "one size": lambda rng: StepSize(4, 0, 400),
+}
+"""Steps of a history, drawn with a generator."""
+TIMES = {
+    "linear": lambda rng, size: true_seconds(size),
+    "through the origin": lambda rng, size: 1e-5 * size.prompt + 1e-4 * size.rows + 1e-12 * size.products,
+    "quadratic": lambda rng, size: 1e-9 * size.products + 1e-3 * size.rows,
+    "stepped": lambda rng, size: 2e-3 * (1 + (size.rows + size.prompt) // 16),
+    "noisy": lambda rng, size: true_seconds(size) * float(rng.lognormal(0, 2)),
+    "constant": lambda rng, size: 1e-3,
+    "falling": lambda rng, size: 1 / (1 + size.rows + size.prompt),
+    "clock that stands": lambda rng, size: 0.0,
+    "tiny or huge": lambda rng, size: float(rng.choice([1e-320, 1e-9, 1.0, 1e9, 1e308])),
+    "no times": lambda rng, size: float(rng.choice([float("nan"), float("inf"), -1.0, 0.0, 1e-3])),
+}
+"""Times of these steps."""
+ASKED = [StepSize(r, p, 100 * r, p * p / 2, s) for r in (0, 1, 7, 64) for p in (0, 1, 600) for s in (1, 9)]
+
+
+def is_time(value: float) -> bool:
+    return 0 < value < float("inf")
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_history_gives_an_estimate_that_is_no_time(kind: str, times: str) -> None:
+    """Also not for kinds of steps that the history has none of, and not when these come after it."""
+    for seed in range(6):
+        rng, costs = np.random.default_rng([seed, *kind.encode(), *times.encode()]), StepTimes()
+        kinds = [kind] * int(rng.integers(1, 60)) + [str(rng.choice(list(KINDS))) for _ in range(40)]
+        for each in kinds:
+            size = KINDS[each](rng)
+            costs.observe(size, TIMES[times](rng, size))
+            assert is_time(costs.seconds(size))
+        assert all(is_time(costs.seconds(size)) for size in ASKED)
+        assert is_time(costs.row_tokens) and all(0 <= value < float("inf") for value in costs.describe().values())
+        for seconds, rows in ((1e-9, 0), (0.05, 8), (10.0, 64)):
+            assert costs.prompt_within(seconds, rows, 100.0 * rows) >= 0 and costs.rows_within(seconds, 100.0) >= 1
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_no_history_of_decodes_gives_an_estimate_that_is_no_time(times: str) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng([seed, *times.encode()])
+        costs = DecodeTimes({100: [1e-3] * 16, 900: [float(rng.choice([0.0, 1e-3, float("nan")]))] * 16})
+        for _ in range(80):
+            rows = int(rng.integers(1, 17))
+            costs.at(float(rng.integers(0, 1000)))
+            costs.took(rows, TIMES[times](rng, StepSize(rows, 0, 100 * rows)))
+            assert all(is_time(costs.seconds(rows)) for rows in range(40))
+        assert all(0 <= value < float("inf") for value in costs.describe().values())
+
+
+def test_decodes_after_prompts_alone_are_learnt() -> None:
+    """The first fit knows no decoding step, and predicts nothing for one: the first one is fitted at once."""
+    rng, costs = np.random.default_rng(0), StepTimes()
+    for _ in range(13):
+        size = KINDS["prompts"](rng)
+        costs.observe(size, 1e-5 * size.prompt)
+    costs.observe(StepSize(1, 0, 100), 2e-3)
+    assert costs.seconds(StepSize(1, 0, 100)) == pytest.approx(2e-3, rel=0.1)
