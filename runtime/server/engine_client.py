@@ -1,7 +1,8 @@
 """The front end's side of a model: starts its engine's process, passes requests to it, and starts it again.
 
 An engine that dies ends its requests with an error, and so does one whose step takes much too long, which is killed.
-It comes back after a pause that doubles each time. A request that was there at two deaths isn't taken a third time.
+It is started again after a pause that doubles each time, up to a limit, as often as it takes: a bundle may be away for
+a while. A bundle that never could be opened fails instead. A request that was there at two deaths isn't run again.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ State = Literal["unloaded", "loading", "ready", "restarting", "failed", "closed"
 _LOG = logging.getLogger("enginewright.server")
 _MOST_DEATHS = 2
 _MOST_SUSPECTS = 4096
-_LONGEST_PAUSE = 60.0
+_FAILED_SECONDS = 60.0
+"""What clients are told to wait for a model that failed: only another start of the server helps."""
 _STABLE_SECONDS = 60.0
-"""An engine that ran for so long begins with the shortest pause again."""
+"""After an engine has run for this time, or has finished a request, the pauses begin with the shortest one again."""
 
 
 class EngineLostError(EnginewrightError):
@@ -168,7 +170,7 @@ class Limits(msgspec.Struct, frozen=True):
         loading: to open its bundle.
         step: a step may take so long, and ``step_times`` as long as is expected, before the engine is killed.
         silence: without a beat.
-        pause: before a first new start.
+        pause, longest_pause: before a first new start, and the limit of the doubled ones.
     """
 
     loading: float = 1800.0
@@ -176,6 +178,28 @@ class Limits(msgspec.Struct, frozen=True):
     step_times: float = 20.0
     silence: float = 60.0
     pause: float = 0.5
+    longest_pause: float = 10.0
+
+
+class Pauses:
+    """The pauses before new starts of an engine: each is twice the one before, up to a limit.
+
+    Args:
+        shortest, longest: seconds.
+    """
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest, self._longest, self._next = shortest, longest, shortest
+
+    def take(self) -> float:
+        """Returns the next pause, in seconds."""
+        pause = self._next
+        self._next = min(2 * pause, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        """Begins with the shortest pause again."""
+        self._next = self._shortest
 
 
 class Model:
@@ -189,8 +213,8 @@ class Model:
         engine: its process, which runs already; by default ``start`` begins one.
 
     Attributes:
-        state: unloaded, loading, ready, restarting (after a death), failed (its bundle can't be opened), closed.
-        error: why it failed.
+        state: unloaded, loading, ready, restarting (after a death), failed (its bundle never could be opened), closed.
+        error: the error of a failed one, with the paths that it names: for the log, not for clients.
         info: ``LLM.info`` when it was opened.
         hash, recipe, bytes, modified: of its bundle: also its recipe's name, its files' size, when it was written.
         beat: how it was doing last.
@@ -220,7 +244,11 @@ class Model:
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard = 0.0
-        self._steps_total = 0
+        self._pauses = Pauses(limits.pause, limits.longest_pause)
+        self._opened_ever = False
+        self._opened_at: float | None = None  # of the engine that runs
+        self._refusal = ""  # why the bundle couldn't be opened by it
+        self._next_start = 0.0
 
     def _look(self) -> None:
         """Reads what the front end needs of the bundle."""
@@ -261,8 +289,16 @@ class Model:
             self._task = asyncio.create_task(self._supervise())
 
     async def wait_until_ready(self) -> None:
-        """Raises the error of a bundle that can't be opened."""
+        """Waits however often it is started. Raises the error of a bundle that can't be opened."""
         while self.state in ("loading", "restarting"):
+            await self._ready.wait()
+        if self.state == "failed" and self.error is not None:
+            raise self.error
+        self.check()
+
+    async def wait_for_start(self) -> None:
+        """Waits for the end of one start. Raises UnavailableError where it doesn't answer then."""
+        if self.state == "loading":
             await self._ready.wait()
         self.check()
 
@@ -348,38 +384,46 @@ class Model:
         return beat.step_seconds > limits.step and beat.step_seconds > limits.step_times * beat.expected_seconds
 
     def check(self) -> None:
-        """Raises UnavailableError where it doesn't answer now, or the error of its bundle."""
-        if self.state == "failed" and self.error is not None:
-            raise self.error
+        """Raises UnavailableError where it doesn't answer now."""
+        if self.state == "failed":
+            raise UnavailableError(f"model {self.name!r} can't be opened; the server's log says why", _FAILED_SECONDS)
         if self.state != "ready":
-            raise UnavailableError(f"model {self.name!r} is {self.state}")
+            pause = self._next_start - time.monotonic()
+            raise UnavailableError(f"model {self.name!r} is {self.state}", max(1.0, pause + 1.0))
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None and not self._link.is_closing():
             self._link.write(packed(message))
 
     async def _supervise(self) -> None:
-        pause = self.limits.pause
         while True:
-            began = time.monotonic()
+            self._opened_at, self._refusal = None, ""
             why = await self._serve()
             self._ready.set()
             if self.state in ("closed", "unloaded", "failed"):
                 return
-            self.deaths += 1
-            self._note_suspects()
-            _LOG.error("engine of %s: %s; it is started again in %.1f s", self.name, why, pause)
+            if self._opened_at is not None and time.monotonic() - self._opened_at > _STABLE_SECONDS:
+                self._pauses.reset()
+            if not self._refusal:
+                self.deaths += 1
+                self._note_suspects()
+            pause = self._pauses.take()
+            _LOG.error("engine of %s: %s; it is started again in %.1f s", self.name, self._refusal or why, pause)
             self._fail_all(EngineLostError(f"the engine of model {self.name!r} was lost: {why}", hint="Try again."))
             self.state = "restarting"
             self._ready.clear()
+            self._next_start = time.monotonic() + pause
             await asyncio.sleep(pause)
-            pause = self.limits.pause if time.monotonic() - began > _STABLE_SECONDS else min(2 * pause, _LONGEST_PAUSE)
 
     async def _serve(self) -> str:
         """Runs one engine's process until it ends; returns why."""
         loop = asyncio.get_running_loop()
         if self._engine is None or not self._fresh:
-            self._engine = Engine(self.path, self.options)
+            try:
+                self._engine = Engine(self.path, self.options)
+            except OSError as e:  # too many processes or files, too little memory: it may pass
+                self._refusal = f"its process can't be started: {e}"
+                return "it can't be started"
         self._fresh = False
         self.starts += 1
         self._link, link = await loop.create_connection(lambda: Link(self._take), sock=self._engine.socket)
@@ -404,6 +448,8 @@ class Model:
             for ended in message.ended:
                 if (running := self._requests.pop(ended.number, None)) is not None:
                     self.last_used = time.time()
+                    if ended.problem is None:
+                        self._pauses.reset()
                     running.put(ended)
         elif isinstance(message, Beat):
             self.beat = message.pulse
@@ -411,16 +457,32 @@ class Model:
             if (future := self._questions.pop(message.number, None)) is not None and not future.done():
                 future.set_result(message.value)
         elif isinstance(message, Opened):
-            if message.hash != self.hash:
-                _LOG.warning("%s: the bundle was replaced: it is %s now", self.name, message.hash)
-                self._look()
-            self.info, self.target = message.info, message.target
-            self.model = msgspec.convert(message.model, ModelInfo)
-            self.state = "ready"
-            self._ready.set()
+            self._opened(message)
         elif isinstance(message, Failed):
-            self.error, self.state = message.problem.error(), "failed"
-            _LOG.error("%s: %s", self.name, self.error)
+            error = message.problem.error()
+            if self._opened_ever:  # it could be opened before, and may be again
+                self._refusal = str(error)
+            else:
+                self.error, self.state = error, "failed"
+                _LOG.error("%s: %s", self.name, error)
+
+    def _opened(self, message: Opened) -> None:
+        if message.hash != self.hash:
+            _LOG.warning("%s: the bundle was replaced: it is %s now", self.name, message.hash)
+            try:
+                self._look()
+                problem = "" if self.hash == message.hash else "it was replaced again while it was opened"
+            except (EnginewrightError, OSError) as e:
+                problem = str(e)
+            if problem:  # the next engine and the front end then read the same bundle
+                self._refusal = f"{self.path}: {problem}"
+                self.kill()
+                return
+        self.info, self.target = message.info, message.target
+        self.model = msgspec.convert(message.model, ModelInfo)
+        self._opened_ever, self._opened_at = True, time.monotonic()
+        self.state = "ready"
+        self._ready.set()
 
     async def _watch(self) -> None:
         began = time.monotonic()

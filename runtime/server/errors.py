@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi import Response
 from ..shared.errors import BundleError, CapacityError, ContextError, EnginewrightError, OverloadError, RequestError
 from .engine_client import EngineLostError, UnavailableError
 
+_LOG = logging.getLogger("enginewright.server")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -30,7 +32,12 @@ CONTEXT_CODE = "context_length_exceeded"
 
 
 class ApiError(Exception):
-    """A response that isn't what was asked for. ``code``: a name that clients look for, in place of the status."""
+    """A response that isn't what was asked for.
+
+    Args:
+        code: a name that clients look for, in place of the status.
+        retry_after: seconds after which to ask again; each 503 has some.
+    """
 
     def __init__(
         self,
@@ -44,6 +51,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.param = status, param
+        if status == 503 and retry_after is None:
+            retry_after = 1.0
         kind = kind or _KINDS.get(status, "server_error")
         self.body = openai_error(message, kind, param=param, code=status if code is None else code)
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
@@ -80,11 +89,15 @@ def api_error(error: EnginewrightError) -> ApiError:
         return ApiError(429, message, retry_after=error.retry_after)
     if isinstance(error, UnavailableError):
         return ApiError(503, message, retry_after=error.retry_after)
-    if isinstance(error, (EngineLostError, BundleError)):
-        return ApiError(503, message, retry_after=1.0)
+    if isinstance(error, EngineLostError):
+        return ApiError(503, message)
     if isinstance(error, (RequestError, CapacityError)):
         return ApiError(400, message, param=param, code=CONTEXT_CODE if isinstance(error, ContextError) else None)
-    return ApiError(503, message)
+    _LOG.error(
+        "a request failed: %s", error
+    )  # it may name files of this machine, which are none of a client's business
+    what = "the model's bundle can't be read" if isinstance(error, BundleError) else "the request failed in the engine"
+    return ApiError(503, f"{what}; the server's log says why")
 
 
 def failed() -> ApiError:

@@ -85,7 +85,7 @@ class Front:
                 await min(idle, key=lambda one: one.last_used).close(unload=True)
             if model.state == "unloaded":
                 model.start()
-            await model.wait_until_ready()
+            await model.wait_for_start()
         return model
 
     def turns(self, model: Model) -> Turns:

@@ -90,6 +90,33 @@ def test_an_engine_that_is_killed_ends_its_requests_and_comes_back(make_server: 
     assert reply.status == 400 and "died 2 times" in reply.json["error"]["message"]
 
 
+@pytest.mark.parametrize(("kills", "seconds"), [(1, 0.0), pytest.param(30, 1.0, marks=pytest.mark.soak)])
+def test_an_engine_that_dies_while_its_bundle_is_away_comes_back(
+    kills: int, seconds: float, make_server: MakeServer, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    place, away = tmp_path / "model.bundle", tmp_path / "away.bundle"
+    shutil.copytree(tiny_bundle, place)
+    server = make_server(place)
+
+    def starts() -> int:
+        return server.errors.read_text().count("it is started again")
+
+    for number in range(1, kills + 1):
+        (pid,) = server.engines()
+        before = starts()
+        place.rename(away)
+        os.kill(pid, signal.SIGKILL)
+        server.wait(lambda before=before: starts() >= before + 2)  # it was killed, and couldn't be opened again
+        time.sleep(seconds)
+        reply = server.complete("a", max_tokens=1)
+        assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
+        assert str(tmp_path) not in reply.body.decode()
+        away.rename(place)
+        server.wait(lambda: server.ask("GET", "/health").status == 200)
+        assert server.props()["deaths"] == number
+        assert server.complete("a", max_tokens=1).status == 200
+
+
 def test_an_engine_that_loses_a_rank_comes_back(make_server: MakeServer, tiny_bundle: Path) -> None:
     server = make_server(tiny_bundle, "--ranks", "2", "--threads", "1")
     assert server.props()["executor"]["ranks"] == 2
