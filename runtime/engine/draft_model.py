@@ -91,7 +91,7 @@ class DraftModel:
             prefix_cache=prefix_cache,
         )
         self.off: str | None = None
-        self._inputs = StepInputs(self.cache.groups, self.cache.windows)
+        self._inputs = StepInputs(self.cache.groups)
         self._followers: dict[Request, _Follower] = {}
         self._times, self._steps = DecodeTimes(), 0
 

@@ -15,13 +15,13 @@ and an owner's blocks make whole splits.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import CacheGroup
@@ -29,7 +29,7 @@ from .block_pool import BlockPool, DividedPool
 from .disk_tier import DiskTier
 from .kept_slots import KeptSlots
 from .pool_plan import SPLIT_TOKENS, window_tokens
-from .prefix_index import NO_BLOCK, Match, Namespace, Node, PrefixIndex
+from .prefix_index import Match, Namespace, Node, PrefixIndex
 
 LEAST_COPIED = 4
 """Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
@@ -159,11 +159,10 @@ class CacheManager:
         whole = tokens // size
         for i, (name, group) in enumerate(self.groups.items()):
             first = min(self.first_block(group, tokens), whole)
-            table = array("i", [NO_BLOCK] * first)
+            request.tables.put(name, [NO_BLOCK] * first)
             for node in match.nodes[first:whole]:
                 self.pools[name].share(node.blocks[i])
-                table.append(node.blocks[i])
-            request.tables[name] = table
+                request.tables.extend(name, [node.blocks[i]])
         request.computed = tokens
         partly = match.nodes[whole] if tokens % size else None
         if not self._has_blocks_for(request, promised, force, partly):
@@ -194,10 +193,10 @@ class CacheManager:
                 return False
         for name, group in self.groups.items():
             whole = source.computed // group.block_size
-            request.tables[name] = table = source.tables[name][:whole]
-            for block in table:
+            for block in (table := source.tables[name][:whole]):
                 if block != NO_BLOCK:
                     self.pools[name].share(block)
+            request.tables.put(name, table)
             if parts[name]:
                 self._copy_block(request, name, source.tables[name][whole])
         request.computed = source.computed
@@ -231,8 +230,8 @@ class CacheManager:
         if self.owners > 1:
             return self._grow_in_splits(request, needed, force)
         for name, count in needed.items():
-            pool, table = self.pools[name], request.tables.setdefault(name, array("i"))
-            table.extend(pool.allocate(request.tenant) for _ in range(count))
+            pool = self.pools[name]
+            request.tables.extend(name, (pool.allocate(request.tenant) for _ in range(count)))
         request.capacity = min(
             (len(request.tables[name]) * group.block_size for name, group in self.groups.items()), default=tokens
         )
@@ -374,9 +373,9 @@ class CacheManager:
         if any(len(owners[name]) < n for name, n in needed.items()):
             return False
         for name, of in owners.items():
-            pool, table = self.pools[name], request.tables.setdefault(name, array("i"))
+            pool = self.pools[name]
             assert isinstance(pool, DividedPool)
-            table.extend(pool.allocate(request.tenant, owner) for owner in of)
+            request.tables.extend(name, map(partial(pool.allocate, request.tenant), of))
         request.capacity = min(len(request.tables[name]) * group.block_size for name, group in self.groups.items())
         return True
 
@@ -422,7 +421,7 @@ class CacheManager:
         """The request's next block of a group is a copy of ``source``."""
         memory = None if self.disk is None else self.disk.memory
         payload = None if memory is None else memory.read_block(name, source)
-        request.tables[name].append(block := self._allocate(request, name, source))
+        request.tables.extend(name, [block := self._allocate(request, name, source)])
         if memory is None or payload is None:
             self.copies.setdefault(name, []).append((source, block))
         else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
@@ -442,7 +441,7 @@ class CacheManager:
         for at, name in enumerate(names, first):
             for group, table in request.tables.items():
                 seen = at >= self.first_block(self.groups[group], end)
-                table.append(self._allocate(request, group) if seen else NO_BLOCK)
+                request.tables.extend(group, [self._allocate(request, group) if seen else NO_BLOCK])
                 self._not_cleared(group, table[-1])
             blocks = [table[at] for table in request.tables.values()]
             if not self.disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
@@ -470,7 +469,7 @@ class CacheManager:
             for block in reversed(table[length:]):
                 if block != NO_BLOCK:
                     self.pools[name].release(block)
-            del table[length:]
+            request.tables.cut(name, length)
 
     def _count(self, request: Request) -> None:
         if not request.wants_prompt:
@@ -523,7 +522,7 @@ class CacheManager:
             at = min(at, since - 1)
         while at >= 0 and table[at] != NO_BLOCK:
             self.pools[name].release(table[at])
-            table[at] = NO_BLOCK
+            request.tables.drop(name, at)
             self.changes += 1
             at -= 1
 
@@ -552,7 +551,7 @@ class CacheManager:
             for block in reversed(table):  # the last goes first: without those before it is of no use to anybody
                 if block != NO_BLOCK:
                     self.pools[name].release(block)
-        request.tables = {}
+        request.tables.replace({})
         request.capacity = request.computed = 0
 
     def forget(self, namespace: Namespace | None) -> int:

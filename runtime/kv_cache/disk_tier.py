@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from enginewright.runtime.requests.block_tables import NO_BLOCK
+
 from .block_store import BlockStore, Payload
-from .prefix_index import NO_BLOCK, Node
+from .prefix_index import Node
 
 _FADING = 0.98
 """A disk that was slower than computing isn't read. Each time, its measured seconds are multiplied by this, so that it

@@ -6,7 +6,6 @@ overwritten, so a slot is of use to one request at a time, and nothing is copied
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,7 +40,7 @@ class KeptSlots:
         del self._kept[slot]
         for name, pool in self._pools.items():
             pool.share(slot)
-            request.tables[name] = array("i", [slot])
+            request.tables.put(name, [slot])
         request.computed = tokens
         return True
 

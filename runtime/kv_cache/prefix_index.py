@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-NO_BLOCK = -1
+from enginewright.runtime.requests.block_tables import NO_BLOCK
+
 Tokens = tuple[int, ...]
 Namespace = tuple[str, ...]
 """Who may find it: a tenant; later the adapter, too, and its version."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
@@ -20,6 +19,7 @@ from enginewright.runtime.text.output_text import OutputText
 
 from ..shared.contracts import FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
+from .block_tables import BlockTables
 from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .request_class import NO_TARGETS, RequestClass
@@ -93,10 +93,19 @@ class Request:
         self.prompt_length = len(self.tokens)
         self.computed = 0  # tokens whose keys and values are in the cache
         self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache when it began
-        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens; -1 is none
+        self._tables = BlockTables()
         self.capacity = 0  # tokens that its blocks can hold
         self.finish_reason: FinishReason | None = None
         self.error: EnginewrightError | None = None  # why, where that is "error"
+
+    @property
+    def tables(self) -> BlockTables:
+        """The blocks that it holds: one object for the request's whole life."""
+        return self._tables
+
+    @tables.setter
+    def tables(self, tables: Mapping[str, Iterable[int]]) -> None:
+        self._tables.replace(tables)
 
     @property
     def namespace(self) -> tuple[str, ...]:

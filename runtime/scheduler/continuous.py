@@ -73,7 +73,7 @@ class ContinuousScheduler:
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()
         # Of steps that are in flight at a time, each is followed by one of the same requests.
-        self._inputs = [StepInputs(self.groups, self.cache.windows, caps.masks) for _ in range(caps.in_flight)]
+        self._inputs = [StepInputs(self.groups, caps.masks) for _ in range(caps.in_flight)]
         self._flying: set[Request] = set()  # whose step was scheduled, and isn't committed
         self._leaving: set[Request] = set()  # of these, who has ended, and keeps the blocks that the step writes to
         self._decoded_last = False
@@ -173,7 +173,6 @@ class ContinuousScheduler:
         try:
             step = self._inputs[0].build(chunks)
         except Exception:
-            self._inputs[0].forget()
             for chunk in chunks:
                 try:
                     step_input([chunk], self.groups)
@@ -221,8 +220,6 @@ class ContinuousScheduler:
         self._preempt([request for request in self.running if request in again])
         for name, blocks in lost.items():
             self.cache.lose(name, blocks)
-        for inputs in self._inputs:
-            inputs.forget()
 
     def _commit_chunk(
         self, chunk: Chunk, drawn: Sequence[int], first: int, step: StepInput, output: StepOutput

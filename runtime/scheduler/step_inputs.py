@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from enginewright.runtime.requests.block_tables import BlockTables
 from enginewright.runtime.requests.logit_rules import RowLists
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Guided, Masks
@@ -17,14 +18,18 @@ from .base import Chunk, step_input
 class StepInputs:
     """Makes the arrays of one step after the other. Arrays that were given out are never written to again.
 
+    What is kept of the last step is used only where the block tables that it was made from are of the same version:
+    rows of tables that have changed since are read again. So no caller has to say that something has changed.
+
     This is Python between two steps, while the cores wait, so a step of decodes costs a few additions.
     """
 
-    def __init__(self, groups: Mapping[str, CacheGroup], windows: Sequence[str] = (), masks: bool = True) -> None:
+    def __init__(self, groups: Mapping[str, CacheGroup], masks: bool = True) -> None:
         self._groups = groups
         self._masks = masks  # whether they go to the executor; else lists
-        self._windows = windows  # groups whose tables get holes
         self._requests: list[Request] = []  # of the last step, where each decoded a token
+        self._tables: list[BlockTables] = []  # of these
+        self._versions: list[int] = []  # of these tables, as the last step has them
         self._changing = False  # whether the rules of some may say something else each step
         self._guided: list[Guided] = []  # of its rows
         self._lists: RowLists | None = None  # what they say, from the second such step on
@@ -35,15 +40,18 @@ class StepInputs:
         """See ``contracts.StepInput``."""
         requests = [chunk.request for chunk in chunks]
         starts = [chunk.start for chunk in chunks]
-        again = self._last is not None and requests == self._requests and starts == self._starts
-        if self._last is not None and again and all(chunk.count == 1 for chunk in chunks):
-            step = self._next(self._last)
+        last, self._last = self._last, None  # after an error nothing follows from the last step
+        again = last is not None and requests == self._requests and starts == self._starts
+        if last is not None and again and all(chunk.count == 1 for chunk in chunks):
+            step = self._next(last)
         else:
             step = step_input(chunks, self._groups)
-            # Sequences of a beam search change their blocks.
+            # Sequences of a beam search take each other's tokens.
             decodes = all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks)
             listed = step.sampling is not None and step.sampling.masks is not None and not self._masks
             self._requests = requests if decodes and not listed else []
+            self._tables = [request.tables for request in self._requests]
+            self._versions = [tables.version for tables in self._tables]
             self._changing = any(one.rules is not None and one.rules.changing for one in self._requests)
             self._lists = None
             grammars = [(i, one.rules.grammar) for i, one in enumerate(self._requests) if one.rules is not None]
@@ -54,16 +62,17 @@ class StepInputs:
         self._last = step
         return step
 
-    def forget(self) -> None:
-        """The next step doesn't follow from the last one."""
-        self._requests, self._last = [], None
-
     def _next(self, last: StepInput) -> StepInput:
         """The step after ``last`` in which all its requests decode again."""
         assert last.sampling is not None
+        versions = [tables.version for tables in self._tables]
+        changed = []
+        if versions != self._versions:
+            changed = [b for b, version in enumerate(versions) if version != self._versions[b]]
+            self._versions = versions
         tables, slots = {}, {}
         for name, group in self._groups.items():
-            tables[name], slots[name] = self._moved(name, group.block_size, last)
+            tables[name], slots[name] = self._moved(name, group.block_size, last, changed)
         return StepInput(
             ids=np.array([request.tokens[-1] for request in self._requests], np.int32),
             positions=last.kv_len,
@@ -86,29 +95,18 @@ class StepInputs:
             sampling.masks = Masks(self._guided, len(self._requests))
         return sampling
 
-    def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:
-        """Block table and slots one token further. A running request's blocks stay; it only gets more of them."""
+    def _moved(self, group: str, size: int, last: StepInput, changed: Sequence[int]) -> tuple[Int32Array, Int32Array]:
+        """Returns block table and slots one token further: rows ``changed`` are read anew, the others stay."""
         table, slots = last.block_tables[group], last.slots[group] + 1
-        begun = [b for b, start in enumerate(self._starts) if start % size == 0]  # these come to another block
-        if begun:
-            width = max(self._starts[b] // size for b in begun) + 1
-            wider = np.full((len(table), max(width, table.shape[1])), -1, np.int32)
-            wider[:, : table.shape[1]] = table
-            table = wider
-        for b in begun:
-            at = self._starts[b] // size
-            table[b, at] = block = self._requests[b].tables[group][at]
-            slots[b] = block * size
-        if group in self._windows:
-            table = self._without_given_back(table, self._groups[group], copied=bool(begun))
+        if changed:
+            rows = [self._tables[b][group] for b in changed]
+            more = max(map(len, rows)) - table.shape[1]
+            table = np.pad(table, ((0, 0), (0, more)), constant_values=-1) if more > 0 else table.copy()
+            for b, row in zip(changed, rows, strict=True):
+                table[b, : len(row)] = row
+                table[b, len(row) :] = -1
+        moved = [b for b, start in enumerate(self._starts) if start % size == 0]  # these come to another block
+        for b in {*moved, *changed} if changed else moved:
+            at = self._starts[b]
+            slots[b] = table[b, at // size] * size + at % size
         return table, slots
-
-    def _without_given_back(self, table: Int32Array, group: CacheGroup, *, copied: bool) -> Int32Array:
-        """Copies the table with holes before the windows; see ``CacheManager``."""
-        for b, start in enumerate(self._starts):
-            before = start - group.window + 1
-            if before > 0 and before % group.block_size == 0:  # the block before that is no longer seen
-                table = table if copied else table.copy()
-                table[b, before // group.block_size - 1] = -1
-                copied = True
-        return table

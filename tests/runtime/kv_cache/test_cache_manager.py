@@ -14,7 +14,8 @@ from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache import cache_manager
 from enginewright.runtime.kv_cache.block_pool import DividedPool
-from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
+from enginewright.runtime.kv_cache.prefix_index import Node
+from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig

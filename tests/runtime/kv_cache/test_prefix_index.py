@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, PrefixIndex
+from enginewright.runtime.kv_cache.prefix_index import PrefixIndex
+from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 A, B = ("a",), ("b",)
 

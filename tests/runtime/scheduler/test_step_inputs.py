@@ -12,11 +12,12 @@ import pytest
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
-from enginewright.runtime.scheduler.base import Chunk, step_input
+from enginewright.runtime.scheduler.base import Batch, Chunk, step_input
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_inputs import StepInputs
-from enginewright.runtime.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 
 GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4), "h": CacheGroup("h", (1,), 1, 1, 1, block_size=8)}
 
@@ -126,3 +127,81 @@ def test_others_or_another_order() -> None:
         for chunk in some:
             chunk.request.computed += 1
             chunk.request.accept(7)
+
+
+@pytest.mark.parametrize("windows", [None, (0, 6)])
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_tables_that_change_between_two_steps(
+    toy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, in_flight: int, windows: tuple[int, ...] | None
+) -> None:
+    """Requests are preempted, aborted and computed again while others are in flight, share blocks and give some back:
+    what each step has is what would be made anew, and no block of it is another request's."""
+    for seed in range(2):
+        random = np.random.default_rng([seed, in_flight])
+        executor = toy(10, 16, windows=windows, caps=ExecutorCaps(in_flight=in_flight, shared_blocks=True))
+        for group in executor.cache_groups:
+            monkeypatch.setitem(GROUPS, group.name, group)
+        config = SchedulerConfig(int(random.integers(1, 4)), 16, prefix_cache=True, scheduling=Scheduling())
+        scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
+        flying: list[tuple[Batch, StepOutput]] = []
+        requests: list[Request] = []
+        for _ in range(160):
+            if random.integers(5) == 0 and sum(not one.finished for one in requests) < 6:
+                prompt = random.integers(0, 2, int(random.integers(1, 20))).tolist()
+                params = SamplingParams(max_tokens=int(random.integers(2, 40)))
+                requests.append(Generation(prompt, params, priority=int(random.integers(3))))
+                scheduler.add(requests[-1])
+            if random.integers(30) == 0 and requests:
+                scheduler.abort(requests[int(random.integers(len(requests)))])
+            batch = scheduler.schedule() if scheduler.has_work() else None
+            if batch is not None:
+                assert_same(batch.step, step_input(batch.chunks, scheduler.groups))
+                flying.append((batch, executor.run(batch.step)))
+                scheduler.prepare_next(batch)
+            if flying and (batch is None or len(flying) == in_flight):
+                first, output = flying.pop(0)
+                if random.integers(12) == 0:
+                    scheduler.compute_again(first, {})
+                else:
+                    scheduler.commit(first, output)
+        assert scheduler.preemptions > 0
+        for first, output in flying:
+            scheduler.commit(first, output)
+        for one in requests:
+            if one.finish_reason == "length":
+                alone = Generation(one.tokens[: one.prompt_length], one.params)
+                assert one.tokens == tokens_alone(toy(40, 16, windows=windows), alone), "the tokens that it has alone"
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_a_request_that_was_interrupted_goes_on_with_its_new_blocks(toy: Callable[..., Any], in_flight: int) -> None:
+    """With several steps in flight, arrays of a step before it fit its place again: but the block of its last tokens is
+    another, to which they were copied."""
+    for steps in range(1, 30, 3):
+        executor = toy(20, 16, caps=ExecutorCaps(in_flight=in_flight, shared_blocks=True))
+        config = SchedulerConfig(max_requests=1, scheduling=Scheduling(), prefix_cache=True)
+        scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
+        interrupted = Generation(range(7), SamplingParams(max_tokens=50), priority=1)
+        scheduler.add(interrupted)
+        flying: list[tuple[Batch, StepOutput]] = []
+        for at in range(140):
+            if at == steps:
+                scheduler.add(Generation(range(20, 60), SamplingParams(max_tokens=1), priority=0))
+            batch = scheduler.schedule() if scheduler.has_work() else None
+            if batch is not None:
+                flying.append((batch, executor.run(batch.step)))
+            if flying and (batch is None or len(flying) == in_flight):
+                scheduler.commit(*flying.pop(0))
+        assert scheduler.preemptions == 1
+        assert interrupted.tokens == tokens_alone(toy(40), Generation(range(7), SamplingParams(max_tokens=50)))
+
+
+def tokens_alone(executor: Any, request: Request) -> list[int]:
+    """All tokens of a request that nothing else runs next to."""
+    scheduler = ContinuousScheduler(SchedulerConfig(), executor.caps, executor.cache_groups, executor.blocks)
+    scheduler.add(request)
+    while scheduler.has_work():
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.commit(batch, executor.run(batch.step))
+    return request.tokens

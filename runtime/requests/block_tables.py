@@ -1,0 +1,78 @@
+"""A request's block tables, and the version number that any change of them changes."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from typing import overload
+
+NO_BLOCK = -1
+_versions = itertools.count(1)
+
+
+class BlockTables(Mapping[str, Sequence[int]]):
+    """The blocks (i32) of a request, by cache group, in the order of its tokens; NO_BLOCK where it has none.
+
+    A table is read like a list, and changed by the methods below alone. Each of them gives the tables another version,
+    so that whoever keeps something that was made from them sees that it is stale.
+
+    Attributes:
+        version: no other state of any request's tables has the same.
+    """
+
+    __slots__ = ("_tables", "version")
+
+    def __init__(self) -> None:
+        self._tables: dict[str, array[int]] = {}
+        self.version = next(_versions)
+
+    def put(self, group: str, blocks: Iterable[int]) -> None:
+        """Replaces the table of a group."""
+        self.version = next(_versions)
+        self._tables[group] = array("i", blocks)
+
+    def replace(self, tables: Mapping[str, Iterable[int]]) -> None:
+        """Replaces all tables."""
+        self.version = next(_versions)
+        self._tables = {group: array("i", blocks) for group, blocks in tables.items()}
+
+    def extend(self, group: str, blocks: Iterable[int]) -> None:
+        """Adds blocks to the end of a group's table, which is made if it isn't there."""
+        self.version = next(_versions)  # before: an error of ``blocks`` leaves those that came before it
+        self._tables.setdefault(group, array("i")).extend(blocks)
+
+    def cut(self, group: str, length: int) -> None:
+        """Shortens a table."""
+        self.version = next(_versions)
+        del self._tables[group][length:]
+
+    def drop(self, group: str, place: int) -> None:
+        """Makes a hole: the block at ``place`` is the request's no longer."""
+        self.version = next(_versions)
+        self._tables[group][place] = NO_BLOCK
+
+    def __getitem__(self, group: str) -> Sequence[int]:
+        return self._tables[group]
+
+    @overload
+    def get(self, group: str, /) -> Sequence[int] | None: ...
+    @overload
+    def get(self, group: str, default: Sequence[int], /) -> Sequence[int]: ...
+    def get(self, group: str, default: Sequence[int] | None = None, /) -> Sequence[int] | None:
+        return self._tables.get(group, default)
+
+    def items(self) -> ItemsView[str, Sequence[int]]:
+        return self._tables.items()  # type: ignore[return-value]
+
+    def values(self) -> ValuesView[Sequence[int]]:
+        return self._tables.values()  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __repr__(self) -> str:
+        return f"BlockTables({self._tables}, version {self.version})"
