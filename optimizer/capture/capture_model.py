@@ -24,7 +24,7 @@ from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
 from .model_info import model_info
-from .quantized_checkpoint import unpacked
+from .quantized_checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
 from .tokenizer import load_tokenizer, tokenizer_files
 from .trace import trace
@@ -120,7 +120,10 @@ def build_from_directory(directory: Path, part: str | None = TEXT) -> tuple[PreT
         if unties(model, tensors):
             config.tie_word_embeddings = False
             model = _build(config, model_class)
-    return model, bind_weights(model, by_model_names(model, tensors, source=source), source=source)
+    named = by_model_names(model, tensors, source=source)
+    if quantized is not None:
+        named = without_idle_biases(named, tensors, model, model.base_model_prefix)
+    return model, bind_weights(model, named, source=source)
 
 
 def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:

@@ -17,7 +17,7 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 from enginewright.runtime.shared.json_document import parse_json
 
 from .hub_id import find_here
-from .quantization_config import MODELOPT_CONFIG, QuantizedFolder, parse_quantization
+from .quantization_config import CONFIGS_BESIDE, QuantizedFolder, parse_quantization
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER = "adapter_config.json"
@@ -77,18 +77,21 @@ def check_folder(directory: Path) -> dict[str, Any]:
 
 
 def quantization_of(directory: Path, config: Mapping[str, Any]) -> QuantizedFolder | None:
-    """How the weights of a model's folder are quantized, by its ``config`` or ModelOpt's file; None if they aren't.
+    """How the weights of a model's folder are quantized; None if they aren't.
+
+    ``config`` says it, or else one of the files that are listed in ``CONFIGS_BESIDE``.
 
     Raises:
         UnsupportedModelError: by a method, or a variant of one, that can't be read.
         SourceError: a field of the section is missing or wrong.
     """
-    if section := config.get("quantization_config"):
-        return parse_quantization(section, f"{directory / CONFIG}: quantization_config")
-    beside = directory / MODELOPT_CONFIG
-    if not beside.is_file():
-        return None
-    return parse_quantization({"quant_method": "modelopt", **read_json(beside)}, str(beside))
+    for key in ("quantization_config", "compression_config"):  # the latter: compressed-tensors, once
+        if (section := config.get(key)) not in (None, {}):
+            return parse_quantization(section, f"{directory / CONFIG}: {key}")
+    for name, method in CONFIGS_BESIDE.items():
+        if (beside := directory / name).is_file():
+            return parse_quantization({"quant_method": method, **read_json(beside)}, str(beside))
+    return None
 
 
 def check_file(path: Path) -> None:

@@ -41,12 +41,12 @@ from .check_source import CONFIG, INDEX, SINGLE, read_json
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
 from .hub_id import HubId
 from .huggingface import read_config
-from .quantization_config import MODELOPT_CONFIG
+from .quantization_config import CONFIGS_BESIDE
 
 _SMALL = frozenset(
     {
         CONFIG,
-        MODELOPT_CONFIG,
+        *CONFIGS_BESIDE,
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",

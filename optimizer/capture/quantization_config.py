@@ -1,22 +1,42 @@
 """What a folder says of its quantized weights: which method packed them, and how, module by module.
 
-It is ``quantization_config`` of config.json, or ModelOpt's hf_quant_config.json beside it. Each method's section is
-read by a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read is refused at once.
+It is ``quantization_config`` of config.json, or a file beside it (``CONFIGS_BESIDE``). Each method's section is read by
+a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read is refused at once.
 ``quantized_checkpoint.py`` reads the tensors.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.shared.pattern_tree import TooComplexError
 
-MODELOPT_CONFIG = "hf_quant_config.json"
+from .name_pattern import name_pattern
 
-Layout = Literal["gptq", "awq", "packed", "int", "fp8", "nvfp4", "nvfp4-modelopt", "mxfp4", "mxfp4-blocks", "bnb"]
+CONFIGS_BESIDE: Mapping[str, str] = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",  # AutoGPTQ and GPTQModel
+    "quant_config.json": "awq",  # AutoAWQ, before it wrote into config.json
+}
+"""Files beside config.json that have its section -> the method, where they don't name it. config.json goes first."""
+
+Layout = Literal[
+    "gptq",
+    "awq",
+    "packed",
+    "int",
+    "fp8",
+    "nvfp4",
+    "nvfp4-modelopt",
+    "mxfp4",
+    "mxfp4-modelopt",
+    "mxfp4-blocks",
+    "mxfp8",
+    "bnb",
+]
 """How the tensors of a module lie: a key of ``LAYOUTS`` in quantized_checkpoint.py."""
 
 _INSTEAD = "Export from the original checkpoint in f32, f16 or bf16, and let a recipe quantize it."
@@ -51,33 +71,94 @@ class Scheme:
 
 
 @dataclass(frozen=True)
+class _Target:
+    """The modules that a text means: one by its name, those of a pattern, or all (a class such as Linear).
+
+    Attributes:
+        text: the name, pattern or class.
+        kind: "match" is a pattern from the begin of a name on, "search" one anywhere in it.
+        where: file and key, for errors.
+    """
+
+    text: str
+    kind: Literal["name", "match", "search"]
+    where: str
+
+    @staticmethod
+    def parse(text: str, where: str, *, default: Literal["name", "match", "search"] = "name") -> _Target:
+        """A target as a file spells it, "re:" before patterns. Raises SourceError for what is no regular expression."""
+        kind = "match" if text.startswith(_REGEX) else default
+        target = _Target(text.removeprefix(_REGEX), kind, where)
+        if kind != "name":
+            try:
+                name_pattern(target.text)
+            except ValueError as e:
+                raise SourceError(
+                    f"{where}: {text!r:.80} isn't a regular expression that can be matched: {e}",
+                    hint="Name the modules in another way.",
+                ) from e
+        return target
+
+    def means(self, module: str) -> bool:
+        """Returns True if that is one of the modules, and the target no class. Raises SourceError."""
+        if self.kind == "name":
+            return self.text == module
+        try:
+            pattern = name_pattern(self.text)
+            return pattern.match(module) if self.kind == "match" else pattern.search(module)
+        except TooComplexError as e:
+            raise SourceError(
+                f"{self.where}: {self.text!r:.80} can't be compared with {module!r:.80}: {e}",
+                hint="Name the modules in another way.",
+            ) from e
+
+    @property
+    def is_class(self) -> bool:
+        return self.kind == "name" and self.text in _LINEAR
+
+
+@dataclass(frozen=True)
 class _Group:
     """The modules that one scheme is for: by name, by a regular expression, or all of a class."""
 
-    targets: tuple[str, ...]
+    targets: tuple[_Target, ...]
     scheme: Scheme
 
 
 @dataclass(frozen=True)
 class QuantizedFolder:
-    """What a folder says of its weights. ``method`` is the name for people; ``where`` the file and key, for errors."""
+    """What a folder says of its weights.
+
+    Attributes:
+        method: its name for people.
+        where: the file and key, for errors.
+        groups: schemes and the modules that they are for. A name goes before a pattern, a pattern before a class.
+        ignored: modules that aren't quantized.
+        overrides: asked before the groups, in order: the first target that means a module decides. None: the module
+            isn't quantized.
+    """
 
     method: str
     where: str
     groups: tuple[_Group, ...]
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[_Target, ...] = ()
+    overrides: tuple[tuple[_Target, Scheme | None], ...] = ()
 
     def scheme_of(self, module: str) -> Scheme:
         """The scheme of a module whose tensors are packed. Raises SourceError if there is none, or if several fit."""
-        if (found := next((i for i in self.ignored if _names(i, module)), None)) is not None:
+        override = next(((t, scheme) for t, scheme in self.overrides if t.means(module)), None)
+        if override is not None and override[1] is not None:
+            return override[1]
+        unquantized = override[0] if override else next((t for t in self.ignored if t.means(module)), None)
+        if unquantized is not None:
             raise SourceError(
-                f"{self.where}: {module} is packed, and {found!r} says that it isn't quantized",
+                f"{self.where}: {module} is packed, and {unquantized.text!r} says that it isn't quantized",
                 hint="Download the checkpoint again: its configuration is of another one.",
             )
-        ranks: tuple[Callable[[str], bool], ...] = (
-            lambda target: target == module,
-            lambda target: target.startswith(_REGEX) and _names(target, module),
-            _LINEAR.__contains__,
+        ranks: tuple[Callable[[_Target], bool], ...] = (
+            lambda target: target.kind == "name" and target.text == module,
+            lambda target: target.kind != "name" and target.means(module),
+            lambda target: target.is_class,
         )
         for fits in ranks:  # an exact name goes before a pattern, a pattern before a class
             schemes = {g.scheme for g in self.groups if any(fits(t) for t in g.targets)}
@@ -106,10 +187,10 @@ def parse_quantization(section: object, where: str) -> QuantizedFolder:
         SourceError: a field of the section is missing or wrong.
     """
     if not isinstance(section, Mapping):
-        raise SourceError(f"{where} isn't an object", hint="Download the file again.")
+        raise SourceError(f"{where} isn't an object: it is {section!r:.40}", hint="Download the file again.")
     fields = _Fields(section, where)
     method = fields.text("quant_method", "")
-    read = _METHODS.get(method.replace("_", "-"))
+    read = _METHODS.get(method.replace("_", "-").removeprefix("intel/"))
     if read is None:
         by = f" by {method}" if method else ", and quant_method doesn't say by which method"
         raise UnsupportedModelError(
@@ -155,13 +236,11 @@ class _Fields:
             raise self.wrong(key, "true or false")
         return value
 
-    def names(self, key: str) -> tuple[str, ...]:
+    def targets(self, key: str) -> tuple[_Target, ...]:
         value = self.section.get(key) or ()
         if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
             raise self.wrong(key, "a list of names")
-        for name in value:
-            _check_pattern(self, key, name)
-        return tuple(value)
+        return tuple(_Target.parse(name, f"{self.where}.{key}") for name in value)
 
     def inner(self, key: str) -> _Fields:
         value = self.section.get(key)
@@ -178,31 +257,21 @@ class _Fields:
             raise self.wrong(key, "a pair of sizes, rows and columns of a block")
         return value[0], value[1]
 
-    def group_size(self, default: int | None = None) -> int:
+    def group_size(self, default: int | None = None, key: str = "group_size") -> int:
         """-1 and 0 are whole rows."""
-        size = self.number("group_size", default)
+        size = self.number(key, default)
         if size < -1:
-            raise self.wrong("group_size", "a size, or -1 for whole rows")
+            raise self.wrong(key, "a size, or -1 for whole rows")
         return max(size, 0)
 
 
-def _check_pattern(fields: _Fields, key: str, name: str) -> None:
-    if name.startswith(_REGEX):
-        try:
-            re.compile(name.removeprefix(_REGEX))
-        except re.error as e:
-            raise SourceError(f"{fields.where}.{key}: {name!r:.80} isn't a regular expression: {e}") from e
-
-
-def _names(target: str, module: str) -> bool:
-    """Whether a target, other than a class, means the module."""
-    if target.startswith(_REGEX):
-        return re.match(target.removeprefix(_REGEX), module) is not None
-    return target == module
-
-
 def _everywhere(fields: _Fields, method: str, scheme: Scheme) -> QuantizedFolder:
-    return QuantizedFolder(method, fields.where, (_Group(("Linear",), scheme),))
+    return QuantizedFolder(method, fields.where, (_linear(fields, scheme),))
+
+
+def _linear(fields: _Fields, scheme: Scheme) -> _Group:
+    """A group of all modules."""
+    return _Group((_Target("Linear", "name", fields.where),), scheme)
 
 
 def _gptq(fields: _Fields) -> QuantizedFolder:
@@ -216,21 +285,14 @@ def _gptq(fields: _Fields) -> QuantizedFolder:
         raise fields.refused(f".format is {kind!r}")
     if fields.section.get("meta_lora") or fields.section.get("adapter"):
         raise fields.refused(" has an adapter")
-    whole = Scheme("gptq", zeros_less_one=kind != "gptq_v2")
-    groups = [_Group(("Linear",), _bits_of_gptq(fields, whole))]
-    dynamic = fields.inner("dynamic") if fields.section.get("dynamic") else None
-    seen: list[str] = []
-    for pattern in dynamic.section if dynamic is not None else ():
-        assert dynamic is not None
-        name = _REGEX + pattern.removeprefix("+:").removeprefix("-:")
-        _check_pattern(dynamic, pattern, name)
-        if not pattern.startswith("-:"):  # the first that fits counts: later ones leave out what earlier ones have
-            before = "".join(f"(?!{s})" for s in seen)
-            default = groups[0].scheme
-            scheme = _bits_of_gptq(dynamic.inner(pattern), default, default)
-            groups.append(_Group((f"{_REGEX}{before}(?:{name.removeprefix(_REGEX)})",), scheme))
-        seen.append(name.removeprefix(_REGEX))
-    return QuantizedFolder("GPTQ", fields.where, tuple(groups))
+    scheme = _bits_of_gptq(fields, Scheme("gptq", zeros_less_one=kind != "gptq_v2"))
+    overrides: list[tuple[_Target, Scheme | None]] = []
+    dynamic = fields.inner("dynamic") if fields.section.get("dynamic") else _Fields({}, fields.where)
+    for pattern in dynamic.section:
+        excluded = pattern.startswith("-:")
+        target = _Target.parse(pattern.removeprefix("+:").removeprefix("-:"), dynamic.where, default="match")
+        overrides.append((target, scheme if excluded else _bits_of_gptq(dynamic.inner(pattern), scheme, scheme)))
+    return QuantizedFolder("GPTQ", fields.where, (_linear(fields, scheme),), overrides=tuple(overrides))
 
 
 def _bits_of_gptq(fields: _Fields, scheme: Scheme, default: Scheme | None = None) -> Scheme:
@@ -250,10 +312,73 @@ def _awq(fields: _Fields) -> QuantizedFolder:
         kind = backend
     if kind != "gemm":
         raise fields.refused(f".version is {kind!r}: only weights that AWQ packed for gemm are known")
-    if (bits := fields.number("bits", 4)) != 4:
+    key = "w_bit" if "w_bit" in fields.section else "bits"  # so in quant_config.json
+    if (bits := fields.number(key, 4)) != 4:
+        raise fields.refused(f".{key} is {bits}")
+    size = fields.group_size(128, key="q_group_size" if "q_group_size" in fields.section else "group_size")
+    return _everywhere(fields, "AWQ", Scheme("awq", 4, size, not fields.flag("zero_point", True)))
+
+
+_PACKINGS_OF_AUTO_ROUND: Mapping[str, str] = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:auto_gptq:exllamav2": "gptq",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round": "gptq_v2",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+    "auto_round:llm_compressor": "mx",
+}
+_SPECIAL_IN_PATTERNS = frozenset("*+?^$()[]{}|\\")
+
+
+def _auto_round(fields: _Fields) -> QuantizedFolder:
+    """auto-round's (https://github.com/intel/auto-round): packed as by GPTQ, AWQ or compressed-tensors.
+
+    ``extra_config`` says otherwise for some modules: by name, or by a pattern that is searched in names.
+    """
+    kind = fields.text("packing_format", fields.text("backend", "auto_round:auto_gptq"))
+    packing = _PACKINGS_OF_AUTO_ROUND.get(kind)
+    if packing is None:
+        raise fields.refused(f".packing_format is {kind!r}")
+    extra = fields.inner("extra_config") if fields.section.get("extra_config") else _Fields({}, fields.where)
+    named: list[tuple[_Target, Scheme | None]] = []
+    patterns: list[tuple[_Target, Scheme | None]] = []
+    for name in extra.section:
+        is_pattern = any(character in _SPECIAL_IN_PATTERNS for character in name)
+        target = _Target.parse(name, extra.where, default="search" if is_pattern else "name")
+        (patterns if is_pattern else named).append((target, _of_auto_round(extra.inner(name), packing, fields)))
+    scheme = _of_auto_round(fields, packing, fields)
+    groups = () if scheme is None else (_linear(fields, scheme),)
+    return QuantizedFolder("auto-round", fields.where, groups, overrides=(*named, *patterns))
+
+
+def _of_auto_round(fields: _Fields, packing: str, default: _Fields) -> Scheme | None:
+    """The scheme of a module, by its own fields and by those of the whole; None if it isn't quantized."""
+
+    def merged(key: str) -> _Fields:
+        return fields if fields.section.get(key) is not None else default
+
+    bits = merged("bits").number("bits")
+    if bits >= 16:
+        return None
+    kind = merged("data_type").text("data_type", "int")
+    size = merged("group_size").group_size(128)
+    if packing == "mx":
+        layouts: Mapping[tuple[str, int, int], Layout] = {("mx_fp", 4, 32): "mxfp4", ("mx_fp", 8, 32): "mxfp8"}
+        layouts = {**layouts, ("nv_fp", 4, 16): "nvfp4"}
+        layout = layouts.get((kind[:5], bits, size))
+        if layout is None or kind.endswith("e5m2"):
+            raise fields.refused(f": {kind} of {bits} bits in groups of {size}")
+        return Scheme(layout, bits, size)
+    if kind != "int":
+        raise fields.refused(f".data_type is {kind!r}")
+    if bits not in (_BITS_OF_GPTQ if packing != "awq" else (4,)):
         raise fields.refused(f".bits is {bits}")
-    scheme = Scheme("awq", 4, fields.group_size(128), not fields.flag("zero_point", True))
-    return _everywhere(fields, "AWQ", scheme)
+    symmetric = merged("sym").flag("sym", True)
+    if packing == "awq":
+        return Scheme("awq", bits, size, symmetric)
+    return Scheme("gptq", bits, size, symmetric, zeros_less_one=packing == "gptq")
 
 
 def _fp8(fields: _Fields) -> QuantizedFolder:
@@ -280,6 +405,9 @@ _OF_MODELOPT: Mapping[str, Scheme] = {
     "w4a16_nvfp4": Scheme("nvfp4-modelopt", 4, 16),
     "fp8": Scheme("fp8"),
     "fp8_per_channel_per_token": Scheme("fp8"),
+    "mxfp8": Scheme("mxfp8", 8, 32),
+    "mxfp4": Scheme("mxfp4-modelopt", 4, 32),
+    "w4a8_mxfp4_fp8": Scheme("mxfp4-modelopt", 4, 32),
 }
 
 
@@ -290,7 +418,9 @@ def _modelopt(fields: _Fields) -> QuantizedFolder:
     algorithm = fields.text("quant_algo", "")
     if algorithm == "mixed_precision":
         layers = fields.inner("quantized_layers")
-        groups = [_Group((name,), _of_modelopt(layers.inner(name))) for name in layers.section]
+        groups = [
+            _Group((_Target(name, "name", layers.where),), _of_modelopt(layers.inner(name))) for name in layers.section
+        ]
         return QuantizedFolder("ModelOpt", fields.where, tuple(groups))
     return _everywhere(fields, "ModelOpt", _of_modelopt(fields))
 
@@ -321,10 +451,10 @@ def _compressed_tensors(fields: _Fields) -> QuantizedFolder:
         group = listed.inner(name)
         kind = group.text("format", whole)
         if group.section.get("weights"):
-            groups.append(_Group(group.names("targets"), _of_group(fields, group, kind)))
+            groups.append(_Group(group.targets("targets"), _of_group(fields, group, kind)))
     if not groups:
         raise SourceError(f"{fields.where}.config_groups has no group of weights", hint="Download the file again.")
-    return QuantizedFolder("compressed-tensors", fields.where, tuple(groups), fields.names("ignore"))
+    return QuantizedFolder("compressed-tensors", fields.where, tuple(groups), fields.targets("ignore"))
 
 
 def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
@@ -345,6 +475,7 @@ def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
         "naive-quantized": ("fp8" if number == "float" else "int", number, range(2, 9) if number == "int" else (8,)),
         "nvfp4-pack-quantized": ("nvfp4", "float", (4,)),
         "mxfp4-pack-quantized": ("mxfp4", "float", (4,)),
+        "mxfp8-quantized": ("mxfp8", "float", (8,)),
     }
     if kind not in known:
         raise fields.refused(f": weights in the format {kind!r}")
@@ -353,7 +484,7 @@ def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
         raise SourceError(
             f"{weights.where}: {number} of {bits} bits can't be {kind}", hint="Download the checkpoint again."
         )
-    own = {"nvfp4": 16, "mxfp4": 32}.get(layout)
+    own = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(layout)
     if own is not None and size != own:
         raise SourceError(f"{weights.where}.group_size is {size}, and {kind} has groups of {own}")
     return replace(scheme, layout=layout)
@@ -368,6 +499,7 @@ _METHODS: Mapping[str, Callable[[_Fields], QuantizedFolder]] = {
     "mxfp4": _mxfp4,
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _auto_round,
     "bitsandbytes": _bitsandbytes,
 }
 """What config.json calls a method -> who reads its section."""

@@ -14,8 +14,9 @@ read when a weight is evaluated. A weight is ``(value - zero) * scale``, in grou
     FP8           weight e4m3 [N, K]; weight_scale_inv f32 [N / 128, K / 128], edges rounded up, is multiplied
     NVFP4         weight_packed uint8 [N, K / 2]      e2m1, low nibble first; weight_scale e4m3 [N, K / 16], divided by
                   weight_global_scale. ModelOpt: weight, weight_scale, multiplied by weight_scale_2
-    MXFP4         weight_packed uint8 [N, K / 2]; weight_scale uint8 [N, K / 32], 2^(scale - 127).
+    MXFP4         weight_packed uint8 [N, K / 2]; weight_scale uint8 or F8_E8M0 [N, K / 32], 2^(scale - 127).
                   gpt-oss: _blocks uint8 [E, N, K / 32, 16], _scales uint8 [E, N, K / 32] of a parameter [E, K, N]
+    MXFP8         weight e4m3 [N, K]; weight_scale as MXFP4 has it
     bitsandbytes  weight uint8 [N * K / 2, 1]         places in quant_map, high nibble first; absmax of each 64, or its
                   place in nested_quant_map, times nested_absmax, plus an offset. 8 bits: int8 [N, K] * SCB / 127
 
@@ -187,6 +188,30 @@ def unpacked(tensors: Mapping[str, WeightExpr], folder: QuantizedFolder) -> dict
     left = {name: t for name, t in tensors.items() if name not in taken and not name.endswith(_UNUSED)}
     _refuse_others(left, folder, len(found))
     return left | found
+
+
+def without_idle_biases(
+    named: Mapping[str, WeightExpr], tensors: Mapping[str, WeightExpr], model: torch.nn.Module, prefix: str
+) -> dict[str, WeightExpr]:
+    """``named`` without biases of zeros that the model has no place for: GPTQ's packers write one beside each linear.
+
+    Args:
+        named: by the model's names.
+        tensors: the same by their names in the checkpoint.
+        model: what is built of them.
+        prefix: of its base model, which names of tensors may lack.
+    """
+    beside = {
+        id(t) for n, t in tensors.items() if n.endswith(".bias") and f"{n.removesuffix('.bias')}.weight" in tensors
+    }
+    places = set(model.state_dict())
+
+    def is_idle(name: str, tensor: WeightExpr) -> bool:
+        if id(tensor) not in beside or name in places or f"{prefix}.{name}" in places:
+            return False
+        return tensor.dtype.is_floating_point and not bool(tensor.evaluate().any())
+
+    return {name: tensor for name, tensor in named.items() if not is_idle(name, tensor)}
 
 
 def _refuse_others(left: Mapping[str, WeightExpr], folder: QuantizedFolder, packed: int) -> None:
@@ -387,10 +412,15 @@ def _zero_points(module: _Module, zeros: Source, read: Read, bits: int) -> Read:
 def _order(module: _Module, index: Source, size: int, group: int, groups: int) -> Read | None:
     """The group of each column, None where groups are neighbours. Raises SourceError for a group that isn't there."""
     found = index.evaluate().long()
-    if len(found) != size:
-        raise module.wrong(index, f"has {len(found)} columns, and the weight has {size}")
+    if found.shape != (size,):
+        columns = found.shape[0] if found.dim() == 1 else tuple(found.shape)
+        raise module.wrong(index, f"has {columns} columns, and the weight has {size}")
     if bool((found == -1).all()) and module.scheme.layout == "packed":
         return None  # llm-compressor's: never set
+    if not bool(found.any()):
+        # Never set either. A group has ``group`` columns, so all of them can't be in the first; exllama and vLLM take
+        # the columns in order.
+        return None
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= groups:
         raise module.wrong(index, f"names group {low if low < 0 else high}, and there are groups 0 to {groups - 1}")
@@ -473,13 +503,18 @@ def _scales_of(module: _Module, scale: Source, shape: tuple[int, ...]) -> tuple[
     A file has one for the weight, each member of a stack, each channel, each group or each block. Raises SourceError
     naming the tensor if its shape is none of what the configuration says.
     """
-    module.typed(scale, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    exponents = (torch.uint8,) if module.scheme.layout == "mxfp8" else ()
+    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    module.typed(scale, *floats, torch.float8_e8m0fnu, *exponents)
     *lead, rows, size = shape
     block = module.scheme.block
+    factors: Read = lambda: scale.evaluate().float()  # noqa: E731
+    if scale.dtype not in floats:
+        factors = _powers_of_two(module, scale)
 
     def made(view: tuple[int, ...], step: int = 1) -> Read:
         def read() -> torch.Tensor:
-            value = scale.evaluate().float().reshape(view)
+            value = factors().reshape(view)
             if step > 1:
                 value = value.repeat_interleave(step, dim=-2)[..., :rows, :]
             return value.expand(*lead, rows, view[-1])
@@ -670,22 +705,34 @@ def _fp4_of_16(module: _Module, first: str, second: str, *, inverse: bool) -> _N
     return _Numbers(shape, "NVFP4", lambda: _e2m1(packed.evaluate()), scales, 16, -12, 12)
 
 
-def _exponents(module: _Module, scale: Source) -> Read:
-    """Half of 2^(value - 127), since values are twice as large. Raises SourceError for 255, which is NaN."""
-    if bool((scale.evaluate() == 255).any()):
+def _powers_of_two(module: _Module, scale: Source) -> Read:
+    """2^(value - 127) of a scale that is an exponent (E8M0), as bytes or as F8_E8M0.
+
+    Raises SourceError for 255, which is NaN.
+    """
+    if bool((scale.evaluate().view(torch.uint8) == 255).any()):
         raise module.wrong(scale, "has a scale of 255, which is NaN")
 
     def read() -> torch.Tensor:
-        bits = scale.evaluate().int()
-        return torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32) * 0.5
+        bits = scale.evaluate().view(torch.uint8).int()
+        return torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32)
 
     return read
+
+
+def _exponents(module: _Module, scale: Source) -> Read:
+    """Half of ``_powers_of_two``, since values are twice as large."""
+    factors = _powers_of_two(module, scale)
+    return lambda: factors() * 0.5
+
+
+_E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 
 
 def _mxfp4(module: _Module) -> _Numbers:
     packed = module.typed(module.values, torch.uint8)
     shape = (*packed.shape[:-1], 2 * packed.shape[-1])
-    scale = module.typed(module.part(".weight_scale"), torch.uint8, shape=(*shape[:-1], -(-shape[-1] // 32)))
+    scale = module.typed(module.part(".weight_scale"), *_E8M0, shape=(*shape[:-1], -(-shape[-1] // 32)))
     return _Numbers(shape, "MXFP4", lambda: _e2m1(packed.evaluate()), _exponents(module, scale), 32, -12, 12)
 
 
@@ -694,7 +741,7 @@ def _mxfp4_blocks(module: _Module) -> _Numbers:
     if len(blocks.shape) != 4 or blocks.shape[-1] != 16:
         raise module.wrong(blocks, f"has shape {blocks.shape}, not (experts, outputs, blocks, 16)")
     experts, outputs, count, _ = blocks.shape
-    scale = module.typed(module.part("_scales"), torch.uint8, shape=(experts, outputs, count))
+    scale = module.typed(module.part("_scales"), *_E8M0, shape=(experts, outputs, count))
 
     def values() -> torch.Tensor:
         return _e2m1(blocks.evaluate()).flatten(-2)
@@ -820,6 +867,8 @@ LAYOUTS: Mapping[Layout, _Layout] = {
     "nvfp4": _Layout(".weight_packed", (torch.uint8,), ".weight", _nvfp4),
     "nvfp4-modelopt": _Layout(".weight", (torch.uint8,), ".weight", _nvfp4_of_modelopt),
     "mxfp4": _Layout(".weight_packed", (torch.uint8,), ".weight", _mxfp4),
+    "mxfp4-modelopt": _Layout(".weight", (torch.uint8,), ".weight", _mxfp4),
+    "mxfp8": _Layout("", (torch.float8_e4m3fn,), "", _fp8),
     "mxfp4-blocks": _Layout("_blocks", (torch.uint8,), "", _mxfp4_blocks),
     "bnb": _Layout(".weight", (torch.uint8, torch.int8), ".weight", _bitsandbytes),
 }

@@ -45,6 +45,7 @@ class ElementType(NamedTuple):
 
 
 _F8, _F8_WIDE, _BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
+_F8_EXPONENT = ml_dtypes.float8_e8m0fnu
 
 DTYPES: Mapping[str, ElementType] = {
     "f64": ElementType(64, np.dtype(np.float64), "float64", 11, safetensors="F64", triton="fp64"),
@@ -53,6 +54,7 @@ DTYPES: Mapping[str, ElementType] = {
     "f16": ElementType(16, np.dtype(np.float16), "float16", 10, "HALF", "f16", "uint16", "F16", "fp16"),
     "fp8": ElementType(8, np.dtype(_F8), "float8_e4m3fn", 17, "FP8", "f8E4M3FN", "uint8", "F8_E4M3", "fp8e4nv"),
     "f8_e5m2": ElementType(8, np.dtype(_F8_WIDE), "float8_e5m2", safetensors="F8_E5M2"),
+    "f8_e8m0": ElementType(8, np.dtype(_F8_EXPONENT), "float8_e8m0fnu", safetensors="F8_E8M0"),
     "i64": ElementType(64, np.dtype(np.int64), "int64", 7, "INT64", "i64", safetensors="I64", triton="i64"),
     "i32": ElementType(32, np.dtype(np.int32), "int32", 6, "INT32", "i32", "int32", "I32", "i32"),
     "i16": ElementType(16, np.dtype(np.int16), "int16", safetensors="I16"),

@@ -73,6 +73,41 @@ def test_gptq_has_other_bits_for_some_modules() -> None:
     assert sizes == [(4, 64), (2, 32), (8, 64)]
 
 
+def test_auto_round_says_otherwise_of_some_modules() -> None:
+    """A name goes before patterns, which are searched in names; 16 bits aren't quantized."""
+    extra = {"m.0.up": {"bits": 8}, r".*\.up": {"bits": 2, "group_size": 32}, "down$": {"bits": 16}, "m.2": {"bits": 3}}
+    section = {"quant_method": "intel/auto-round", "bits": 4, "group_size": 64, "sym": False, "extra_config": extra}
+    found = parse_quantization(section, "here")
+    sizes = [(s.bits, s.group_size) for s in map(found.scheme_of, ("m.0.up", "m.1.up", "m.2.gate"))]
+    assert sizes == [(8, 64), (2, 32), (4, 64)]
+    with pytest.raises(SourceError, match=r"m\.1\.down is packed, and 'down\$' says that it isn't quantized"):
+        found.scheme_of("m.1.down")
+
+
+ENDLESS = "(([a-z_.0-9])+)+!"
+"""A pattern for which Python's engine tries every way to divide a name into parts."""
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        compressed(ignore=[f"re:{ENDLESS}"]),
+        compressed(config_groups={"a": {"targets": [f"re:{ENDLESS}", "Linear"], "weights": INT4}}),
+        {"quant_method": "gptq", "bits": 4, "dynamic": {f"+:{ENDLESS}": {"bits": 8}}},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 128, "extra_config": {ENDLESS: {"bits": 8}}},
+    ],
+    ids=["ignore", "targets", "dynamic", "extra_config"],
+)
+def test_patterns_are_matched_without_backtracking(section: dict[str, Any]) -> None:
+    found = parse_quantization(section, "here")
+    assert found.scheme_of("model.layers.0.self_attn.q_proj" * 20).bits == 4
+
+
+def test_patterns_that_need_backtracking_are_refused_by_name() -> None:
+    with pytest.raises(SourceError, match=r"here\.ignore: 're:\(a\)\\\\1' isn't a regular expression that can be"):
+        parse_quantization(compressed(ignore=[r"re:(a)\1"]), "here")
+
+
 def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
     layers = {"m.0.up": {"quant_algo": "NVFP4", "group_size": 16}, "m.0.down": {"quant_algo": "FP8"}}
     said = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}, "producer": {}}

@@ -114,6 +114,22 @@ def gptq(
     return Packed(tensors, section, floats_of(codes, zeros, scales, index), kept)
 
 
+def gptq_unset(n: int, k: int) -> Packed:
+    """GPTQ whose ``g_idx`` was never set: exllama and vLLM take the columns in order."""
+    packed = gptq(n, k)
+    packed.tensors[".g_idx"] = torch.zeros(k, dtype=torch.int32)
+    return packed
+
+
+def auto_round(packed: Packed, packing: str, **others: Any) -> Packed:
+    """The same as auto-round writes it."""
+    section = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int"} | others
+    for key in ("bits", "group_size", "sym"):
+        section.setdefault(key, packed.section.get(key, True))
+    packed.tensors.pop(".g_idx", None)
+    return Packed(packed.tensors, section, packed.floats, packed.kept)
+
+
 def awq(n: int, k: int, *, symmetric: bool = False) -> Packed:
     codes, scales = random_codes(n, k, 4), half_scales(n, k // 32)
     zeros = torch.full((n, k // 32), 8) if symmetric else random_codes(n, k // 32, 4, seed=3)
@@ -214,13 +230,36 @@ def nvfp4(n: int, k: int, *, modelopt: bool = False) -> Packed:
     return Packed(tensors, compressed("nvfp4-pack-quantized", weights), floats)
 
 
-def mxfp4(n: int, k: int) -> Packed:
-    codes = random_codes(n, k, 4)
-    exponents = torch.randint(115, 124, (n, k // 32), generator=torch.Generator().manual_seed(n))
+def exponents_of(n: int, groups: int) -> torch.Tensor:
+    """Scales in E8M0, and the least one, whose float is subnormal."""
+    exponents = torch.randint(115, 124, (n, groups), generator=torch.Generator().manual_seed(n))
+    return exponents.to(torch.uint8)
+
+
+def mxfp4(n: int, k: int, *, modelopt: bool = False, typed: bool = False) -> Packed:
+    codes, exponents = random_codes(n, k, 4), exponents_of(n, k // 32)
     floats = of_e2m1(codes) * (2.0 ** (exponents.float() - 127)).repeat_interleave(32, dim=1)
-    tensors = {".weight_packed": nibbles(codes), ".weight_scale": exponents.to(torch.uint8)}
+    scale = exponents.view(torch.float8_e8m0fnu) if typed else exponents
+    tensors = {".weight" if modelopt else ".weight_packed": nibbles(codes), ".weight_scale": scale}
     weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
-    return Packed(tensors, compressed("mxfp4-pack-quantized", weights), floats, ())
+    section = {"quant_method": "modelopt", "quant_algo": "MXFP4", "group_size": 32}
+    return Packed(tensors, section if modelopt else compressed("mxfp4-pack-quantized", weights), floats, ())
+
+
+def mxfp8(n: int, k: int, *, modelopt: bool = False, typed: bool = False) -> Packed:
+    values, exponents = e4m3(n, k), exponents_of(n, k // 32)
+    floats = values.float() * (2.0 ** (exponents.float() - 127)).repeat_interleave(32, dim=1)
+    tensors = {".weight": values, ".weight_scale": exponents.view(torch.float8_e8m0fnu) if typed else exponents}
+    weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}
+    section = {"quant_method": "modelopt", "quant_algo": "MXFP8"}
+    return Packed(tensors, section if modelopt else compressed("mxfp8-quantized", weights), floats, ())
+
+
+def fp8_exponents(n: int, k: int) -> Packed:
+    """FP8 in blocks with scales of type F8_E8M0, as DeepSeek's newer checkpoints have them."""
+    packed = fp8_blocks(n, k, powers=True)
+    packed.tensors[".weight_scale_inv"] = packed.tensors[".weight_scale_inv"].to(torch.float8_e8m0fnu)
+    return packed
 
 
 def nf4(n: int, k: int, *, nested: bool = False, exact: bool = False) -> Packed:
@@ -259,6 +298,14 @@ CASES: dict[str, Callable[[int, int], Packed]] = {
     "gptq-order": partial(gptq, order=True),
     "gptq-3-order-asym": partial(gptq, bits=3, order=True, symmetric=False),
     "gptq-rows": partial(gptq, group=-1),
+    "gptq-unset": gptq_unset,
+    "auto-round-gptq": lambda n, k: auto_round(gptq(n, k), "auto_round:auto_gptq"),
+    "auto-round-2": lambda n, k: auto_round(gptq(n, k, bits=2, symmetric=False), "auto_round:auto_gptq"),
+    "auto-round-plain": lambda n, k: auto_round(gptq(n, k, v2=True, symmetric=False), "auto_round"),
+    "auto-round-awq": lambda n, k: auto_round(awq(n, k), "auto_round:auto_awq", sym=False),
+    "auto-round-mx": lambda n, k: auto_round(
+        mxfp4(n, k), "auto_round:llm_compressor", bits=4, group_size=32, data_type="mx_fp4e2m1"
+    ),
     "awq": awq,
     "awq-symmetric": partial(awq, symmetric=True),
     **{f"packed-{bits}": partial(pack_quantized, bits=bits) for bits in range(2, 9)},
@@ -272,7 +319,13 @@ CASES: dict[str, Callable[[int, int], Packed]] = {
     "fp8-tensor": partial(fp8_channels, whole=True),
     "nvfp4": nvfp4,
     "nvfp4-modelopt": partial(nvfp4, modelopt=True),
+    "fp8-exponents": fp8_exponents,
     "mxfp4": mxfp4,
+    "mxfp4-typed": partial(mxfp4, typed=True),
+    "mxfp4-modelopt": partial(mxfp4, modelopt=True),
+    "mxfp8": mxfp8,
+    "mxfp8-typed": partial(mxfp8, typed=True),
+    "mxfp8-modelopt": partial(mxfp8, modelopt=True, typed=True),
     "nf4": nf4,
     "nf4-nested": partial(nf4, nested=True),
     "nf4-exact": partial(nf4, exact=True),
@@ -545,6 +598,51 @@ def test_a_folder_is_the_model_that_it_stands_for(
         torch.testing.assert_close(weights[name].evaluate(), value.data, rtol=2e-7, atol=0.0)
     # Random codes make weights of any size: logits are compared relative to their own.
     same_logits(model, capture(tmp_path), {"rtol": 2e-4, "atol": 2e-4 * float(model.lm_head.weight.data.norm())})
+
+
+def test_biases_of_zeros_are_left_out(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    """AutoGPTQ writes a bias beside each linear. One that isn't zero has no place in the model, and is named."""
+    tiny_model("Llama").save_pretrained(tmp_path)
+    model = pack_folder(tmp_path, gptq)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    biases = {n.replace(".qweight", ".bias"): torch.zeros(t.shape[1]) for n, t in tensors.items() if "qweight" in n}
+    save_file(tensors | biases, path)
+    _, weights = build_from_directory(tmp_path)
+    assert set(weights) == {name for name, _ in model.named_parameters()}
+    odd = sorted(biases)[3]
+    biases[odd][5] = 0.25
+    save_file(tensors | biases, path)
+    with pytest.raises(SourceError, match=rf"tensor {odd} has no place in the model"):
+        build_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "section"),
+    [
+        ("quantize_config.json", gptq, {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}),
+        ("quant_config.json", awq, {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+    ],
+)
+def test_a_file_beside_config_json_says_how_weights_are_packed(
+    name: str,
+    pack: Callable[[int, int], Packed],
+    section: Section,
+    tiny_model: Callable[..., PreTrainedModel],
+    tmp_path: Path,
+) -> None:
+    tiny_model("Llama").save_pretrained(tmp_path)
+    model = pack_folder(tmp_path, pack)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / name).write_text(json.dumps(section))
+    _, weights = build_from_directory(tmp_path)
+    for parameter, value in model.named_parameters():
+        assert torch.equal(weights[parameter].evaluate(), value.data)
+    (tmp_path / name).write_text(json.dumps(section | {"zero_point": False, "bits": 5, "w_bit": 5}))
+    with pytest.raises(UnsupportedModelError, match=rf"{name}\.(w_bit|bits) is 5"):
+        build_from_directory(tmp_path)
 
 
 def test_integers_come_through_to_the_bundle(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:

@@ -1,0 +1,440 @@
+"""Regular expressions as trees: matched without backtracking, and judged before a backtracking engine runs them.
+
+A file that somebody else wrote may bring a regular expression. Most engines backtrack, and some expressions make them
+take time that is exponential in the length of a text. ``PatternTree.matches`` follows all paths at once (Thompson,
+Regular Expression Search Algorithm, 1968), with a set of positions in one integer. ``check_backtracking`` finds
+expressions that other engines must not run: it looks for ambiguity in the automaton of Glushkov (Weideman et al.,
+Analyzing Matching Time Behavior of Backtracking Regular Expression Matchers, 2016).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+CharTest = Callable[[str], bool]
+
+MOST_PATTERN_CHARACTERS = 10_000
+_MOST_WORK = 200_000
+"""Nodes that are visited to match one text."""
+_MOST_POSITIONS = 2_000
+_MOST_EDGES = 100_000
+_MOST_UNROLLED = 16
+"""Repetitions that are written out for the judgement. More are judged as any number of them."""
+_MOST_IN_LOOP = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Chars:
+    """One character of a set.
+
+    Attributes:
+        test: returns True for the characters of the set.
+        samples: characters at the edges of the set, by which two sets are compared.
+        only: all characters of the set, where they are few; None otherwise.
+    """
+
+    test: CharTest
+    samples: str = ""
+    only: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Concatenation:
+    """Nodes one after the other; none of them: the empty text."""
+
+    items: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One of several nodes."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """A node several times; ``most`` is None for any number."""
+
+    body: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """An assertion about the text before or after a position."""
+
+    body: Node
+    ahead: bool
+    negative: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """An assertion about a position: the begin or end of the text or of a line, or the edge of a word."""
+
+    kind: Literal["begin", "end", "last_line_end", "line_begin", "line_end", "word", "not_word", "anywhere"]
+
+
+Node = Chars | Concatenation | Choice | Repeat | Look | Edge
+
+
+def is_word(character: str) -> bool:
+    """Returns True for characters of words: letters, digits and the underscore."""
+    return character.isalnum() or character == "_"
+
+
+class PatternTree:
+    """A regular expression, read. ``TooComplexError`` is raised by what would take too much work."""
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+
+    def matches(self, text: str, *, anywhere: bool = False) -> bool:
+        """Returns True if the expression matches at the begin of ``text``, or ``anywhere`` in it.
+
+        Raises TooComplexError.
+        """
+        walk = _Walk(text)
+        return bool(walk.ends(self.root, walk.everywhere if anywhere else 1))
+
+    def shortest(self) -> int:
+        """The fewest characters that it can match."""
+        return _shortest(self.root)
+
+    def check_backtracking(self) -> None:
+        """Raises TooComplexError if a backtracking engine may need more than quadratic time for some text.
+
+        The judgement is on the safe side: an expression that it refuses may be harmless.
+        """
+        _judge(self.root)
+
+
+class TooComplexError(ValueError):
+    """An expression takes too much work; says why."""
+
+
+# ---- matching
+
+
+class _Walk:
+    """The sets of positions of one text; bit i of a set is the position before character i."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.everywhere = (1 << (len(text) + 1)) - 1
+        self._places: dict[str, int] = {}
+        for i, character in enumerate(text):
+            self._places[character] = self._places.get(character, 0) | (1 << i)
+        self._of_chars: dict[Chars, int] = {}
+        self._work = 0
+
+    def ends(self, node: Node, begins: int) -> int:
+        """The positions at which matches end that begin at one of ``begins``."""
+        return self._walk(node, begins, forward=True)
+
+    def _walk(self, node: Node, positions: int, *, forward: bool) -> int:
+        self._work += 1
+        if self._work > _MOST_WORK:
+            raise TooComplexError("it takes too many steps to match")
+        if not positions:
+            return 0
+        if isinstance(node, Chars):
+            places = self._chars(node)
+            return (positions & places) << 1 if forward else (positions >> 1) & places
+        if isinstance(node, Concatenation):
+            for item in node.items if forward else reversed(node.items):
+                positions = self._walk(item, positions, forward=forward)
+                if not positions:
+                    break
+            return positions
+        if isinstance(node, Choice):
+            reached = 0
+            for option in node.options:
+                reached |= self._walk(option, positions, forward=forward)
+            return reached
+        if isinstance(node, Repeat):
+            return self._repeat(node, positions, forward=forward)
+        if isinstance(node, Look):
+            # A body is asked for from all positions at once: ahead for its begins, behind for its ends.
+            holds = self._walk(node.body, self.everywhere, forward=not node.ahead)
+            return positions & (self.everywhere & ~holds if node.negative else holds)
+        return positions & self._edges(node)
+
+    def _repeat(self, node: Repeat, positions: int, *, forward: bool) -> int:
+        for _ in range(node.least):
+            following = self._walk(node.body, positions, forward=forward)
+            if following == positions or not following:
+                positions = following
+                break
+            positions = following
+        reached, count = positions, node.least
+        while positions and (node.most is None or count < node.most):
+            positions = self._walk(node.body, positions, forward=forward) & ~reached
+            reached |= positions
+            count += 1
+        return reached
+
+    def _chars(self, node: Chars) -> int:
+        places = self._of_chars.get(node)
+        if places is None:
+            places = 0
+            if node.only is not None:
+                for character in node.only:
+                    places |= self._places.get(character, 0)
+            else:
+                for character, at in self._places.items():
+                    if node.test(character):
+                        places |= at
+            self._of_chars[node] = places
+        return places
+
+    def _edges(self, node: Edge) -> int:
+        text, n = self._text, len(self._text)
+        if node.kind == "anywhere":
+            return self.everywhere
+        if node.kind == "begin":
+            return 1
+        if node.kind == "end":
+            return 1 << n
+        if node.kind == "last_line_end":
+            return 1 << n | (1 << (n - 1) if text.endswith("\n") else 0)
+        places = 0
+        for i in range(n + 1):
+            if node.kind == "line_begin":
+                holds = i == 0 or text[i - 1] == "\n"
+            elif node.kind == "line_end":
+                holds = i == n or text[i] == "\n"
+            else:
+                before, after = i > 0 and is_word(text[i - 1]), i < n and is_word(text[i])
+                holds = (before != after) == (node.kind == "word")
+            places |= holds << i
+        return places
+
+
+def _shortest(node: Node) -> int:
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Concatenation):
+        return sum(map(_shortest, node.items))
+    if isinstance(node, Choice):
+        return min(map(_shortest, node.options), default=0)
+    return node.least * _shortest(node.body) if isinstance(node, Repeat) else 0
+
+
+# ---- judging
+
+
+@dataclass
+class _Fragment:
+    """A part of the automaton: positions at which it begins and ends, and whether it may be empty."""
+
+    first: list[int]
+    last: list[int]
+    empty: bool
+
+
+@dataclass
+class _Automaton:
+    """Glushkov's: a position for each character of the expression. ``follow`` has an edge as often as there are ways.
+
+    An assertion has a position of its own without a set: it reads nothing, and may fail.
+    """
+
+    sets: list[Chars | None] = field(default_factory=list)
+    follow: list[list[int]] = field(default_factory=list)
+    looks: list[tuple[int, Look]] = field(default_factory=list)
+    edges: int = 0
+
+    def add(self, node: Node) -> _Fragment:
+        if isinstance(node, Concatenation):
+            return self._sequence(self.add(item) for item in node.items)
+        if isinstance(node, Choice):
+            options = [self.add(option) for option in node.options]
+            return _Fragment(
+                [p for o in options for p in o.first],
+                [p for o in options for p in o.last],
+                not options or any(o.empty for o in options),
+            )
+        if isinstance(node, Repeat):
+            return self._repeat(node)
+        if len(self.sets) >= _MOST_POSITIONS:
+            raise TooComplexError(f"it has more than {_MOST_POSITIONS:,} places")
+        self.sets.append(node if isinstance(node, Chars) else None)
+        self.follow.append([])
+        at = len(self.sets) - 1
+        if isinstance(node, Look):
+            self.looks.append((at, node))
+        return _Fragment([at], [at], empty=False)
+
+    def _join(self, before: Sequence[int], after: Sequence[int]) -> None:
+        self.edges += len(before) * len(after)
+        if self.edges > _MOST_EDGES:
+            raise TooComplexError("it has too many ways from one place to the next")
+        for p in before:
+            self.follow[p] += after
+
+    def _sequence(self, parts: Iterator[_Fragment]) -> _Fragment:
+        whole = _Fragment([], [], empty=True)
+        for part in parts:
+            self._join(whole.last, part.first)
+            first = whole.first + part.first if whole.empty else whole.first
+            last = whole.last + part.last if part.empty else part.last
+            whole = _Fragment(first, last, whole.empty and part.empty)
+        return whole
+
+    def _repeat(self, node: Repeat) -> _Fragment:
+        least, most = min(node.least, _MOST_UNROLLED), node.most
+        if most == 0:
+            return _Fragment([], [], empty=True)
+        if most is None or most > _MOST_UNROLLED:
+            body = self.add(node.body)
+            self._join(body.last, list(body.first))
+            body.empty |= least == 0
+            return body
+        needed = self._sequence(self.add(node.body) for _ in range(least))
+        rest = _Fragment([], [], empty=True)
+        for _ in range(most - least):  # (x(x(x)?)?)?
+            one = self.add(node.body)
+            self._join(one.last, rest.first)
+            rest = _Fragment(one.first + (rest.first if one.empty else []), one.last + rest.last, empty=True)
+        return self._sequence(iter((needed, rest)))
+
+
+def _judge(root: Node, *, within_look: bool = False) -> bool:
+    """Returns True if the expression has a loop. Raises TooComplexError if matching may take more than quadratic time.
+
+    It takes exponential time where a loop can read the same text in two ways, and a later failure makes the engine try
+    all of them. It takes cubic time or more where several loops in a row share characters before something that may
+    fail. A loop after which the expression may end can't make the engine go back.
+    """
+    automaton = _Automaton()
+    try:
+        whole = automaton.add(root)
+    except RecursionError:
+        raise TooComplexError("it is nested too deep") from None
+    ends = set(whole.last)
+    loops = _components(automaton.follow)
+    for loop in loops:
+        _judge_loop(automaton, loop, ends)
+    _judge_chain(automaton, loops, ends)
+    repeated = {p for loop in loops for p in loop}
+    for at, look in automaton.looks:
+        if within_look:
+            raise TooComplexError("it has an assertion within an assertion")
+        if _judge(look.body, within_look=True) and at in repeated:
+            raise TooComplexError("it repeats an assertion that has a repeated part itself")
+    return bool(loops)
+
+
+def _judge_loop(automaton: _Automaton, loop: Collection[int], ends: set[int]) -> None:
+    members = set(loop)
+    if len(loop) > _MOST_IN_LOOP:
+        raise TooComplexError(f"it repeats a part of {len(loop)} places")
+    inside = {p: [q for q in automaton.follow[p] if q in members] for p in loop}
+    ambiguous = "it repeats a part that can match the same text in two ways"
+    for p in loop:
+        if len(inside[p]) > len(set(inside[p])) and not {p, *inside[p]} <= ends:
+            raise TooComplexError(ambiguous)
+    pairs = {
+        (p, q): [(a, b) for a in set(inside[p]) for b in set(inside[q]) if a == b or _overlap(automaton, a, b)]
+        for p in loop
+        for q in loop
+        if p == q or _overlap(automaton, p, q)
+    }
+    numbers = {pair: i for i, pair in enumerate(pairs)}
+    for component in _components([[numbers[pair] for pair in following] for following in pairs.values()]):
+        found = [list(pairs)[i] for i in component]
+        same = [p for p, q in found if p == q]
+        if same and len(same) < len(found) and not {p for pair in found for p in pair} <= ends:
+            raise TooComplexError(ambiguous)
+
+
+def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) -> None:
+    """Raises TooComplexError if two loops that share characters come before something that may fail."""
+    for i, loop in enumerate(loops):
+        if ends & set(loop):
+            continue
+        reachable = _reachable(automaton.follow, loop)
+        for other in loops[:i] + loops[i + 1 :]:
+            if ends & set(other) or not reachable & set(other):
+                continue
+            if any(_overlap(automaton, p, q) for p in loop for q in other):
+                raise TooComplexError("two repeated parts in a row share characters, before something that may fail")
+
+
+def _reachable(follow: Sequence[Sequence[int]], begin: Collection[int]) -> set[int]:
+    seen, waiting = set[int](), list(begin)
+    while waiting:
+        for q in follow[waiting.pop()]:
+            if q not in seen:
+                seen.add(q)
+                waiting.append(q)
+    return seen
+
+
+def _components(follow: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The strongly connected components that have an edge (Tarjan 1972, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    components: list[list[int]] = []
+    for begin in range(len(follow)):
+        if begin in index:
+            continue
+        work = [(begin, iter(follow[begin]))]
+        index[begin] = low[begin] = len(index)
+        stack.append(begin)
+        on_stack.add(begin)
+        while work:
+            p, edges = work[-1]
+            for q in edges:
+                if q not in index:
+                    index[q] = low[q] = len(index)
+                    stack.append(q)
+                    on_stack.add(q)
+                    work.append((q, iter(follow[q])))
+                    break
+                if q in on_stack:
+                    low[p] = min(low[p], index[q])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[p])
+                if low[p] == index[p]:
+                    at = stack.index(p)
+                    component = stack[at:]
+                    del stack[at:]
+                    on_stack.difference_update(component)
+                    if len(component) > 1 or p in follow[p]:
+                        components.append(component)
+    return components
+
+
+def _overlap(automaton: _Automaton, p: int, q: int) -> bool:
+    """Returns True if two positions can read the same character, as far as samples tell."""
+    one, other = automaton.sets[p], automaton.sets[q]
+    if one is None or other is None:
+        return False
+    if one is other:
+        return True
+    return any(one.test(c) and other.test(c) for c in (*one.samples, *other.samples, *_alphabet()))
+
+
+@cache
+def _alphabet() -> tuple[str, ...]:
+    """ASCII, and a few characters of each general category of Unicode."""
+    characters = [chr(i) for i in range(128)]
+    seen: dict[str, int] = {}
+    for code in (*range(128, 0x3100), *range(0x4E00, 0x4E04), *range(0xAC00, 0xAC04), *range(0x1F600, 0x1F604)):
+        category = unicodedata.category(chr(code))
+        if category != "Cs" and seen.get(category, 0) < 4:
+            seen[category] = seen.get(category, 0) + 1
+            characters.append(chr(code))
+    return tuple(characters)
