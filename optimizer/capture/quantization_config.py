@@ -86,7 +86,7 @@ class _Target:
 
     @staticmethod
     def parse(text: str, where: str, *, default: Literal["name", "match", "search"] = "name") -> _Target:
-        """A target as a file spells it, "re:" before patterns. Raises SourceError for what is no regular expression."""
+        """A target as a file spells it, "re:" before patterns. Raises SourceError if it isn't a regular expression."""
         kind = "match" if text.startswith(_REGEX) else default
         target = _Target(text.removeprefix(_REGEX), kind, where)
         if kind != "name":
