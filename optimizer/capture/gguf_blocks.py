@@ -47,15 +47,37 @@ class _Newer(IntEnum):
     Q2_0 = 42
 
 
+Bytes = npt.NDArray[np.uint8]
 Type = gguf.GGMLQuantizationType
 Q2_0 = cast("Type", getattr(Type, "Q2_0", _Newer.Q2_0))
 SIZES: Mapping[Type, tuple[int, int]] = {**gguf.GGML_QUANT_SIZES, Q2_0: (64, 18)}
 """Values of a block, and its bytes, by type."""
 
+
+class GgufTensor(NamedTuple):
+    """A tensor of a file: ``shape`` from the innermost dimension; ``data`` are its bytes, mapped and not read.
+
+    ``data_offset`` is the place in the file ``origin``.
+    """
+
+    name: str
+    tensor_type: Type
+    shape: tuple[int, ...]
+    data: Bytes
+    data_offset: int
+    origin: str
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data.size
+
+
 _CHUNK_ELEMENTS = 1 << 16
 """Dequantized at a time: what is made on the way stays in caches."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _Factors(NamedTuple):
@@ -229,44 +251,40 @@ _OWN = (Type.Q1_0, Q2_0)
 FORMATS: Mapping[Type, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
 """Types of blocks whose integers a bundle can hold."""
 
-Rearrange = Callable[[Callable[[gguf.ReaderTensor], npt.NDArray[Any]]], npt.NDArray[Any]]
-"""Makes a weight of the model of its tensors, each of which is given by the function that it takes."""
 
-
-def format_of(tensors: Sequence[gguf.ReaderTensor]) -> CodeFormat | None:
+def format_of(tensors: Sequence[GgufTensor]) -> CodeFormat | None:
     """The format of the tensors' blocks, if they all have one and the same that a bundle can hold."""
     kinds = {t.tensor_type for t in tensors}
     return FORMATS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
-def rows_of(tensors: Sequence[gguf.ReaderTensor], rearrange: Rearrange) -> npt.NDArray[np.int64] | None:
-    """Which row of the tensors, counted one after the other, is where in the weight: [..] for a weight [.., K].
+def rows_of(
+    tensors: Sequence[GgufTensor],
+    changes: Sequence[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]],
+    joined: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]],
+) -> npt.NDArray[np.int64] | None:
+    """The row of the tensors, counted one after the other, at each place of the weight: [..] for a weight [.., K].
 
-    None if ``rearrange`` does more than put rows in another order. That is seen by what it makes of numbers of rows,
-    and of numbers of columns.
+    None if a tensor's change does more than put rows in another order. That is seen by its effect on numbers of rows,
+    and of numbers of columns. ``joined`` joins the changed tensors, along an axis before the last.
     """
-    starts = np.cumsum([0, *(_rows(t) for t in tensors)])
-    size = int(tensors[0].shape[0])
-    first = {t.name: int(start) for t, start in zip(tensors, starts, strict=False)}
-
-    def row_numbers(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
-        lead = shape_of(tensor)[:-1]
-        numbers = np.arange(math.prod(lead), dtype=np.int32).reshape(*lead, 1) + np.int32(first[tensor.name])
-        return np.broadcast_to(numbers, shape_of(tensor))
-
-    def column_numbers(tensor: gguf.ReaderTensor) -> npt.NDArray[Any]:
-        return np.broadcast_to(np.arange(shape_of(tensor)[-1], dtype=np.int32), shape_of(tensor))
-
-    rows = rearrange(row_numbers)
-    if rows.ndim < 2 or rows.shape[-1] != size or (_distinct(rows) != rows[..., :1]).any():
-        return None
-    if (_distinct(rearrange(column_numbers)) != np.arange(size)).any():
-        return None
-    found = rows[..., 0].astype(np.int64)
-    return found if np.array_equal(np.sort(found, axis=None), np.arange(starts[-1])) else None
+    size, start, rows = int(tensors[0].shape[0]), 0, []
+    for tensor, change in zip(tensors, changes, strict=True):
+        shape = shape_of(tensor)
+        numbers = np.arange(start, start + _rows(tensor), dtype=np.int64).reshape(*shape[:-1], 1)
+        start += _rows(tensor)
+        by_row = change(np.broadcast_to(numbers, shape))
+        by_column = change(np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape))
+        if by_row.ndim < 2 or by_row.shape[-1] != size or (_distinct(by_row) != by_row[..., :1]).any():
+            return None
+        if (_distinct(by_column) != np.arange(size)).any():
+            return None
+        rows.append(by_row[..., 0].copy())
+    order = joined(rows)
+    return order if np.array_equal(np.sort(order, axis=None), np.arange(start)) else None
 
 
-def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]) -> Codes:
+def read_codes(tensors: Sequence[GgufTensor], rows: npt.NDArray[np.int64]) -> Codes:
     """The integers of a weight of which ``rows_of`` says which rows it has.
 
     Raises SourceError, naming the tensor, where they can't be kept.
@@ -280,7 +298,7 @@ def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]
     return Codes(values, scales, offsets[0] if offsets else None)
 
 
-def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
+def dequantize(tensor: GgufTensor) -> npt.NDArray[np.float32]:
     """The floats that a tensor's blocks stand for, in its shape: the package's, made of some thousand blocks at a time.
 
     Raises NotImplementedError for a type that nobody makes floats of.
@@ -314,7 +332,7 @@ def floats(blocks: Bytes, kind: Type) -> npt.NDArray[np.float32]:
     return made
 
 
-def shape_of(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
+def shape_of(tensor: GgufTensor) -> tuple[int, ...]:
     """Outermost first, as numpy has it; GGUF counts dimensions from the innermost."""
     return tuple(int(n) for n in reversed(tensor.shape))
 
@@ -324,11 +342,11 @@ def _distinct(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
-def _rows(tensor: gguf.ReaderTensor) -> int:
+def _rows(tensor: GgufTensor) -> int:
     return math.prod(shape_of(tensor)[:-1])
 
 
-def _unpack(tensor: gguf.ReaderTensor) -> list[torch.Tensor]:
+def _unpack(tensor: GgufTensor) -> list[torch.Tensor]:
     """Values, scales and, if the type has them, offsets: [rows, ..] as ``Codes`` has them."""
     kind = tensor.tensor_type
     rows = _rows(tensor)

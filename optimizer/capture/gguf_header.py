@@ -1,10 +1,11 @@
-"""Says of a GGUF file what its header tells: whether matrices in it are quantized, in blocks that a bundle can keep.
+"""Reads the header of a GGUF file: keys with their values, and name, shape, type and place of each tensor.
 
-The header is walked without torch or the package `gguf`, which take longer to import than this takes: 0.2 s for a
-vocabulary of 262,144 tokens. ``gguf.py`` beside it reads the file itself.
+Nothing here imports torch, numpy or the package `gguf`, which take longer to import than a header takes to read: 0.2 s
+for a vocabulary of 262,144 tokens. Arrays are located and counted, and read when they are needed. Every count, length
+and offset is compared with the file's size before anything is allocated, so that memory is bounded by the file.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: magic, version, how many tensors and keys; the keys
-with their values; of each tensor its name, how many dimensions, their sizes, the type of its blocks, and its place.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: magic, version, number of tensors and of keys; the
+keys with their values; for each tensor its name, dimensions, block type and offset.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 from enginewright.runtime.bundle.regular_file import open_regular
+from enginewright.runtime.shared.errors import SourceError
 
 KEPT_BLOCKS = {
     **{2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},
@@ -22,67 +28,244 @@ KEPT_BLOCKS = {
 }
 """Types of blocks that a bundle can keep, by ggml's number of them: those of ``FORMATS`` in gguf_blocks.py."""
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a key's number, by its type."""
+_DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""The struct format of each number type, by GGUF's number of the type."""
+_SMALLEST_KEY = 8 + 4 + 1
+_SMALLEST_TENSOR = 8 + 4 + 4 + 8
+
+Scalar = int | float | bool | str
+
+
+class GgufArray:
+    """An array in a header: ``count`` items, decoded by ``read``."""
+
+    def __init__(self, header: _Cursor, key: str, kind: int, count: int, start: int) -> None:
+        self._header, self._key, self._kind, self._start = header, key, kind, start
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def of_strings(self) -> bool:
+        """Returns True if the items are strings."""
+        return self._kind == _STRING
+
+    def read(self) -> list[Scalar]:
+        """Decodes the items. Raises SourceError naming the key for a string that isn't UTF-8."""
+        return self._header.items(self._key, self._kind, self.count, self._start)
+
+    def read_bytes(self) -> Iterator[bytes]:
+        """Iterates over the items of an array of strings, as they are stored."""
+        return self._header.strings(self.count, self._start)
+
+
+Value = Scalar | GgufArray
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's entry in the header: ``dimensions`` from the innermost, ``kind`` is ggml's number of the block type.
+
+    ``offset`` is counted from the start of the tensor data.
+    """
+
+    name: str
+    dimensions: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of one file; ``data_start`` is the place of the first tensor, ``size`` that of the file's end."""
+
+    keys: dict[str, Value]
+    tensors: tuple[StoredTensor, ...]
+    data_start: int
+    alignment: int
+    size: int
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Reads a header. Raises SourceError naming the file, and the key or tensor, for one that is damaged."""
+    try:
+        with open_regular(path) as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as e:  # mmap raises ValueError for an empty file
+        raise SourceError(f"{path}: damaged or truncated GGUF file: {e}", hint="Download the file again.") from e
+    if data[: len(MAGIC)] != MAGIC:
+        begin = data[: len(MAGIC)]
+        raise SourceError(f"{path} isn't a GGUF file: it begins with {begin!r}", hint="Pass a GGUF file.")
+    return _Cursor(Path(path), data).header()
 
 
 def has_kept_blocks(path: str | os.PathLike[str]) -> bool:
-    """Whether a matrix of the file is stored in one of KEPT_BLOCKS.
+    """Returns True if a matrix of the file is stored in one of KEPT_BLOCKS.
 
-    False too for what isn't a GGUF file, and for a damaged one: whoever reads all of it says what is wrong.
+    False too for what isn't a GGUF file, and for a damaged one: the code that reads all of it says what is wrong.
     """
     try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data[:4] == _MAGIC and _Header(data).has_kept_blocks()
-    except (OSError, ValueError, KeyError, OverflowError, struct.error):
+        tensors = read_header(path).tensors
+    except SourceError:
         return False
+    return any(len(tensor.dimensions) > 1 and tensor.kind in KEPT_BLOCKS for tensor in tensors)
 
 
-class _Header:
-    """A place in the header, which moves on as values are read. Raises struct.error where the file ends before one."""
+class _Cursor:
+    """A place in a header, which moves on as values are read."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, len(_MAGIC)
-        little = int.from_bytes(data[4:6], "little") != 0  # of a version in the other order the low bytes are zero
-        order = "<" if little else ">"
-        self._word, self._long = struct.Struct(f"{order}I"), struct.Struct(f"{order}Q")
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, len(MAGIC)
+        self._reading = "the header"
 
-    def has_kept_blocks(self) -> bool:
-        if self._read(self._word) not in _VERSIONS:
-            return False
-        tensors, keys = self._read(self._long), self._read(self._long)
-        for _ in range(keys):
-            self._skip_strings(1)
-            self._skip_value(self._read(self._word))
-        for _ in range(tensors):
-            self._skip_strings(1)
-            dimensions = self._read(self._word)
-            self._at += dimensions * self._long.size
-            kind = self._read(self._word)
-            self._at += self._long.size
-            if dimensions > 1 and kind in KEPT_BLOCKS:
-                return True
-        return False
+    def header(self) -> Header:
+        version = self._number("I")
+        if version & 0xFFFF == 0 and version:
+            self._fail(
+                "it is big-endian, which isn't read",
+                hint="Convert it with gguf-py's gguf_convert_endian.py, or download the little-endian file.",
+            )
+        if version not in _VERSIONS:
+            self._fail(f"version {version} of the format isn't read", hint="Convert the model again with llama.cpp.")
+        tensor_count, key_count = self._number("Q"), self._number("Q")
+        self._check_room(key_count * _SMALLEST_KEY + tensor_count * _SMALLEST_TENSOR)
+        keys: dict[str, Value] = {}
+        for index in range(key_count):
+            self._reading = f"key {index + 1} of {key_count}"
+            name = self._string()
+            self._reading = f"key {name}"
+            if name in keys:
+                self._fail("it is there twice")
+            keys[name] = self._value(name)
+        alignment = self._alignment(keys)
+        tensors: dict[str, StoredTensor] = {}
+        for index in range(tensor_count):
+            self._reading = f"tensor {index + 1} of {tensor_count}"
+            name = self._string()
+            self._reading = f"tensor {name}"
+            if name in tensors:
+                self._fail("it is there twice")
+            tensors[name] = self._tensor(name, alignment)
+        start = -(-self._at // alignment) * alignment
+        return Header(keys, tuple(tensors.values()), start, alignment, len(self._data))
 
-    def _read(self, number: struct.Struct) -> int:
-        (value,) = number.unpack_from(self._data, self._at)
-        self._at += number.size
-        return int(value)
+    def items(self, key: str, kind: int, count: int, start: int) -> list[Scalar]:
+        self._reading = f"key {key}"
+        if kind == _STRING:
+            return [self._decode(item) for item in self.strings(count, start)]
+        return list(struct.unpack_from(f"<{count}{_NUMBERS[kind]}", self._data, start))
 
-    def _skip_value(self, kind: int) -> None:
-        count = 1
+    def strings(self, count: int, start: int) -> Iterator[bytes]:
+        data, at, unpack = self._data, start, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            (length,) = unpack(data, at)
+            yield data[at + 8 : at + 8 + length]
+            at += 8 + length
+
+    def _alignment(self, keys: dict[str, Value]) -> int:
+        alignment = keys.get("general.alignment", _DEFAULT_ALIGNMENT)
+        self._reading = "key general.alignment"
+        if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment <= 0 or alignment.bit_count() > 1:
+            self._fail(f"it is {alignment!r:.80}, which isn't a power of two")
+        return alignment
+
+    def _value(self, name: str) -> Value:
+        kind = self._number("I")
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._scalar(kind)
+        kind, count = self._number("I"), self._number("Q")
         if kind == _ARRAY:
-            kind, count = self._read(self._word), self._read(self._long)
+            self._fail("it is an array of arrays, which no key of a model is")
+        start = self._at
         if kind == _STRING:
             self._skip_strings(count)
         else:
-            self._at += count * _SIZES[kind]
+            size = struct.calcsize(self._format(kind)) * count
+            self._check_room(size)
+            self._at += size
+        return GgufArray(self, name, kind, count, start)
+
+    def _tensor(self, name: str, alignment: int) -> StoredTensor:
+        rank = self._number("I")
+        if rank > _MOST_DIMENSIONS:
+            self._fail(f"it has {rank} dimensions, and {_MOST_DIMENSIONS} is the most")
+        dimensions = tuple(self._number("Q") for _ in range(rank))
+        kind, offset = self._number("I"), self._number("Q")
+        if 0 in dimensions:
+            self._fail(f"its shape is {dimensions}: a dimension is 0")
+        if offset % alignment:
+            self._fail(f"its offset is {offset}, which isn't a multiple of the alignment, {alignment}")
+        return StoredTensor(name, dimensions, kind, offset)
+
+    def _format(self, kind: int) -> str:
+        if kind not in _NUMBERS:
+            self._fail(f"it has values of type {kind}, which GGUF doesn't have")
+        return f"<{_NUMBERS[kind]}"
+
+    def _scalar(self, kind: int) -> Scalar:
+        layout = self._format(kind)
+        self._check_room(struct.calcsize(layout))
+        (value,) = struct.unpack_from(layout, self._data, self._at)
+        self._at += struct.calcsize(layout)
+        return value  # type: ignore[no-any-return]
+
+    def _number(self, layout: str) -> int:
+        size = struct.calcsize(f"<{layout}")
+        self._check_room(size)
+        (value,) = struct.unpack_from(f"<{layout}", self._data, self._at)
+        self._at += size
+        return int(value)
+
+    def _string(self) -> str:
+        length = self._number("Q")
+        self._check_room(length)
+        self._at += length
+        return self._decode(self._data[self._at - length : self._at])
 
     def _skip_strings(self, count: int) -> None:
-        data, at, unpack = self._data, self._at, self._long.unpack_from
+        self._check_room(8 * count)
+        data, at, unpack, end = self._data, self._at, struct.Struct("<Q").unpack_from, len(self._data)
         for _ in range(count):
+            if at + 8 > end:
+                break
             at += 8 + unpack(data, at)[0]
+        self._check_room(at - self._at)
         self._at = at
+
+    def _check_room(self, size: int) -> None:
+        """Raises SourceError if the file ends before ``size`` more bytes."""
+        if self._at + size > len(self._data):
+            self._fail(f"it has {len(self._data):,} bytes, and should have {self._at + size:,} or more", file=True)
+
+    def _decode(self, text: bytes) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError as e:
+            self._fail(f"{text[:40]!r} isn't UTF-8", cause=e)
+
+    def _fail(
+        self,
+        reason: str,
+        *,
+        hint: str = "Download or convert the file again.",
+        file: bool = False,
+        cause: Exception | None = None,
+    ) -> NoReturn:
+        """Raises SourceError; ``file`` says that the reason is about the file rather than what is being read."""
+        if self._reading == "the header":
+            reason = f"damaged or truncated GGUF file: {reason}" if file else f"GGUF file: {reason}"
+        else:
+            reason = (
+                f"damaged or truncated GGUF file: {reason} ({self._reading})"
+                if file
+                else f"damaged GGUF file: {self._reading}: {reason}"
+            )
+        raise SourceError(f"{self._path}: {reason}", hint=hint) from cause

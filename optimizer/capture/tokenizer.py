@@ -22,7 +22,7 @@ from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
 from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenizers_raises
 
 from .check_source import read_json
-from .gguf import quick_reader
+from .gguf_quick_reader import quick_reader
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SUFFIXES = (".json", ".jinja", ".model", ".txt")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source
+from enginewright.optimizer.capture.gguf_header import read_header
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
-from enginewright.runtime.shared.errors import MissingDependencyError, SourceError
+from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.json_document import parse_json
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
@@ -44,7 +45,6 @@ def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent
 
     Raises:
         SourceError: it is missing or damaged, or not called what the manifest says.
-        MissingDependencyError: what reads GGUF files isn't installed.
     """
     source = find_source(source, option="source", progress=progress)
     found, said = describe_source(source), bundle.manifest.source
@@ -99,10 +99,8 @@ def _licence_of_directory(folder: Path) -> str | None:
 
 
 def _licence_of_gguf(path: Path) -> str | None:
-    with MissingDependencyError.of_export("source: reading a GGUF file's licence", instead="leave --source out"):
-        from enginewright.optimizer.capture.gguf import open_gguf  # torch and gguf, which bundles do without
-    metadata = open_gguf(path).metadata
+    keys = read_header(path).keys
     for key in ("general.license.name", "general.license"):
-        if isinstance(value := metadata.get(key), str) and value.strip():
+        if isinstance(value := keys.get(key), str) and value.strip():
             return value.strip()
     return None

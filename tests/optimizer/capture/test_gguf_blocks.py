@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from enginewright.optimizer.capture.gguf_blocks import (
     FORMATS,
     Q2_0,
     SIZES,
+    GgufTensor,
     dequantize,
     format_of,
     read_codes,
@@ -163,8 +164,7 @@ def test_codes_stand_for_what_the_package_dequantizes(kind: Q, rows: int, column
             halves = rng.normal(size=data.shape[:2], scale=0.01).astype("<f2")
             data[..., at : at + 2] = halves[..., None].view(np.uint8)
     stored = data.reshape(rows, -1)
-    shape = np.array([columns, rows], dtype=np.uint32)
-    tensor = gguf.ReaderTensor("w", kind, shape, rows * columns, stored.nbytes, 0, stored, gguf.ReaderField(0, "w"))
+    tensor = GgufTensor("w", kind, (columns, rows), stored, 0, "")
     codes = read_codes([tensor], np.arange(rows))
     stored_format = WEIGHT_FORMATS[FORMATS[kind].storage]
     if stored_format.levels:
@@ -198,8 +198,7 @@ def newer_blocks(kind: IntEnum, rows: int, blocks: int) -> npt.NDArray[np.uint8]
 def test_newer_types_are_what_ggml_makes_of_them(kind: IntEnum) -> None:
     stored = newer_blocks(kind, 5, 4)
     size = SIZES[kind][0]
-    shape = np.array([4 * size, 5], dtype=np.uint32)
-    tensor = gguf.ReaderTensor("w", kind, shape, 20 * size, stored.nbytes, 0, stored, gguf.ReaderField(0, "w"))
+    tensor = GgufTensor("w", kind, (4 * size, 5), stored, 0, "")
     found = dequantize(tensor)
     assert hashlib.sha256((found + 0.0).tobytes()).hexdigest() == GGML[kind]  # -0 is 0
     codes = read_codes([tensor], np.arange(5))
@@ -271,8 +270,7 @@ def test_q2_0_in_blocks_of_128_is_refused(names: tuple[str, ...], rows: int, tmp
 
 def test_scales_that_float16_lacks_are_named() -> None:
     stored = np.zeros((1, 17), np.uint8)  # 2^-128
-    field = gguf.ReaderField(0, "blk.0.w")
-    tensor = gguf.ReaderTensor("blk.0.w", Q.MXFP4, np.array([32, 1], np.uint32), 32, 17, 0, stored, field)
+    tensor = GgufTensor("blk.0.w", Q.MXFP4, (32, 1), stored, 0, "")
     with pytest.raises(SourceError, match=r"tensor blk.0.w: a scale of MXFP4 is below") as e:
         read_codes([tensor], np.arange(1))
     assert "int8" in str(e.value.hint)
@@ -287,9 +285,7 @@ def test_blocks_of_every_type_are_dequantized_as_by_the_package(kind: Q, rows: i
     """Also where they are more than one piece, and no whole number of them."""
     size, bytes_of_block = gguf.GGML_QUANT_SIZES[kind]
     data = np.random.default_rng(kind).integers(0, 256, (rows, columns // size * bytes_of_block), dtype=np.uint8)
-    shape = np.array([columns, rows], dtype=np.uint32)
-    field = gguf.ReaderField(0, "w")
-    tensor = gguf.ReaderTensor("w", kind, shape, rows * columns, data.nbytes, 0, data, field)
+    tensor = GgufTensor("w", kind, (columns, rows), data, 0, "")
     try:
         with np.errstate(all="ignore"):
             theirs = gguf.dequantize(data, kind)
@@ -383,26 +379,30 @@ class Experts:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        self.tensors = {t.name: t for t in gguf.GGUFReader(str(folder / "experts.gguf")).tensors}
+        self.tensors = {
+            t.name: GgufTensor(t.name, t.tensor_type, tuple(int(n) for n in t.shape), t.data, 0, "")
+            for t in gguf.GGUFReader(str(folder / "experts.gguf")).tensors
+        }
 
 
-Values = Callable[[gguf.ReaderTensor], npt.NDArray[Any]]
+def _same(weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return weight
+
+
+def _one(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0]
 
 
 def test_experts_that_are_put_together(tmp_path: Path) -> None:
     """gate and up [E, N, K] as one weight [E, 2N, K], as transformers has them."""
     tensors = [Experts(tmp_path).tensors[name] for name in ("gate", "up")]
-
-    def merge(values: Values) -> npt.NDArray[Any]:
-        return np.concatenate([values(t) for t in tensors], axis=1)
-
-    rows = rows_of(tensors, merge)
+    rows = rows_of(tensors, [_same] * len(tensors), lambda parts: np.concatenate(parts, axis=1))
     assert rows is not None
     assert rows.shape == (3, 16)
     code_format = format_of(tensors)
     assert code_format == CodeFormat(4, BLOCK, offsets=True)
     got = decode(read_codes(tensors, rows), code_format)
-    want = merge(lambda t: gguf.dequantize(t.data, t.tensor_type).reshape(3, 8, 64))
+    want = np.concatenate([gguf.dequantize(t.data, t.tensor_type).reshape(3, 8, 64) for t in tensors], axis=1)
     np.testing.assert_array_equal(got.numpy(), want)
 
 
@@ -422,9 +422,9 @@ CHANGES: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 @pytest.mark.parametrize("name", ["gate", "wide"])
 def test_more_than_another_order_of_rows_gives_no_blocks(change: str, name: str, tmp_path: Path) -> None:
     tensors = [Experts(tmp_path).tensors[name]]
-    assert rows_of(tensors, lambda values: values(tensors[0])) is not None
-    assert rows_of(tensors, lambda values: values(tensors[0])[::-1, ::-1]) is not None
-    assert rows_of(tensors, lambda values: CHANGES[change](values(tensors[0]))) is None
+    assert rows_of(tensors, [_same], _one) is not None
+    assert rows_of(tensors, [lambda w: w[::-1, ::-1]], _one) is not None
+    assert rows_of(tensors, [CHANGES[change]], _one) is None
 
 
 @pytest.mark.parametrize("others", [(Q.Q8_0,), (Q.Q6_K,), (Q.F32,)])

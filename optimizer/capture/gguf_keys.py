@@ -1,0 +1,173 @@
+"""Reads the keys of a GGUF file by type, and refuses those that nothing has read.
+
+Names and meanings: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and src/llama-arch.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+
+from .gguf_file import GgufFile
+from .gguf_header import GgufArray, Value
+
+_FOLDER = "Export from the model's Hugging Face directory."
+
+
+class _Required:
+    """Stands for a key without a default."""
+
+
+REQUIRED: Final = _Required()
+
+HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned"})
+"""Keys, without the architecture, that change nothing: the size of the vocabulary is that of the embedding."""
+
+NEUTRAL: Mapping[str, tuple[Value, ...]] = {
+    **dict.fromkeys(
+        ("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale", "attention.value_scale"), (0, 1)
+    ),
+    **dict.fromkeys(("expert_weights_scale", "rope.scaling.attn_factor"), (0, 1)),
+    **dict.fromkeys(
+        (
+            *("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window"),
+            *("expert_count", "expert_used_count", "expert_shared_count", "expert_feed_forward_length"),
+            *("expert_shared_feed_forward_length", "expert_gating_func", "leading_dense_block_count"),
+            *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
+            *("nextn_predict_layers", "n_deepstack_layers", "embedding_length_per_layer_input"),
+            *("attention.shared_kv_layers", "pooling_type", "swin_norm", "adapters.count", "hash_layer_count"),
+            *("attention.temperature_scale", "attention.temperature_length", "moe_latent_size"),
+        ),
+        (0,),
+    ),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
+    **dict.fromkeys(("moe_every_n_layers", "interleave_moe_layer_step"), (0, 1)),
+    "attention.causal": (True,),
+    "expert_weights_norm": (False,),
+    "rope.scaling.type": ("none", "linear"),
+    "rope.scaling.factor": (0, 1),
+    "rope.scale_linear": (0, 1),
+    "tensor_data_layout": ("Meta AI original pth", "jploski"),
+}
+"""Values that change nothing, by key, where the architecture doesn't read the key."""
+
+
+class Keys:
+    """The keys of one architecture, by name without the architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self._prefix = f"{file.architecture}."
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self._prefix}{name}" in self.file.metadata
+
+    def integer(self, name: str, default: int | _Required = REQUIRED) -> int:
+        """An integer of at least 0. Raises SourceError if it is missing or of another type."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, value, "no integer")
+        if not 0 <= value < 1 << 31:
+            raise self._wrong(name, value, "not in [0, 2^31)")
+        return value
+
+    def number(self, name: str, default: float | _Required = REQUIRED) -> float:
+        """A floating-point number. Raises SourceError if it is missing, of another type or not finite."""
+        value = self._get(name, default)
+        if not isinstance(value, float):
+            raise self._wrong(name, value, "no floating-point number")
+        if not abs(value) < float("inf"):
+            raise self._wrong(name, value, "not finite")
+        return value
+
+    def flag(self, name: str, default: bool | _Required = REQUIRED) -> bool:
+        """A boolean. Raises SourceError if it is missing or of another type."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "no boolean")
+        return value
+
+    def text(self, name: str, default: str | _Required = REQUIRED) -> str:
+        """A text. Raises SourceError if it is missing or of another type."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "no text")
+        return value
+
+    def by_layer(self, name: str, layers: int, default: int | _Required = REQUIRED) -> list[int]:
+        """An integer for each layer: of an array that has one for each, or one integer for all."""
+        value = self._get(name, default)
+        if not isinstance(value, GgufArray):
+            return [self.integer(name, default)] * layers
+        return [self._item(name, item) for item in self._items(name, value, layers)]
+
+    def flags_by_layer(self, name: str, layers: int) -> list[bool] | None:
+        """A boolean for each layer, of an array; None if the key is missing or isn't an array."""
+        value = self.file.metadata.get(f"{self._prefix}{name}")
+        if not isinstance(value, GgufArray):
+            return None
+        self._read.add(name)
+        return [bool(self._item(name, item)) for item in self._items(name, value, layers)]
+
+    def same_for_all(self, name: str, layers: int, default: int | _Required = REQUIRED) -> int:
+        """An integer that all layers share. Raises UnsupportedModelError if they don't."""
+        values = set(self.by_layer(name, layers, default))
+        if len(values) != 1:
+            raise self.refusal(name, f"is {sorted(values)}: layers that differ in it")
+        return values.pop()
+
+    def refusal(self, name: str, reason: str) -> UnsupportedModelError:
+        """The error for a key with a meaning that can't be honoured."""
+        return UnsupportedModelError(
+            f"{self.file.path}: {self._prefix}{name} {reason}, which can't be read from GGUF files", hint=_FOLDER
+        )
+
+    def value(self, name: str) -> Value | None:
+        """The value of a key as it is stored, without marking it as read."""
+        return self.file.metadata.get(f"{self._prefix}{name}")
+
+    def refuse_unread(self, harmless: Sequence[str] = ()) -> None:
+        """Raises UnsupportedModelError for the first key that nothing has read and that may change the numbers."""
+        for full, value in self.file.metadata.items():
+            name = full.removeprefix(self._prefix)
+            if name == full or name in self._read or name in HARMLESS or name in harmless:
+                continue
+            neutral = NEUTRAL.get(name, ())
+            if not isinstance(value, GgufArray) and any(value == item for item in neutral):
+                continue
+            if name == "pooling_type":
+                raise UnsupportedModelError(
+                    f"{self.file.path}: {full} is {value}: it is an embedding model, which isn't supported",
+                    hint="Pass the GGUF file of a model that generates text.",
+                )
+            shown = f"an array of {value.count}" if isinstance(value, GgufArray) else value
+            raise self.refusal(name, f"is {shown!s:.80}")
+
+    def _get(self, name: str, default: Value | _Required) -> Value:
+        self._read.add(name)
+        value = self.file.metadata.get(f"{self._prefix}{name}", default)
+        if isinstance(value, _Required):
+            raise SourceError(
+                f"{self.file.path}: key {self._prefix}{name} is missing", hint="Download or convert the file again."
+            )
+        return value
+
+    def _items(self, name: str, value: GgufArray, layers: int) -> list[int | float | bool | str]:
+        if value.count < layers:
+            raise self._wrong(name, f"an array of {value.count}", f"not one value for each of {layers} layers")
+        return value.read()[:layers]
+
+    def _item(self, name: str, item: int | float | bool | str) -> int:
+        if isinstance(item, str | float) or not 0 <= item < 1 << 31:
+            raise self._wrong(name, item, "no integer of at least 0")
+        return int(item)
+
+    def _wrong(self, name: str, value: object, what: str) -> SourceError:
+        shown = f"an array of {value.count}" if isinstance(value, GgufArray) else f"{value!r:.80}"
+        return SourceError(
+            f"{self.file.path}: key {self._prefix}{name} is {shown}, and {what}",
+            hint="Download or convert the file again.",
+        )

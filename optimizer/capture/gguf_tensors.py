@@ -1,0 +1,224 @@
+"""Places the tensors of a GGUF file in a model of transformers, undoing what llama.cpp's converter rearranged.
+
+A change works on numpy arrays and on torch tensors without memory alike, as shapes are computed with the latter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PretrainedConfig
+
+from enginewright.optimizer.shared.resources import release_pages
+from enginewright.passes.ir.prequantized import SourceCodes
+from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.runtime.shared.errors import SourceError
+
+from .gguf_blocks import GgufTensor, dequantize, format_of, read_codes, rows_of, shape_of
+from .gguf_file import GgufFile
+
+Change = Callable[[Any, PretrainedConfig], Any]
+"""Rearranges a tensor, outermost dimension first, given the model's configuration."""
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\Z")
+_SUFFIX = re.compile(r"\.(weight|bias)\Z")
+_DAMAGED = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, AttributeError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a tensor in the model.
+
+    Attributes:
+        name: the model's name, within the layer for tensors of a layer, without ".weight" or ".bias".
+        change: what undoes the converter's rearrangement.
+        part: the tensor's position among those that make up one weight.
+        axis: the axis along which they are joined.
+        whole: ``name`` has no suffix to be added.
+    """
+
+    name: str
+    change: Change | None = None
+    part: int = 0
+    axis: int | None = None
+    whole: bool = False
+
+
+def heads_apart(heads: str) -> Change:
+    """Undoes the order of rows of llama.cpp's interleaved rotation; ``heads`` is the field with the number of heads."""
+
+    def change(weight: Any, config: PretrainedConfig) -> Any:
+        count = int(getattr(config, heads))
+        return weight.reshape(count, weight.shape[0] // count // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+    return change
+
+
+def less_one(weight: Any, config: PretrainedConfig) -> Any:
+    """Undoes the addition of 1 to the weights of norms."""
+    return weight - 1
+
+
+def transposed(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns [N, K] into the [K, N] of the class Conv1D; biases stay."""
+    return weight.swapaxes(0, 1) if len(weight.shape) > 1 else weight
+
+
+def experts_transposed(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns experts [E, N, K] into [E, K, N]; biases [E, N] stay."""
+    return weight.swapaxes(1, 2) if len(weight.shape) > 2 else weight
+
+
+def grouped_heads(groups: str, heads: str) -> Change:
+    """Turns rows of all queries, then all keys and values, into groups of queries with their key and value."""
+
+    def change(weight: Any, config: PretrainedConfig) -> Any:
+        kv, queries = int(getattr(config, groups)), int(getattr(config, heads))
+        size = weight.shape[0] // (queries + 2 * kv)
+        parts = [
+            weight[: queries * size].reshape(kv, queries // kv, size, -1),
+            weight[queries * size : (queries + kv) * size].reshape(kv, 1, size, -1),
+            weight[(queries + kv) * size :].reshape(kv, 1, size, -1),
+        ]
+        return join(parts, 1).reshape(weight.shape)
+
+    return change
+
+
+def row_matrix(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns [K] into [1, K]."""
+    return weight.reshape(1, -1)
+
+
+def middle_axis(weight: Any, config: PretrainedConfig) -> Any:
+    """Turns [N, K] into the [N, 1, K] of a convolution by channel."""
+    return weight.reshape(weight.shape[0], 1, -1)
+
+
+def join(parts: Sequence[Any], axis: int) -> Any:
+    """Concatenates arrays or tensors; along the axis -1 their elements alternate."""
+    if len(parts) == 1 and axis >= 0:
+        return parts[0]
+    as_tensors = [
+        part if isinstance(part, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(part)) for part in parts
+    ]
+    joined = torch.cat(as_tensors, axis) if axis >= 0 else torch.stack(as_tensors, -1).flatten(-2)
+    return joined if isinstance(parts[0], torch.Tensor) else joined.numpy()
+
+
+def place_tensors(
+    file: GgufFile,
+    config: PretrainedConfig,
+    table: Mapping[str, Place],
+    *,
+    layer_prefix: str,
+    layers: int,
+    skipped: Sequence[str] = (),
+) -> dict[str, WeightExpr]:
+    """The file's tensors under the model's names, float32, dequantized when evaluated.
+
+    Args:
+        file: an open file.
+        config: the model's configuration.
+        table: the place of each tensor, by its name in the file without block number and suffix.
+        layer_prefix: what the model's names of layers begin with.
+        layers: the number of layers; tensors of blocks after them (for drafts) are left out.
+        skipped: tensors that have been read already.
+
+    Raises SourceError for a tensor without a place in the model, or one that doesn't fit the configuration.
+    """
+    parts: dict[str, list[tuple[GgufTensor, Place]]] = defaultdict(list)
+    for name, tensor in file.tensors.items():
+        if name in skipped:
+            continue
+        match = _LAYER.match(name)
+        if match is not None and int(match[1]) >= layers:
+            continue
+        base = name if match is None else match[2]
+        suffix = _SUFFIX.search(base)
+        place = table.get(base) or (table.get(base[: suffix.start()]) if suffix else None)
+        if place is None or (match is None) != (place.name.startswith("=")):
+            raise SourceError(
+                f"{file.path}: tensor {name} has no place in the model that the metadata describes",
+                hint="Export from the model's Hugging Face directory.",
+            )
+        target = place.name[1:] if match is None else f"{layer_prefix}.{int(match[1])}.{place.name}"
+        if not place.whole and suffix is not None:
+            target += suffix[0]
+        parts[target].append((tensor, place))
+    weights = {}
+    for target, pairs in parts.items():
+        pairs.sort(key=lambda pair: pair[1].part)
+        try:
+            weights[target] = _expression(pairs, config)
+        except _DAMAGED as e:
+            names = ", ".join(tensor.name for tensor, _ in pairs)
+            raise SourceError(
+                f"{file.path}: tensor {names}: its shape doesn't fit the metadata: {e}",
+                hint="Download or convert the file again.",
+            ) from e
+    return weights
+
+
+def _expression(pairs: Sequence[tuple[GgufTensor, Place]], config: PretrainedConfig) -> WeightExpr:
+    tensors = [tensor for tensor, _ in pairs]
+    axis = pairs[0][1].axis
+
+    def changed(place: Place, value: Any) -> Any:
+        return value if place.change is None else place.change(value, config)
+
+    def joined(values: Sequence[Any]) -> Any:
+        if axis is None and len(values) > 1:
+            raise ValueError("two tensors have one place in the model")
+        return values[0] if axis is None else join(values, axis)
+
+    def read() -> torch.Tensor:
+        value = joined([changed(place, dequantize(tensor)) for tensor, place in pairs])
+        value = np.ascontiguousarray(value, dtype=np.float32)
+        result = torch.from_numpy(value if value.flags.writeable else value.copy())
+        for tensor in tensors:
+            release_pages(tensor.data)
+        return result
+
+    # Tensors without memory, to see which shape the changes make of them.
+    shapes = [changed(place, torch.empty(shape_of(tensor), device="meta")) for tensor, place in pairs]
+    shape = tuple(int(n) for n in joined(shapes).shape)
+    label = "+".join(tensor.name for tensor in tensors)
+    code_format = format_of(tensors)
+    rows = None
+    if code_format is not None and (axis is None or 0 <= axis < len(shape) - 1):
+        changes = [partial(changed, place) for _, place in pairs]
+        rows = rows_of(tensors, changes, joined)
+    origin = tensors[0].origin
+    if code_format is None or rows is None:
+        return Source(label, shape, torch.float32, read, origin)
+    codes = partial(read_codes, tensors, rows)
+    return SourceCodes(label, shape, torch.float32, read, origin, format=code_format, read_codes=codes)
+
+
+def layer_count_of(file: GgufFile) -> int:
+    """One more than the highest number of a block that has tensors."""
+    return 1 + max((int(m[1]) for m in map(_LAYER.match, file.tensors) if m), default=-1)
+
+
+def values_of(file: GgufFile, name: str) -> npt.NDArray[np.float32] | None:
+    """The values of a tensor; None if the file doesn't have it."""
+    tensor = file.tensors.get(name)
+    return None if tensor is None else dequantize(tensor)
+
+
+def size_of(file: GgufFile, name: str, axis: int = 0) -> int:
+    """A dimension of a tensor, outermost first. Raises SourceError if the file doesn't have it."""
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) <= axis or not math.prod(tensor.shape):
+        raise SourceError(f"{file.path}: tensor {name} is missing", hint="Download or convert the file again.")
+    return shape_of(tensor)[axis]

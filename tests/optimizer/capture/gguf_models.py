@@ -1,0 +1,365 @@
+"""Tiny models of each architecture, written as GGUF files by the names and keys of llama.cpp's converter.
+
+Nothing here uses the reader under test: names are those of the package ``gguf``, or written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+Array = npt.NDArray[Any]
+Tensors = Iterator[tuple[str, Array]]
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model and its keys.
+
+    Attributes:
+        model_type: transformers' configuration class.
+        config: what differs from ``SIZES``; None leaves a field out.
+        keys: what differs from the common keys, without the architecture; None leaves a key out.
+        rename: makes the tensors of the file from one of the model.
+        epsilon: the field and the key of the norms' epsilon.
+    """
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    rename: Callable[[str, Array, Any], Tensors] | None = None
+    epsilon: tuple[str, str] = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def build(case: Case, seed: int = 0, **config: Any) -> PreTrainedModel:
+    """A model with random weights, norms around 1 and random biases."""
+    fields = {key: value for key, value in (SIZES | dict(case.config) | config).items() if value is not None}
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[case.model_type](**fields), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if (
+                "inv_freq" in name
+                or "embed_scale" in name
+                or not parameter.is_floating_point()
+                or name.endswith("attn.bias")
+            ):
+                continue
+            random = torch.randn(parameter.shape, generator=generator)
+            centre = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
+            parameter.copy_(centre + 0.1 * random if parameter.dim() < 2 else 0.08 * random)
+    model.tie_weights()
+    return model.eval()
+
+
+def common_keys(case: Case, model: PreTrainedModel) -> dict[str, Any]:
+    """The keys that every architecture has."""
+    config = model.config
+
+    def get(name: str, default: Any = None) -> Any:
+        return getattr(config, case.names.get(name, name), default)
+
+    heads = get("num_attention_heads")
+    head_dim = getattr(config, "head_dim", None) or get("hidden_size") // heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    keys = {
+        "context_length": get("max_position_embeddings", SIZES["max_position_embeddings"]),
+        "block_count": get("num_hidden_layers"),
+        "embedding_length": get("hidden_size"),
+        "feed_forward_length": get("intermediate_size") or 4 * get("hidden_size"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": get("num_key_value_heads") or heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        case.epsilon[1]: float(getattr(config, case.epsilon[0])),
+        "vocab_size": config.vocab_size,
+    }
+    if rope:
+        keys["rope.freq_base"] = float(rope["rope_theta"])
+        keys["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    return keys | dict(case.keys)
+
+
+def write_model(
+    path: Path,
+    architecture: str,
+    model: PreTrainedModel,
+    *,
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Array | None] | None = None,
+    general: Mapping[str, Any] | None = None,
+    keep: Callable[[str], bool] = lambda name: True,
+) -> Path:
+    """Writes a file; ``keys``, ``tensors`` and ``general`` are added, or left out if None.
+
+    Returns ``path``.
+    """
+    case = CASES[architecture]
+    writer = gguf.GGUFWriter(str(path), architecture)
+    whole: dict[str, Any] = {"general.name": "tiny"}
+    whole |= {f"{architecture}.{key}": value for key, value in (common_keys(case, model) | dict(keys or {})).items()}
+    for key, value in (whole | dict(general or {})).items():
+        add_key(writer, key, value)
+    for name, value in (tensors_of(architecture, model) | dict(tensors or {})).items():
+        if value is not None and keep(name):
+            writer.add_tensor(name, np.ascontiguousarray(value, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Adds a key by the type of its value; None adds nothing, a pair names the type."""
+    if value is None:
+        return
+    if isinstance(value, tuple):
+        getattr(writer, f"add_{value[0]}")(key, value[1])
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def tensors_of(architecture: str, model: PreTrainedModel) -> dict[str, Array]:
+    """The tensors that llama.cpp's converter writes of a model, by name."""
+    case = CASES[architecture]
+    kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    layers = int(getattr(model.config, case.names.get("num_hidden_layers", "num_hidden_layers")))
+    table = gguf.get_tensor_name_map(kind, layers)
+    tied = bool(model.config.tie_word_embeddings)
+    tensors: dict[str, Array] = {}
+    for name, value in model.state_dict().items():
+        if (tied and name == "lm_head.weight") or name.endswith((".attn.bias", "inv_freq", "embed_scale")):
+            continue
+        array = value.float().numpy()
+        for renamed, part in case.rename(name, array, model.config) if case.rename else [(name, array)]:
+            final = table.get_name(renamed, try_suffixes=(".weight", ".bias")) or renamed
+            assert final.startswith(("blk.", "token", "output", "position", "per_layer")), (name, final)
+            tensors[final] = part
+    return tensors
+
+
+def interleaved(weight: Array, heads: int) -> Array:
+    """The order of rows for llama.cpp's rotation of neighbours."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _llama(name: str, value: Array, config: Any) -> Tensors:
+    if ".q_proj." in name:
+        value = interleaved(value, config.num_attention_heads)
+    elif ".k_proj." in name:
+        value = interleaved(value, config.num_key_value_heads)
+    yield name, value
+
+
+def _plus_one(name: str, value: Array, config: Any) -> Tensors:
+    yield name, value + 1 if "norm" in name and name.endswith(".weight") else value
+
+
+def _experts(name: str, value: Array, config: Any) -> Tensors:
+    """Gate and up of all experts apart."""
+    if name.endswith("experts.gate_up_proj"):
+        block = name.split(".")[2]
+        gate, up = np.split(value, 2, axis=1)
+        yield f"blk.{block}.ffn_gate_exps.weight", gate
+        yield f"blk.{block}.ffn_up_exps.weight", up
+    elif name.endswith("experts.down_proj"):
+        yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", value
+    elif name.endswith("e_score_correction_bias"):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", value
+    elif name.endswith("shared_expert_gate.weight"):
+        yield name, value[0]
+    else:
+        yield name, value
+
+
+def _mixtral(name: str, value: Array, config: Any) -> Tensors:
+    for renamed, part in _experts(name, value, config):
+        yield from _llama(renamed, part, config)
+
+
+def _falcon(name: str, value: Array, config: Any) -> Tensors:
+    if "query_key_value" in name:
+        kv = config.num_kv_heads if config.new_decoder_architecture else 1
+        size = config.hidden_size // config.num_attention_heads
+        groups = value.reshape(kv, config.num_attention_heads // kv + 2, size, -1)
+        parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+        value = np.concatenate([part.reshape(-1, value.shape[-1]) for part in parts])
+    yield name, value
+
+
+def _bloom(name: str, value: Array, config: Any) -> Tensors:
+    if "query_key_value" in name:
+        parts = value.reshape(config.n_head, 3, config.hidden_size // config.n_head, -1)
+        value = parts.swapaxes(0, 1).reshape(value.shape)
+    yield name.removeprefix("transformer."), value
+
+
+def _gpt2(name: str, value: Array, config: Any) -> Tensors:
+    yield (
+        name,
+        value.T if value.ndim > 1 and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")) else value,
+    )
+
+
+def _gpt_oss(name: str, value: Array, config: Any) -> Tensors:
+    block = name.split(".")[2] if ".layers." in name else ""
+    if ".experts.gate_up_proj" in name:
+        suffix = "bias" if name.endswith("_bias") else "weight"
+        for part, kind in ((value[..., ::2], "gate"), (value[..., 1::2], "up")):
+            yield f"blk.{block}.ffn_{kind}_exps.{suffix}", part if suffix == "bias" else part.swapaxes(1, 2)
+    elif name.endswith("experts.down_proj"):
+        yield f"blk.{block}.ffn_down_exps.weight", value.swapaxes(1, 2)
+    elif name.endswith("experts.down_proj_bias"):
+        yield f"blk.{block}.ffn_down_exps.bias", value
+    elif name.endswith("self_attn.sinks"):
+        yield f"blk.{block}.attn_sinks.weight", value
+    else:
+        yield name, value
+
+
+_MOE = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+_WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+CASES: dict[str, Case] = {
+    "llama": Case("llama", {"head_dim": 16}, rename=_llama),
+    "deci": Case("llama", {"head_dim": 16}, rename=_llama),
+    "qwen2": Case("qwen2"),
+    "qwen3": Case("qwen3", {"head_dim": 24}),
+    "qwen2moe": Case(
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+        _MOE | {"expert_shared_feed_forward_length": 48},
+        _experts,
+    ),
+    "qwen3moe": Case(
+        "qwen3_moe",
+        {
+            "head_dim": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        _MOE,
+        _experts,
+    ),
+    "gemma": Case("gemma", {"head_dim": 24, "num_key_value_heads": 1}, rename=_plus_one),
+    "gemma2": Case(
+        "gemma2",
+        {"head_dim": 24, "query_pre_attn_scalar": 24, **_WINDOWED},
+        {"attention.sliding_window": 8, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        _plus_one,
+    ),
+    "gemma3": Case(
+        "gemma3_text",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+            "sliding_window": 8,
+        },
+        {"attention.sliding_window": 8},
+        _plus_one,
+    ),
+    "falcon": Case(
+        "falcon",
+        {"num_key_value_heads": None, "num_kv_heads": 1, "intermediate_size": None, "ffn_hidden_size": 256},
+        {"attention.head_count_kv": 1},
+        _falcon,
+        ("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+    ),
+    "phi3": Case("phi3"),
+    "bloom": Case(
+        "bloom",
+        {
+            "n_layer": 2,
+            "n_head": 4,
+            **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), None),
+            **dict.fromkeys(("intermediate_size", "max_position_embeddings"), None),
+        },
+        rename=_bloom,
+        epsilon=("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+    ),
+    "stablelm": Case("stablelm", epsilon=("layer_norm_eps", "attention.layer_norm_epsilon")),
+    "gpt2": Case(
+        "gpt2",
+        {_GPT2_NAMES[key]: SIZES[key] for key in _GPT2_NAMES}
+        | dict.fromkeys((*_GPT2_NAMES, "num_key_value_heads"), None),
+        rename=_gpt2,
+        epsilon=("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+        names=_GPT2_NAMES,
+    ),
+    "starcoder2": Case("starcoder2", epsilon=("norm_epsilon", "attention.layer_norm_epsilon")),
+    "nemotron": Case(
+        "nemotron",
+        {"head_dim": 16},
+        rename=_plus_one,
+        epsilon=("norm_eps", "attention.layer_norm_epsilon"),
+    ),
+    "minimax-m2": Case(
+        "minimax_m2",
+        {"head_dim": 16, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+        _MOE | {"expert_gating_func": 2},
+        _experts,
+    ),
+    "gpt-oss": Case(
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+            **_WINDOWED,
+        },
+        _MOE | {"attention.sliding_window": 8},
+        _gpt_oss,
+    ),
+}
+"""A tiny model of each architecture that the reader knows."""
