@@ -134,7 +134,8 @@ class SamplingParams:
             value = getattr(self, name)
             listed = (value,) if isinstance(value, str) else value
             _check(name, value, _is_listing(listed), "a list; () for none")
-            object.__setattr__(self, name, tuple(map(_plain, listed)))
+            items = tuple(listed)
+            object.__setattr__(self, name, items if _are_ints(items) else tuple(map(_plain, items)))
         if _is_int(self.top_k, -1, 0):
             object.__setattr__(self, "top_k", 0)
         most = float(np.finfo(np.float32).max)
@@ -161,7 +162,8 @@ class SamplingParams:
         _check("stop", long, long <= MOST_STOP_TEXT, f"strings of {MOST_STOP_TEXT} characters together at most")
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
-            _check(name, ids, all(_is_int(i, 0) for i in ids), "token ids")
+            plain = _are_ints(ids) and min(ids) >= 0 and max(ids) < 1 << 64
+            _check(name, ids, plain or all(_is_int(i, 0) for i in ids), "token ids")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         if self.stop and not self.detokenize:
@@ -363,6 +365,11 @@ def _is_listing(value: Any) -> bool:
     """Whether it can be gone through in an order that means something: no mapping, no bytes, no array of rank 0."""
     listing = isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes, bytearray, memoryview))
     return listing and bool(getattr(value, "ndim", 1) == 1)
+
+
+def _are_ints(values: tuple[Any, ...]) -> bool:
+    """Returns True for integers of Python's own type, without a loop in Python: a list may have a whole vocabulary."""
+    return set(map(type, values)) == {int}
 
 
 def _is_int(value: Any, low: int, end: float = math.inf) -> bool:

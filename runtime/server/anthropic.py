@@ -17,12 +17,12 @@ from fastapi import FastAPI, Request, Response
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
 from .answers import Given, News, Shape, event
-from .bodies import ChatBody, Fields, body_schema, decoded
+from .bodies import ChatBody, Fields, body_schema
+from .engine_client import Model
 from .errors import ApiError, anthropic_error, json_response
 from .front import Front
-from .jobs import answer
+from .jobs import Order, answer
 from .records import Ended, Finished
-from .tools import tool_choice
 
 LEFT_OUT_HEADER = "x-enginewright-left-out"
 _BILLING = re.compile(r"\Ax-anthropic-billing-header: cc_version=[^\n]*(?:\n|\Z)")
@@ -377,20 +377,18 @@ def add_messages(app: FastAPI, front: Front) -> None:
     @app.post("/v1/messages", openapi_extra=body_schema(MessagesBody))
     async def messages(request: Request) -> Response:
         """Anthropic's messages."""
-        asked, ignored = decoded(await request.body(), MessagesBody)
-        if asked.max_tokens is None:
-            raise RequestError("max_tokens: it is missing", hint="Say how many tokens the answer may have.")
-        body, more, left_out = asked.chat()
-        notes = {LEFT_OUT_HEADER: "x-anthropic-billing-header"} if left_out else {}
-        return await answer(front, request, body, partial(MessagesShape, asked), [*ignored, *more], notes)
+        asked, ignored, charge = await front.body(request, MessagesBody)
+
+        def order(model: Model) -> Order:
+            if asked.max_tokens is None:
+                raise RequestError("max_tokens: it is missing", hint="Say how many tokens the answer may have.")
+            body, more, left_out = asked.chat()
+            notes = {LEFT_OUT_HEADER: "x-anthropic-billing-header"} if left_out else {}
+            return Order(body, partial(MessagesShape, asked), [*ignored, *more], notes)
+
+        return await answer(front, request, charge, asked.model, order)
 
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountBody))
     async def count_tokens(request: Request) -> Response:
         """The tokens of what would be a prompt of ``/v1/messages``."""
-        asked, _ = decoded(await request.body(), CountBody)
-        body, _, _ = asked.chat()
-        model = front.model(body.model)
-        tools = tool_choice(body.tools, body.tool_choice, body.parallel_tool_calls)
-        count = partial(front.chat_prompt, model, body, tools, "", splice=False)
-        given, _ = await front.in_thread(request.state.tenant.name, count)
-        return json_response({"input_tokens": len(given.ids)})
+        return json_response({"input_tokens": await front.counted(request, CountBody, lambda asked: asked.chat()[0])})

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from ..engine.arguments import encode_within
 from ..shared.errors import EnginewrightError, RequestError
 from .answers import ChatShape, CompletionShape, Shape
-from .anthropic import add_messages
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, body_schema, decoded
+from .anthropic import CountBody, MessagesBody, add_messages
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody, body_schema
 from .engine_client import Model
 from .errors import ApiError, api_error, error_response, failed, json_response
 from .front import VERSION, Front, tokenizer_of
 from .gate import Gate
-from .jobs import answer
-from .ollama import add_ollama
+from .jobs import Order, answer
+from .ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
 from .page import add_page
-from .responses import add_responses
+from .responses import InputTokensBody, ResponsesBody, add_responses
 from .tenants import QuotaError
 from .tools import tool_choice
+
+BODIES: Mapping[str, type[Fields]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": InputTokensBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+    "/api/chat": OllamaChatBody,
+    "/api/generate": GenerateBody,
+    "/api/show": ShowBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+"""Endpoint -> the fields of its body."""
 
 
 def make_app(front: Front) -> Gate:
@@ -37,6 +55,12 @@ def make_app(front: Front) -> Gate:
     @app.exception_handler(ApiError)
     async def _api(request: Request, error: ApiError) -> Response:
         return error_response(request.url.path, error, request.state.request_id)
+
+    @app.exception_handler(RequestValidationError)
+    async def _odd_query(request: Request, error: RequestValidationError) -> Response:
+        where = next((one.get("loc", ()) for one in error.errors()), ())
+        name = str(where[-1])[:64] if where else "the query"
+        return await _api(request, ApiError(400, f"{name}: it isn't a value of its type", param=name))
 
     @app.exception_handler(ClientDisconnect)
     async def _left(request: Request, error: ClientDisconnect) -> Response:
@@ -61,8 +85,8 @@ def make_app(front: Front) -> Gate:
         return await _api(request, problem)
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:
-        body, ignored = decoded(await request.body(), kind)
-        return await answer(front, request, body, shape, ignored)
+        body, ignored, charge = await front.body(request, kind)
+        return await answer(front, request, charge, body.model, lambda model: Order(body, shape, ignored))
 
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
@@ -90,21 +114,22 @@ def make_app(front: Front) -> Gate:
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or a conversation."""
-        body, _ = decoded(await request.body(), TokenizeBody)
-        model = front.model(body.model)
-        return json_response(await front.in_thread(request.state.tenant.name, partial(_tokenized, front, model, body)))
+        body, _, charge = await front.body(request, TokenizeBody)
+        with charge:
+            work = partial(_tokenized, front, front.model(body.model), body)
+            found = await front.in_thread(charge.tenant.name, work)
+            charge.tokens = found["count"]
+            return json_response(found)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        body, _ = decoded(await request.body(), DetokenizeBody)
-        model = front.model(body.model)
-        size = model.model.vocab_size
-        if wrong := [index for index in body.tokens if not 0 <= index < size]:
-            raise RequestError(f"tokens: {wrong[0]} is outside the vocabulary of {size}")
-        decode = partial(tokenizer_of(model).decode, body.tokens, skip_special_tokens=False)
-        text = await front.in_thread(request.state.tenant.name, decode)
-        return json_response({"prompt": text, "content": text})
+        body, _, charge = await front.body(request, DetokenizeBody)
+        with charge:
+            charge.tokens = len(body.tokens)
+            work = partial(_detokenized, front.model(body.model), body.tokens)
+            text = await front.in_thread(charge.tenant.name, work)
+            return json_response({"prompt": text, "content": text})
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -184,6 +209,13 @@ def _props(front: Front, model: Model) -> dict[str, Any]:
     }
 
 
+def _detokenized(model: Model, tokens: Sequence[int]) -> str:
+    size = model.model.vocab_size
+    if wrong := [index for index in tokens if not 0 <= index < size]:
+        raise RequestError(f"tokens: {wrong[0]} is outside the vocabulary of {size}")
+    return tokenizer_of(model).decode(tokens, skip_special_tokens=False)
+
+
 def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]:
     tokenizer = tokenizer_of(model)
     if body.messages is not None:
@@ -196,7 +228,9 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
         # As vLLM's: a prompt gets the tokens that the model expects around a text; llama.cpp's content doesn't.
         said = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         special = body.prompt is not None if said is None else said
-        ids = tokenizer.encode(text, add_special_tokens=special)
+        encode = partial(tokenizer.encode, add_special_tokens=special)
+        name = "content" if body.prompt is None else "prompt"
+        ids = encode_within(encode, text, model.model.context_length - 1, name) if text else encode(text)
     found: dict[str, Any] = {"count": len(ids), "max_model_len": model.model.context_length, "tokens": ids}
     if body.with_pieces:
         found["tokens"] = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]

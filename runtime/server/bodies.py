@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -20,13 +20,15 @@ from ..requests.sampling import SamplingParams
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
+from .limits import LARGEST, Sizes, split, value_of
 
-B = TypeVar("B", bound=msgspec.Struct)
+B = TypeVar("B", bound="Fields")
 
 MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
 IGNORED_HEADER = "x-enginewright-ignored"
 _LARGEST = 2**31 - 1
+_DIGITS = len(str(_LARGEST))
 """Numbers that go to an engine as they are fit 32 bits."""
 
 _LATER = "it isn't there yet"
@@ -270,7 +272,7 @@ class CompletionBody(Body, kw_only=True):
         return found
 
 
-class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+class TokenizeBody(Fields, kw_only=True):
     """The body of ``/tokenize``: a prompt, or messages. llama.cpp's names are ``content`` for a prompt, ``add_special``
     for ``add_special_tokens``, and ``with_pieces`` for a text beside each token."""
 
@@ -288,38 +290,45 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     with_pieces: bool | None = None
 
 
-class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+class DetokenizeBody(Fields, kw_only=True):
     """The body of ``/detokenize``."""
 
     tokens: list[int]
     model: str | None = None
 
 
-def decoded(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
-    """A body, and the fields of it that are harmless. Raises RequestError naming the field."""
-    try:
-        given = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-        raise RequestError(f"the body isn't JSON: {e}", hint="Send an object in UTF-8.") from e
-    if not isinstance(given, dict):
-        raise RequestError("the body isn't a JSON object", hint='Send {"model": ..., ...}.')
-    ignored = []
-    if issubclass(kind, Fields):
-        for name in [name for name in given if name not in kind.__struct_fields__]:
-            value = given.pop(name)
-            if name in kind.refused:
-                rule = kind.refused[name]
-                if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
-                    raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
-            elif name in kind.harmless:
-                ignored += [name] if value is not None else []
-            else:
-                raise RequestError(f"{shown(name)}: there is no such field", hint="Leave it out.")
-        given = {name: value for name, value in given.items() if value is not None or name in kind.needed}
+def decoded(data: bytes, kind: type[B], sizes: Callable[[Any], Sizes] = lambda name: LARGEST) -> tuple[B, list[str]]:
+    """Returns a body, and the names of its harmless fields, which aren't looked at.
+
+    Args:
+        sizes: gives the sizes of the model that a body names.
+
+    Raises RequestError naming the field.
+    """
+    fields = split(data)
+    model = value_of("model", fields["model"], LARGEST) if "model" in fields else None
+    known, given, ignored = sizes(model), dict[str, Any](), list[str]()
+    for name, raw in fields.items():
+        if name in kind.__struct_fields__:
+            given[name] = value_of(name, raw, known)
+        elif name in kind.refused:
+            rule = kind.refused[name]
+            value = value_of(name, raw, known) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
+            if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
+                raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
+        elif name in kind.harmless:
+            ignored += [name] if bytes(raw) != b"null" else []
+        else:
+            raise RequestError(f"{shown(name)}: there is no such field", hint="Leave it out.")
+    given = {name: value for name, value in given.items() if value is not None or name in kind.needed}
     try:
         return msgspec.convert(given, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
         raise RequestError(_named(str(e))) from e
+
+
+_LONGEST_TAKEN = 1024
+"""The most bytes of a field that is refused unless it asks for nothing."""
 
 
 def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -377,9 +386,10 @@ def _within(name: str, value: int, most: int) -> int:
 
 
 def _token(key: str) -> int:
-    if not key.isascii() or not key.isdigit():
+    token = int(key) if key.isascii() and key.isdigit() and len(key) <= _DIGITS else -1
+    if str(token) != key:  # "05" beside "5" would be the same token twice
         raise RequestError(f"logit_bias: {shown(key)} isn't a token id", hint='Pass {"15043": -100}.')
-    return int(key[:12])
+    return token
 
 
 def _is_id(value: Any) -> bool:

@@ -29,6 +29,8 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permi
 _KINDS |= {408: "timeout", 429: "rate_limit_error", **dict.fromkeys((405, 413, 426, 431), "invalid_request_error")}
 _ANTHROPIC = {**_KINDS, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
 CONTEXT_CODE = "context_length_exceeded"
+_MOST_HEADER = 1024
+"""The most characters of a header's value: they may have names that a client chose."""
 
 
 class ApiError(Exception):
@@ -110,4 +112,13 @@ def error_response(path: str, error: ApiError, request_id: str = "") -> Response
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(encoded(value), status, headers, "application/json")
+    return Response(encoded(value), status, clean_headers(headers or {}), "application/json")
+
+
+def clean_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Returns headers whose values are printable ASCII of a bounded length, whatever a client's names have."""
+    clean = {}
+    for name, value in headers.items():
+        text = "".join(c if " " <= c <= "~" else "?" for c in value[:_MOST_HEADER])
+        clean[name] = text.strip() if len(value) <= _MOST_HEADER else text[: _MOST_HEADER - 3].rstrip() + "..."
+    return clean

@@ -10,23 +10,29 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from fastapi import Request
+
 from ..engine import arguments
 from ..executors.open import TARGETS
 from ..requests.sampling import SamplingParams
 from ..shared.errors import RequestError
 from ..text.tokenizer import Tokenizer
 from .answers import Given
-from .bodies import ChatBody, TokenizeBody, checked_kwargs
+from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded
 from .engine_client import Model, UnavailableError, open_models
 from .errors import ApiError
+from .limits import LARGEST, Sizes
 from .metrics import Metrics
 from .options import ServerOptions
-from .tenants import FairTurns, Tenants
-from .tools import ToolChoice, checked_messages
+from .tenants import Charge, FairTurns, Tenants
+from .tools import ToolChoice, checked_messages, tool_choice
 from .tracing import Tracing, exporter_to
 from .turns import Turns
 
 VERSION = metadata.version("enginewright")
+_LATEST = ":latest"
+_AT_ONCE = 16 << 10
+"""The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
 
 
 class Front:
@@ -68,6 +74,28 @@ class Front:
         if name not in self.models:
             raise ApiError(404, f"model: there is no {name[:80]!r}; there is {', '.join(self.models)}", param="model")
         return self.models[name]
+
+    def sizes(self, name: Any) -> Sizes:
+        """Returns the sizes of the model that a body names. Raises ApiError for one that isn't there."""
+        if name is not None and not isinstance(name, str):
+            return LARGEST  # what is wrong with the name is said where its type is checked
+        about = self.model(name if name is None or name in self.models else name.removesuffix(_LATEST)).model
+        return Sizes(about.vocab_size, about.context_length)
+
+    async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
+        """Returns a request's body, the names of its harmless fields, and its share of the tenant's quotas.
+
+        The caller ends the charge. Raises RequestError, and QuotaError.
+        """
+        data = await request.body()
+        charge = Charge(request.state.tenant, len(data))
+        try:
+            work = partial(decoded, data, kind, self.sizes)
+            body, ignored = work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work)
+        except BaseException:
+            charge.end()
+            raise
+        return body, ignored, charge
 
     async def loaded(self, model: Model) -> Model:
         """The model, once it answers. Another one that is idle is unloaded for it where only so many may be.
@@ -132,6 +160,31 @@ class Front:
         encode = partial(arguments.encode_within, tokenizer.encode_guarded, most=most, name="messages")
         ids, spliced = self.turns(model).encode(tenant, text, encode) if splice else (encode(text), 0)
         return Given(tokenizer.unguarded(text), ids, text), spliced
+
+    async def counted(
+        self,
+        request: Request,
+        kind: type[B],
+        chat: Callable[[B], ChatBody],
+        before: Callable[[B], None] = lambda _: None,
+    ) -> int:
+        """Returns the number of tokens of a conversation that a body has, without an answer.
+
+        Args:
+            chat: turns the body into one of chat completions, on a thread.
+            before: is called with the body on the event loop.
+        """
+        body, _, charge = await self.body(request, kind)
+        with charge:
+            before(body)
+
+            def count() -> int:
+                own = chat(body)
+                tools = tool_choice(own.tools, own.tool_choice, own.parallel_tool_calls)
+                return len(self.chat_prompt(self.model(own.model), own, tools, "", splice=False)[0].ids)
+
+            charge.tokens = await self.in_thread(charge.tenant.name, count)
+            return charge.tokens
 
     def _variables(self, tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolChoice) -> dict[str, Any]:
         """What a template gets besides the messages."""

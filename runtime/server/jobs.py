@@ -7,9 +7,8 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request, Response
@@ -20,20 +19,38 @@ from ..shared.errors import EnginewrightError, OverloadError, RequestError
 from .answers import Given, Shape, usage
 from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, checked_params
 from .engine_client import Model, ReplacedError, Running
-from .errors import ApiError, api_error, error_response, json_response
+from .errors import ApiError, api_error, clean_headers, error_response, json_response
 from .front import Front, effort_variables, template_reads, tokenizer_of
 from .reading import Reader, Reading
 from .records import Ended, Piece, Submit
-from .tenants import Tenant
+from .tenants import Charge
 from .tools import ToolChoice, tool_choice
+
+
+@dataclass(frozen=True)
+class Order:
+    """A body in OpenAI's words: other protocols' bodies are turned into these.
+
+    Attributes:
+        body: the prompts and parameters.
+        kind: makes the shape of the answer.
+        ignored: fields on which no answer depends.
+        notes: further headers of the answer.
+    """
+
+    body: Body
+    kind: Callable[..., Shape]
+    ignored: Sequence[str] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Job:
     """One body on its way: its prompts and parameters, then the requests that run.
 
     Args:
-        body: what is asked, in OpenAI's words: other protocols' bodies are turned into these.
-        kind: makes the shape of the answer.
+        charge: its share of the tenant's quotas.
+        order: makes the order for the model. It runs on a thread, as everything that grows with a body does.
+        streamed: whether the answer comes in pieces.
         trace: the client's ``traceparent``.
 
     Attributes:
@@ -41,37 +58,48 @@ class Job:
         notes: headers of the answer besides.
     """
 
+    body: Body
+    ignored: list[str]
+    params: dict[str, Any]
+    shape: Shape
+
     def __init__(
         self,
         front: Front,
-        tenant: Tenant,
+        charge: Charge,
         model: Model,
-        body: Body,
-        kind: Callable[..., Shape],
-        ignored: Sequence[str] = (),
+        order: Callable[[Model], Order],
         trace: str | None = None,
         request_id: str = "",
     ) -> None:
-        self.front, self.tenant, self.model, self.body = front, tenant, model, body
+        self.front, self.charge, self.tenant, self.model = front, charge, charge.tenant, model
         self._trace, self._request_id = trace, request_id
-        self._ignored, self.notes = [*ignored], dict[str, str]()
-        self._params = body.params(model.model)
-        self.ignored, self.params = [*ignored], dict(self._params)
-        self._sampling = checked_params(self.params)
+        self._order = order
+        self._checked = False
+        self.notes: Mapping[str, str] = {}
+        self.answers = 1
+        self.tools = ToolChoice()
+        self.given: list[Given] = []
+        self.spliced: int | None = None
+        self.splices = False
+        self._running: list[Running] = []
+        self._cancelled: RequestError | None = None
+
+    def _check(self) -> None:
+        """Makes the order and its parameters. Raises RequestError naming the field."""
+        order = self._order(self.model)
+        self.body, self._kind, self.notes = order.body, order.kind, order.notes
+        body, self._ignored = order.body, order.ignored
+        self._params = body.params(self.model.model)
+        self._sampling = checked_params(self._params)
         self.answers = self._sampling.n
         if body.streamed and (self._sampling.num_beams > 1 or self._sampling.best_of is not None):
             name = "num_beams" if self._sampling.num_beams > 1 else "best_of"
             raise RequestError(f"{name}: which answers are given is known at their end", hint="Leave stream out.")
-        self.tools = ToolChoice()
         if isinstance(body, ChatBody):
             self.tools = tool_choice(body.tools, body.tool_choice, body.parallel_tool_calls)
-        self.given: list[Given] = []
-        self.spliced: int | None = None
-        self.splices = isinstance(body, ChatBody) and body.splice and front.options.splice
-        self.tokens = 0  # that it took
-        self._kind = kind
-        self._running: list[Running] = []
-        self._cancelled: RequestError | None = None
+            self.splices = body.splice and self.front.options.splice
+        self._checked = True
 
     @property
     def requests(self) -> int:
@@ -80,13 +108,17 @@ class Job:
 
     async def prepare(self) -> None:
         """Makes the prompts; again where the model's bundle has been replaced since."""
+        await self.front.in_thread(self.tenant.name, self._prepare)
+
+    def _prepare(self) -> None:
+        if not self._checked:
+            self._check()
         body, front, model = self.body, self.front, self.model
         self.ignored, self.params = [*self._ignored], dict(self._params)
         self._version = model.hash
         scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
         self.scope = arguments.checked_name("cache_salt", scope)
-        work = self._chat if isinstance(body, ChatBody) else self._texts
-        await front.in_thread(self.tenant.name, work)
+        (self._chat if isinstance(body, ChatBody) else self._texts)()
         self.shape = self._kind(
             body,
             model.name,
@@ -130,7 +162,7 @@ class Job:
         if model.running + len(self.given) > most:
             raise OverloadError(f"{model.running} requests run or wait already", retry_after=2.0)
         priority, of_class = self.tenant.rank(body.priority, body.request_class)
-        self.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
+        self.charge.tokens = sum(len(given.ids) for given in self.given)  # also of a client that leaves
         found: list[Running] = []
         try:
             for given in self.given:
@@ -227,7 +259,7 @@ class Job:
                 self.shape.add(i * self.answers + j, news, answer, ended, given)
                 if self.splices:
                     await self._remember(given, answer.text, answer.token_ids, reader)
-        self.tokens = sum(len(given.ids) for given in self.given) + new
+        self.charge.tokens = sum(len(given.ids) for given in self.given) + new
         counts = usage(sum(len(given.ids) for given in self.given), new, results, reasoning)
         if isinstance(self.body, CompletionBody) and self.body.scores_alone:
             counts = usage(counts["prompt_tokens"], 0, results)
@@ -274,7 +306,7 @@ class Job:
             reasoning = sum(own.reader.reasoning_tokens for own in begun.values())
             yield start + shape.end(usage(prompt, new, ends, reasoning), ends)
         finally:
-            self.tokens = prompt + new
+            self.charge.tokens = prompt + new
             if len(ends) < len(running):
                 if not isinstance(error := sys.exception(), ReplacedError):
                     self.aborted(prompt, new, error)
@@ -341,28 +373,23 @@ async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[
 
 
 async def answer(
-    front: Front,
-    request: Request,
-    body: Body,
-    kind: Callable[..., Shape],
-    ignored: Sequence[str],
-    notes: Mapping[str, str] = MappingProxyType({}),
-) -> Response:
-    """The response to one body: what every route does that has something generated. ``notes``: headers."""
-    tenant: Tenant = request.state.tenant
-    model = await front.loaded(front.model(body.model))
-    model.check()
-    tenant.begin()
-    try:
-        trace = request.headers.get("traceparent")
-        job = Job(front, tenant, model, body, kind, ignored, trace, request.state.request_id)
-        job.notes |= notes
+    front: Front, request: Request, charge: Charge, name: str | None, order: Callable[[Model], Order]
+) -> Work:
+    """Returns the response to one body: what every route does that has something generated.
+
+    Args:
+        charge: the body's share of the tenant's quotas, which is ended here.
+        name: of the model.
+        order: makes the order for the model, on a thread.
+    """
+    with charge:
+        model = await front.loaded(front.model(name))
+        model.check()
+        job = Job(front, charge, model, order, request.headers.get("traceparent"), request.state.request_id)
         await job.prepare()
-        tenant.widen(job.requests - 1)
-    except BaseException:
-        tenant.end(0)
-        raise
-    return Work(front, tenant, job)
+        charge.widen(job.requests - 1)
+        charge.handed_on = True
+    return Work(front, job)
 
 
 class Work(Response):
@@ -372,9 +399,9 @@ class Work(Response):
         at_end: is called when all is over, however it ended.
     """
 
-    def __init__(self, front: Front, tenant: Tenant, job: Job) -> None:
+    def __init__(self, front: Front, job: Job) -> None:
         super().__init__()
-        self.front, self.tenant, self.job = front, tenant, job
+        self.front, self.job = front, job
         self.at_end: Callable[[], None] = lambda: None
         self.extra = dict(job.notes) | ({IGNORED_HEADER: ", ".join(job.ignored)} if job.ignored else {})
         self._begun = False
@@ -394,7 +421,7 @@ class Work(Response):
                 task.cancel()
             found = await asyncio.gather(work, gone, watch, return_exceptions=True)
             self.front.running.discard(work)
-            self.tenant.end(self.job.tokens, self.job.requests)
+            self.job.charge.end()
             self.at_end()
         if isinstance(found[0], Exception):
             raise found[0]
@@ -461,7 +488,7 @@ class Work(Response):
 
 
 def _headers(kind: str, more: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in {"content-type": kind, **more}.items()]
+    return [(name.encode(), value.encode()) for name, value in clean_headers({"content-type": kind, **more}).items()]
 
 
 async def _until_gone(receive: Receive) -> None:

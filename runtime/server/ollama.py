@@ -25,7 +25,7 @@ from .bodies import Body, ChatBody, CompletionBody, Fields, body_schema, decoded
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import VERSION, Front
-from .jobs import answer
+from .jobs import Order, answer
 from .records import Ended, Finished
 
 _EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
@@ -41,7 +41,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 """A model isn't unloaded because time has passed."""
 
 
-class ShowBody(msgspec.Struct, forbid_unknown_fields=True):
+class ShowBody(Fields, kw_only=True):
     """The body of ``/api/show``. ``name`` is the older name of ``model``; all is told whether ``verbose`` or not."""
 
     model: str | None = None
@@ -295,16 +295,22 @@ def add_ollama(app: FastAPI, front: Front) -> None:
     """Adds the routes."""
 
     async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
-        asked, ignored = decoded(await request.body(), kind)
-        model = front.model(asked.model.removesuffix(":latest"))
+        asked, ignored, charge = await front.body(request, kind)
+        name = asked.model.removesuffix(":latest")
         shape = OllamaShape if isinstance(asked, OllamaChatBody) else GenerateShape
         if not (asked.messages if isinstance(asked, OllamaChatBody) else asked.prompt):
-            await front.loaded(model)
+            with charge:
+                await front.loaded(front.model(name))
             said = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
             found = {"model": asked.model, "created_at": _time(time.time()), **said}
             return json_response(found | {"done": True, "done_reason": "load"})
-        body = asked.inner(model.model, ignored)
-        return await answer(front, request, body, partial(shape, asked.model), ignored)
+
+        def order(model: Model) -> Order:
+            more: list[str] = []
+            body = asked.inner(model.model, more)
+            return Order(body, partial(shape, asked.model), [*ignored, *more])
+
+        return await answer(front, request, charge, name, order)
 
     @app.post("/api/chat", openapi_extra=body_schema(OllamaChatBody))
     async def api_chat(request: Request) -> Response:
@@ -334,9 +340,10 @@ def add_ollama(app: FastAPI, front: Front) -> None:
     @app.post("/api/show", openapi_extra=body_schema(ShowBody))
     async def api_show(request: Request) -> Response:
         """What is known of a model, as Ollama tells it."""
-        body, _ = decoded(await request.body(), ShowBody)
-        model = front.model(body.asked())
-        return json_response(await front.in_thread(request.state.tenant.name, partial(about, model)))
+        body, _, charge = await front.body(request, ShowBody)
+        with charge:
+            model = front.model(body.asked())
+            return json_response(await front.in_thread(charge.tenant.name, partial(about, model)))
 
     async def not_served(request: Request) -> Response:
         raise ApiError(404, NOT_SERVED[request.url.path])

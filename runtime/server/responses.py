@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +18,15 @@ from fastapi import FastAPI, Request, Response
 
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
+from ..shared.shares import Shares
 from ..text.chat_format import Delta
 from .answers import DONE, Given, News, Shape, event
-from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema, decoded
+from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema
+from .engine_client import Model
 from .errors import ApiError, encoded, json_response
 from .front import Front
-from .jobs import Job, Work, answer
+from .jobs import Job, Order, answer
 from .records import Ended, Finished
-from .tools import tool_choice
 
 MOST_BYTES = 64 << 20
 """The most bytes of stored responses, of all tenants together."""
@@ -183,7 +183,7 @@ def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
     found = []
     for i, item in enumerate(given):
         kind = item.get("type", "message" if "role" in item else None)
-        if kind not in _PREFIXES:
+        if not isinstance(kind, str) or kind not in _PREFIXES:
             hint = f"It is {', '.join(_PREFIXES)}."
             raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item that is read here", hint=hint)
         own = dict(item) | {"type": kind}
@@ -300,59 +300,51 @@ class _Kept:
     response: Callable[[], dict[str, Any]]
     job: Job | None
     stored: bool
-    bytes: int = 0
 
 
 class Stored:
-    """Responses by their ids, which nobody can guess; a tenant finds its own alone. What was used least goes first.
+    """Responses by their ids, which nobody can guess; a tenant finds its own alone.
 
     Args:
-        most_bytes: of those that are done.
+        most_bytes: of those that are done. The tenant with the most bytes loses its least recently used response first.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self.bytes = most_bytes, 0
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._done: Shares[str, _Kept] = Shares(most_bytes)
+        self._begun: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._done) + len(self._begun)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the responses that are done."""
+        return self._done.bytes
 
     def begin(self, name: str, kept: _Kept) -> None:
         """Keeps one that is on its way."""
-        self._kept[name] = kept
+        self._begun[name] = kept
 
     def end(self, name: str, response: dict[str, Any] | None) -> None:
         """Stores one that was on its way, if it is to be, or forgets it."""
-        kept = self._kept.get(name)
-        if kept is None or kept.job is None:
-            return
-        del self._kept[name]
-        if response is None or not kept.stored:
+        kept = self._begun.pop(name, None)
+        if kept is None or response is None or not kept.stored:
             return
         size = len(encoded((response, kept.items)))
-        if size > self._most // 4:
-            return
-        self._kept[name] = _Kept(kept.tenant, kept.items, lambda: response, None, True, size)
-        self.bytes += size
-        while self.bytes > self._most:
-            self._drop(next(one for one, own in self._kept.items() if own.job is None))
+        self._done.put(name, _Kept(kept.tenant, kept.items, lambda: response, None, True), kept.tenant, size)
 
     def find(self, tenant: str, name: str) -> _Kept:
         """Raises ApiError for one that isn't there."""
-        kept = self._kept.get(name)
+        kept = self._begun.get(name) or self._done.get(name)
         if kept is None or kept.tenant != tenant:
             raise ApiError(404, f"there is no response {shown(name[:80])}", param="response_id")
-        self._kept.move_to_end(name)
         return kept
 
     def delete(self, tenant: str, name: str) -> None:
         """Forgets one that is done. Raises ApiError."""
         if self.find(tenant, name).job is not None:
             raise ApiError(400, f"response {shown(name)} isn't done yet; cancel it first", param="response_id")
-        self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        self.bytes -= self._kept.pop(name).bytes
+        self._done.pop(name)
 
 
 class ResponsesShape(Shape):
@@ -380,7 +372,8 @@ class ResponsesShape(Shape):
         self._asked, self._about, self._stored = asked, about, stored
         self._items, self._tenant = items, tenant
         self._created = time.time()
-        self._spaces = {tool.get("name") for tool in asked.tools or () if tool.get("type") == "namespace"}
+        names = [tool.get("name") for tool in asked.tools or () if tool.get("type") == "namespace"]
+        self._spaces = {name for name in names if isinstance(name, str)}
         self._output: list[dict[str, Any]] = []
         self._open = False
         self._finish: str | None = None
@@ -568,8 +561,8 @@ def add_responses(app: FastAPI, front: Front) -> None:
     """Adds the routes."""
     stored = Stored()
 
-    def conversation(tenant: str, body: _Asked) -> list[dict[str, Any]]:
-        before: list[dict[str, Any]] = []
+    def earlier(tenant: str, body: _Asked) -> list[dict[str, Any]]:
+        """Returns the items of the responses before this one. Raises ApiError, and RequestError."""
         if body.previous_response_id is not None:
             try:
                 kept = stored.find(tenant, body.previous_response_id)
@@ -577,12 +570,12 @@ def add_responses(app: FastAPI, front: Front) -> None:
                 raise ApiError(404, f"previous_response_id: {e}", param="previous_response_id") from None
             if kept.job is not None:
                 raise RequestError("previous_response_id: that response isn't done yet", hint="Wait for its end.")
-            before = [*kept.items, *kept.response()["output"]]
-        return [*before, *items_of(body.input)]
+            return [*kept.items, *kept.response()["output"]]
+        return []
 
-    def about(body: ResponsesBody, chat: ChatBody) -> dict[str, Any]:
+    def about(body: ResponsesBody, chat: ChatBody, model: Model) -> dict[str, Any]:
         """The fields of a response that say what was asked, with the defaults."""
-        params = chat.params(front.model(body.model).model)
+        params = chat.params(model.model)
         tools = [({"strict": None} if tool.get("type") == "function" else {}) | tool for tool in body.tools or ()]
         reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
         given: Any = (body.text or {}).get("format")
@@ -615,13 +608,22 @@ def add_responses(app: FastAPI, front: Front) -> None:
     @app.post("/v1/responses", openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
         """OpenAI's responses."""
-        body, ignored = decoded(await request.body(), ResponsesBody)
-        tenant = request.state.tenant.name
-        items = conversation(tenant, body)
-        chat, more = chat_of(body, items)
-        kind = partial(ResponsesShape, body, about(body, chat), stored, items, tenant)
-        response = await answer(front, request, chat, kind, [*ignored, *more])
-        assert isinstance(response, Work) and isinstance(response.job.shape, ResponsesShape)
+        body, ignored, charge = await front.body(request, ResponsesBody)
+        tenant = charge.tenant.name
+        try:
+            before = earlier(tenant, body)
+        except BaseException:
+            charge.end()
+            raise
+
+        def order(model: Model) -> Order:
+            items = [*before, *items_of(body.input)]
+            chat, more = chat_of(body, items)
+            kind = partial(ResponsesShape, body, about(body, chat, model), stored, items, tenant)
+            return Order(chat, kind, [*ignored, *more])
+
+        response = await answer(front, request, charge, body.model, order)
+        assert isinstance(response.job.shape, ResponsesShape)
         response.job.shape.begin(response.job)
         response.at_end = response.job.shape.forget
         return response
@@ -629,13 +631,16 @@ def add_responses(app: FastAPI, front: Front) -> None:
     @app.post("/v1/responses/input_tokens", openapi_extra=body_schema(InputTokensBody))
     async def input_tokens(request: Request) -> Response:
         """The tokens of what would be a prompt of ``/v1/responses``."""
-        body, _ = decoded(await request.body(), InputTokensBody)
-        tenant = request.state.tenant.name
-        chat, _ = chat_of(body, conversation(tenant, body))
-        tools = tool_choice(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-        count = partial(front.chat_prompt, front.model(body.model), chat, tools, "", splice=False)
-        given, _ = await front.in_thread(tenant, count)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(given.ids)})
+        before: list[dict[str, Any]] = []
+
+        def find(body: InputTokensBody) -> None:
+            before.extend(earlier(request.state.tenant.name, body))
+
+        def chat(body: InputTokensBody) -> ChatBody:
+            return chat_of(body, [*before, *items_of(body.input)])[0]
+
+        count = await front.counted(request, InputTokensBody, chat, find)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     @app.get("/v1/responses/{name}")
     async def retrieve(request: Request, name: str, stream: bool = False) -> Response:

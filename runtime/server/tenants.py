@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +23,8 @@ from ..shared.errors import RequestError
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _LOOK_SECONDS = 2.0
+_BYTES_A_TOKEN = 16
+"""Bytes of a body that count as a token, where the body has fewer tokens or was refused: most texts have 3 to 5."""
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_class": "class"}):
@@ -39,8 +43,8 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename={"of_c
     tenant: str
     of_class: str | None = None
     priority: int | None = None
-    requests: int | None = None
-    tokens_per_minute: int | None = None
+    requests: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     admin: bool = False
 
 
@@ -114,6 +118,48 @@ class Tenant:
         now = time.monotonic()
         self._tokens = min(self._tokens + (now - self._filled) * rate / 60, rate)
         self._filled = now
+
+
+class Charge:
+    """A body's share of its tenant's quotas, from before it is decoded until its answer ends.
+
+    As a context manager it ends with the block, unless ``handed_on`` was set.
+
+    Args:
+        tenant: whose body it is.
+        size: of the body, in bytes: a body that is refused has taken work, too.
+
+    Attributes:
+        tokens: of prompts and answers.
+        requests: that run at a time.
+        handed_on: whether ``end`` is called elsewhere.
+
+    Raises QuotaError where the quota is used up.
+    """
+
+    def __init__(self, tenant: Tenant, size: int) -> None:
+        tenant.begin()
+        self.tenant, self._size = tenant, size
+        self.tokens, self.requests = 0, 1
+        self.handed_on = False
+
+    def widen(self, more: int) -> None:
+        """Counts further requests of the same body. Raises QuotaError."""
+        self.tenant.widen(more)
+        self.requests += more
+
+    def end(self) -> None:
+        """Counts the tokens, and frees the places of the requests."""
+        self.tenant.end(max(self.tokens, self._size // _BYTES_A_TOKEN), self.requests)
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.handed_on:
+            self.end()
 
 
 class Tenants:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from ..shared.shares import Shares
 
 MOST_BYTES = 64 << 20
 """The most bytes of texts and token ids, of all tenants together."""
@@ -37,14 +38,12 @@ class Turns:
 
     Args:
         ends: texts that end a turn, guarded as ``Tokenizer.guarded_chat`` has them: where two texts are compared.
-        most_bytes: what was used least goes first.
+        most_bytes: of all turns. The tenant with the most bytes loses its least recently used turn first.
     """
 
     def __init__(self, ends: Sequence[str], most_bytes: int = MOST_BYTES) -> None:
         self._ends = re.compile("|".join(map(re.escape, sorted(ends, key=len, reverse=True))) or r"(?!)")
-        self._most = most_bytes
-        self._turns: OrderedDict[bytes, Turn] = OrderedDict()
-        self.bytes = 0
+        self._turns: Shares[bytes, Turn] = Shares(most_bytes)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -52,16 +51,7 @@ class Turns:
     def add(self, tenant: str, text: str, token_ids: Sequence[int]) -> None:
         """Keeps a conversation. ``text`` ends with an end of a turn; others couldn't be found."""
         turn = Turn(tenant, text, tuple(token_ids))
-        if turn.bytes > self._most // 4:
-            return
-        key = self._key(tenant, text)
-        if (old := self._turns.pop(key, None)) is not None:
-            self.bytes -= old.bytes
-        self._turns[key] = turn
-        self.bytes += turn.bytes
-        while self.bytes > self._most:
-            _, oldest = self._turns.popitem(last=False)
-            self.bytes -= oldest.bytes
+        self._turns.put(self._key(tenant, text), turn, tenant.partition("\0")[0], turn.bytes)
 
     def encode(self, tenant: str, text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
         """The token ids of a text, and how many of them are a kept turn's. ``encode`` encodes any part of it that
@@ -77,15 +67,9 @@ class Turns:
                 found, begin = turn, end.start()
         if found is None:
             return encode(text), 0
-        self._turns.move_to_end(self._key(tenant, found.text))
         # Behind the token that ends a turn, as in the middle of a text: without the space before a first word.
         rest = encode(text[begin:])
         return [*found.token_ids, *rest[1:]], len(found.token_ids)
-
-    def forget(self, tenant: str) -> None:
-        """Forgets a tenant's turns."""
-        for key in [key for key, turn in self._turns.items() if turn.tenant == tenant]:
-            self.bytes -= self._turns.pop(key).bytes
 
     def _key(self, tenant: str, text: str) -> bytes:
         digest = hashlib.blake2b(tenant.encode() + b"\0", digest_size=32)

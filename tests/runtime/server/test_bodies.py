@@ -90,6 +90,8 @@ def test_what_is_ignored_is_named(server: Server) -> None:
         ({"messages": SAID, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": SAID, "logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": SAID, "logit_bias": {"9999999": 1}}, "logit_bias"),
+        ({"messages": SAID, "logit_bias": {"0000000000005": 1}}, "logit_bias: '0000000000005' isn't a token id"),
+        ({"messages": SAID, "logit_bias": {"05": 1}}, "logit_bias: '05' isn't a token id"),
         ({"messages": SAID, "stop": [""]}, "stop"),
         ({"messages": SAID, "stream_options": {"odd": 1}}, "stream_options"),
         ({"messages": SAID, "chat_template": "{{ 1 }}"}, "chat_template"),

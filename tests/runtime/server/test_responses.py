@@ -290,6 +290,46 @@ def test_what_is_stored_is_bounded_and_a_tenant_s_own() -> None:
     assert stored.find("a", "r18")
 
 
+@pytest.mark.parametrize("odd", [[], {}, 3, None, ["message"]])
+def test_an_item_of_an_odd_type_is_refused(odd: Any) -> None:
+    with pytest.raises(RequestError, match=r"^input\[0\]: .* isn't a type of item"):
+        items_of([{"type": odd, "content": "a"}])
+
+
+@pytest.mark.parametrize("odd", [[], {}, 3, "a\r\nx-odd: 1"])
+def test_a_namespace_of_an_odd_name_is_refused(agents: Server, odd: Any) -> None:
+    body = BASE | {"tools": [{"type": "namespace", "name": odd, "tools": [WEATHER]}]}
+    reply = agents.ask("POST", PATH, body)
+    assert reply.status in (200, 400) and "x-odd" not in reply.headers, reply.body
+
+
+def test_a_header_has_no_more_of_a_client_s_names_than_fits_a_line(agents: Server) -> None:
+    tools = [{"type": "web_search\r\nx-odd: 1" + "\u20ac" * 60_000}]
+    reply = agents.ask("POST", PATH, BASE | {"tools": tools})
+    assert reply.status == 200, reply.body
+    ignored = reply.headers["x-enginewright-ignored"]
+    assert ignored.startswith("tools[0] (web_search??x-odd: 1???") and len(ignored) <= 1024
+    assert "x-odd" not in reply.headers
+
+
+def test_a_query_of_an_odd_type_is_an_error_of_the_protocol(agents: Server) -> None:
+    for query in ("stream=maybe", "stream="):
+        reply = agents.ask("GET", f"{PATH}/resp_0?{query}")
+        error = reply.json["error"]
+        assert reply.status == 400 and error["param"] == "stream" and error["type"] == "invalid_request_error"
+
+
+def test_no_tenant_s_responses_push_out_another_s() -> None:
+    stored = Stored(most_bytes=1000)
+    for i in range(100):
+        tenant = "a" if i == 0 else "b"
+        stored.begin(f"r{i}", _Kept(tenant, [], dict, object(), True))  # type: ignore[arg-type]
+        stored.end(f"r{i}", {"output": "x" * 100})
+    assert stored.find("a", "r0") and stored.find("b", "r99") and stored.bytes <= 1000
+    with pytest.raises(ApiError):
+        stored.find("b", "r1")
+
+
 def test_items_are_messages() -> None:
     items = items_of(
         [

@@ -1,0 +1,51 @@
+"""The server's application, called without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enginewright.runtime.server.app import make_app
+from enginewright.runtime.server.front import Front
+from enginewright.runtime.server.options import ServerOptions
+
+from .conftest import Reply
+
+
+class InProcess:
+    """An application of one bundle; its engine starts when a request needs it.
+
+    Use it within one event loop, and close its front end there.
+    """
+
+    def __init__(self, bundle: Path, **options: Any) -> None:
+        self.front = Front(ServerOptions(models={"m": str(bundle)}, **options))
+        self._app = make_app(self.front)
+
+    async def ask(self, path: str, body: Any, method: str = "POST", headers: Mapping[str, str] | None = None) -> Reply:
+        """Returns the whole response. ``body``: bytes, or what is sent as JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent: list[Any] = []
+        asked = False
+
+        async def receive() -> Any:
+            nonlocal asked
+            if asked:
+                return {"type": "http.disconnect"}
+            asked = True
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        path, _, query = path.partition("?")
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": method, "path": path}
+        scope |= {"query_string": query.encode(), "root_path": "", "scheme": "http", "client": ("127.0.0.1", 1)}
+        names = {"host": "localhost", "content-type": "application/json", **(headers or {})}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in names.items()]
+        await self._app(scope, receive, send)
+        start = sent[0]
+        found = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return Reply(start["status"], found, b"".join(one.get("body", b"") for one in sent[1:]))
