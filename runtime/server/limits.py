@@ -141,7 +141,7 @@ def split(data: bytes) -> dict[str, msgspec.Raw]:
     """Splits a body into its fields, none of them decoded.
 
     Raises:
-        RequestError: it is no JSON object, or it has too many fields, levels or digits.
+        RequestError: it isn't a JSON object, or it has too many fields, levels or digits.
     """
     structure = _structure(data)
     if structure > _SMALL:
