@@ -349,7 +349,7 @@ class ContinuousScheduler:
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _most_decodes(self) -> int:
-        """Says how many leave their share to the other steps in flight."""
+        """Returns the share of the running requests that one step takes: the other steps in flight take theirs."""
         return -(-len(self.running) // self.caps.in_flight)
 
     def _flies(self, request: Request) -> bool:
@@ -385,13 +385,16 @@ class ContinuousScheduler:
         return request is first or (request.search is not None and request.search is first.search)
 
     def _prefills(self, decodes: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
-        """Chunks of running requests that lack more than one token, ``tokens_left`` tokens together at most."""
+        """Returns chunks of running requests that lack more than one token: at most ``tokens_left`` tokens in all.
+
+        A request that lacks one token and isn't in ``decodes`` pauses, or is left to another step in flight.
+        """
         if len(decodes) == len(self.running):
             return []
         decoding = {id(c.request) for c in decodes}
-        chunks, preemptions, paused = [], self.preemptions, self.policy.paused
+        chunks, preemptions = [], self.preemptions
         for request in self._oldest_first():
-            if id(request) in decoding or tokens_left < 1 or (request in paused and request.remaining == 1):
+            if id(request) in decoding or tokens_left < 1 or request.remaining == 1:
                 continue
             if self._flying and self._flies(request):
                 continue

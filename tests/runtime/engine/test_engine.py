@@ -157,3 +157,24 @@ def test_a_step_in_flight_ends_where_nobody_is_left(toy: Toy) -> None:
     while engine.has_work():
         assert engine.step() == []
     assert engine.pools["g0"].free_blocks == 64 and engine.steps_in_flight == 0
+
+
+@pytest.mark.parametrize("in_flight", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 6, 7])
+def test_requests_that_begin_together_are_shared_among_the_steps_in_flight(
+    toy: Toy, in_flight: int, count: int
+) -> None:
+    """They decode in one phase: each step takes its share, so that the others overlap with it."""
+    engine = Engine(toy(caps=ExecutorCaps(in_flight=in_flight)), SchedulerConfig())
+    made = [Generation([first, 7, 9], SamplingParams(max_tokens=20)) for first in range(count)]
+    for request in made:
+        engine.add_request(request)
+    flying, submit = [], engine.executor.submit
+    engine.executor.submit = lambda step: flying.append(engine.steps_in_flight) or submit(step)  # type: ignore[method-assign,func-returns-value]
+    while engine.has_work():
+        engine.step()
+    sizes = [len(step.q_start) - 1 for step in engine.executor.steps]  # type: ignore[attr-defined]
+    assert sizes[0] == count and max(sizes[1:]) == -(-count // in_flight)
+    assert flying.count(min(count, in_flight) - 1) >= 0.8 * len(flying), "others run already"
+    alone_ = [alone(toy, [Generation([first, 7, 9], SamplingParams(max_tokens=20))])[0] for first in range(count)]
+    assert [request.tokens for request in made] == alone_
