@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from enginewright.runtime.executors.target import Placement
 
 from ..bundle.reader import Bundle
@@ -159,13 +157,13 @@ class DraftModel:
     def _run(self, chunks: Sequence[Chunk]) -> list[int]:
         """A step; what it draws for those that have their last token in it."""
         step = self._inputs.build(chunks)
-        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        self.cache.hand_over(step)
         began = self._clock()
         output = self._executor.submit(step).result()
         if len(step.ids) <= DRAFT_ROWS:
             self._times.took(len(step.ids), self._clock() - began)
             self._steps += 1
-        self.cache.copies = {}
+        self.cache.landed()
         for chunk in chunks:
             chunk.request.computed = chunk.start + chunk.count
         return [] if output.tokens is None else output.tokens.tolist()
@@ -212,7 +210,7 @@ class DraftModel:
     def _switch_off(self, cause: Exception) -> None:
         message = cause.message if isinstance(cause, EnginewrightError) else repr(cause)
         self.off = f"it failed: {message}"
-        self.cache.copies = {}
+        self.cache.drop_copies()
         for request in list(self._followers):
             self.release(request)
         with suppress(RuntimeWarning):  # made an error, it would end the step, and with it all requests

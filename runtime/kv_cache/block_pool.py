@@ -71,6 +71,14 @@ class BlockPool:
             self._check_held(block)
         self._holders[block] += 1
 
+    def pin(self, block: int) -> None:
+        """One more holder of a block, in whatever state it is: until ``release``, nobody else is given it."""
+        if not self._holders[block] and self._tenant[block] is None:
+            self._free.remove(block)  # rare: what is pinned is mostly held, or kept
+            self._holders[block] = 1
+        else:
+            self.share(block)
+
     def release(self, block: int) -> None:
         """One holder less. Raises ValueError if the block is free already."""
         self._check_held(block)
@@ -197,6 +205,10 @@ class DividedPool(BlockPool):
     def share(self, block: int) -> None:
         """See ``BlockPool``."""
         self.parts[block % self.owners].share(block // self.owners)
+
+    def pin(self, block: int) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].pin(block // self.owners)
 
     def release(self, block: int) -> None:
         """See ``BlockPool``."""

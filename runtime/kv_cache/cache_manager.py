@@ -16,20 +16,26 @@ and an owner's blocks make whole splits.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
-from ..shared.contracts import CacheGroup
+from ..shared.contracts import CacheGroup, StepInput
 from .block_pool import BlockPool, DividedPool
 from .disk_tier import DiskTier
 from .kept_slots import KeptSlots
 from .pool_plan import SPLIT_TOKENS, window_tokens
 from .prefix_index import Match, Namespace, Node, PrefixIndex
+
+Pins = Sequence[tuple[str, int]]
+"""Blocks that are pinned: cache group and block."""
 
 LEAST_COPIED = 4
 """Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
@@ -108,8 +114,9 @@ class CacheManager:
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
-        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to); both are for the next step
-        self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite
+        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
+        self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
+        self._handed: deque[Pins] = deque()  # of steps that have begun and may not have run, oldest first
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
@@ -130,7 +137,15 @@ class CacheManager:
             return tokens
         return min(tokens, blocks * size // whole // sequences * whole)
 
-    def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
+    def begin(
+        self,
+        request: Request,
+        others: Iterable[Request],
+        promised: Mapping[str, int],
+        *,
+        force: bool,
+        disk: DiskTier | None = None,
+    ) -> bool:
         """Has a request begin with what is known of its tokens: sets its tables and ``computed``.
 
         Args:
@@ -138,6 +153,7 @@ class CacheManager:
             others: requests that run. If one is about to compute this one's next block, that is waited for.
             promised: cache group -> blocks that others will take. There must be enough left for its tokens so far.
             force: whether all of another tenant's blocks may be evicted.
+            disk: what is read in place of the engine's own tier. Nothing is written to it.
 
         Returns:
             False, and it has no blocks, if it has to wait.
@@ -156,7 +172,35 @@ class CacheManager:
         end = tokens // size * size + size
         if not request.wants_prompt and any(_is_ahead(other, request, end) for other in others):
             return False
-        whole = tokens // size
+        whole, part = divmod(tokens, size)
+        sources = self._begin_with(request, match, tokens)
+        if part and not self._has_blocks_for(request, promised, force, sources):
+            # A copy holds its source as well: where that is too much, the tokens of the part are computed.
+            self._undo_begin(request, sources)
+            whole, part = divmod(index.usable(match, self._first_blocks, size), size)
+            sources = self._begin_with(request, match, whole * size)
+        if not part and not self._has_blocks_for(request, promised, force):
+            self._undo_begin(request, sources)
+            return False
+        request.capacity = whole * size if self.groups else 0
+        node = match.nodes[whole - 1] if whole else index.root(request.namespace)
+        node.users += 1
+        self._places[request] = place = _Place(node, whole)
+        try:
+            if not self._read(index, request, place, self.disk if disk is None else disk) and part:
+                self._copy(request, sources)
+        finally:
+            self._unpin(zip(self.pools, sources, strict=False))
+        self._count(request)
+        return True
+
+    def _begin_with(self, request: Request, match: Match, tokens: int) -> Sequence[int]:
+        """Shares the blocks of a match's first ``tokens`` with a request, and pins those that it has a part of.
+
+        Returns the latter, one a group; none where ``tokens`` are whole blocks.
+        """
+        assert self.index is not None
+        whole, part = divmod(tokens, self.index.block_size)
         for i, (name, group) in enumerate(self.groups.items()):
             first = min(self.first_block(group, tokens), whole)
             request.tables.put(name, [NO_BLOCK] * first)
@@ -164,21 +208,14 @@ class CacheManager:
                 self.pools[name].share(node.blocks[i])
                 request.tables.extend(name, [node.blocks[i]])
         request.computed = tokens
-        partly = match.nodes[whole] if tokens % size else None
-        if not self._has_blocks_for(request, promised, force, partly):
-            self._take_all(request)
-            return False
-        request.capacity = whole * size if self.groups else 0
-        node = match.nodes[whole - 1] if whole else index.root(request.namespace)
-        node.users += 1
-        self._places[request] = place = _Place(node, whole)
-        if not self._read(index, request, place) and partly is not None:
-            if NO_BLOCK in partly.blocks:  # evicted for a record that turned out to be damaged
-                self.release(request)
-                return self.begin(request, others, promised, force=force)
-            self._copy(request, partly)
-        self._count(request)
-        return True
+        sources = tuple(match.nodes[whole].blocks) if part else ()
+        for name, source in zip(self.pools, sources, strict=False):
+            self.pools[name].pin(source)
+        return sources
+
+    def _undo_begin(self, request: Request, sources: Sequence[int]) -> None:
+        self._unpin(zip(self.pools, sources, strict=False))
+        self._take_all(request)
 
     def fork(self, source: Request, request: Request) -> bool:
         """``request``, which has no blocks, begins with all that ``source`` has computed, of the same tokens.
@@ -306,20 +343,19 @@ class CacheManager:
         return max(position - group.window + 1, 0) // unit * (unit // group.block_size)
 
     def _has_blocks_for(
-        self, request: Request, promised: Mapping[str, int], force: bool, partly: Node | None = None
+        self, request: Request, promised: Mapping[str, int], force: bool, sources: Sequence[int] = ()
     ) -> bool:
+        """Returns True if there are blocks for all its tokens; the next one of each group is a copy of ``sources``."""
         needed = self.lacking(request, len(request.tokens))
         return all(
             promised[name] + needed[name] <= pool.available(request.tenant, force=force)
-            and (self.owners == 1 or self._has_splits_for(request, name, needed[name], force, i, partly))
+            and (self.owners == 1 or self._has_splits_for(request, name, needed[name], force, sources[i : i + 1]))
             for i, (name, pool) in enumerate(self.pools.items())
         )
 
-    def _has_splits_for(
-        self, request: Request, name: str, count: int, force: bool, group: int, partly: Node | None
-    ) -> bool:
-        """Whether owners have the next blocks of a request, of which the first is a copy if it has one ``partly``."""
-        first = None if partly is None else partly.blocks[group] % self.owners
+    def _has_splits_for(self, request: Request, name: str, count: int, force: bool, source: Sequence[int]) -> bool:
+        """Returns True if owners have the next blocks of a request, the first of which is a copy of ``source``."""
+        first = source[0] % self.owners if source else None
         return len(self._owners_of_next(request, name, count, force, first)) == count
 
     # Where the keys have several owners
@@ -409,34 +445,74 @@ class CacheManager:
                 joined[i] = NO_BLOCK
         return joined
 
-    def _copy(self, request: Request, node: Node) -> None:
-        """The block in which a prefix ends becomes the request's own."""
-        sources = tuple(node.blocks)  # taking a block may evict them, but nothing writes to them before the copy
+    def _copy(self, request: Request, sources: Sequence[int]) -> None:
+        """Has a request go on in copies of the blocks in which its prefix ends, one a group."""
         for source, name in zip(sources, self.pools, strict=True):
             self._copy_block(request, name, source)
             request.capacity = len(request.tables[name]) * self.groups[name].block_size
             self.use.copied_blocks += 1
 
     def _copy_block(self, request: Request, name: str, source: int) -> None:
-        """The request's next block of a group is a copy of ``source``."""
-        memory = None if self.disk is None else self.disk.memory
-        payload = None if memory is None else memory.read_block(name, source)
-        request.tables.extend(name, [block := self._allocate(request, name, source)])
-        if memory is None or payload is None:
-            self.copies.setdefault(name, []).append((source, block))
-        else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
-            memory.write_block(name, block, payload)
-            self._not_cleared(name, block)
+        """Makes the request's next block of a group a copy of ``source``.
 
-    def _read(self, index: PrefixIndex, request: Request, place: _Place) -> bool:
+        The copy is made by the next step, before anything else is written. Until then both blocks are pinned: what is
+        read from a disk is written at once, and a block that is free is given to somebody else.
+        """
+        request.tables.extend(name, [block := self._allocate(request, name, source)])
+        self.pools[name].pin(source)
+        self.pools[name].pin(block)
+        self.copies.setdefault(name, []).append((source, block))
+
+    def hand_over(self, step: StepInput) -> None:
+        """Gives a step the blocks to clear and to copy before it runs. They stay pinned until it has: ``landed``."""
+        if not self.copies and not self.clears:
+            self._handed.append(())
+            return
+        copies, self.copies = self.copies, {}
+        clears, self.clears = self.clears, {}
+        for name, pairs in copies.items():  # a step clears before it copies: what is still read is cleared by the next
+            read = {source for source, _ in pairs}
+            if late := [block for block in clears.get(name, ()) if block in read]:
+                self.clears[name] = late
+                clears[name] = [block for block in clears[name] if block not in read]
+        for name, blocks in clears.items():
+            for block in blocks:
+                self.pools[name].pin(block)
+        step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
+        step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
+        copied = [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]
+        self._handed.append([*copied, *((name, block) for name, blocks in clears.items() for block in blocks)])
+
+    def landed(self, steps: int = 1) -> None:
+        """The oldest ``steps`` that got blocks by ``hand_over`` have run, or never will."""
+        for _ in range(min(steps, len(self._handed))):
+            self._unpin(self._handed.popleft())
+
+    def drop_copies(self) -> None:
+        """Makes no copy that is pending, and frees what all steps had: none of them will run."""
+        copies, self.copies = self.copies, {}
+        self._unpin((name, block) for name, pairs in copies.items() for pair in pairs for block in pair)
+        self.landed(len(self._handed))
+
+    def _unpin(self, pins: Iterable[tuple[str, int]]) -> None:
+        for name, block in pins:
+            self.pools[name].release(block)
+            self.changes += 1
+
+    def _pins(self, name: str, block: int) -> int:
+        """Returns how many pins a block has, for copies and clears that are pending or handed over."""
+        pending = [each for pair in self.copies.get(name, ()) for each in pair]
+        return pending.count(block) + sum(list(pins).count((name, block)) for pins in self._handed)
+
+    def _read(self, index: PrefixIndex, request: Request, place: _Place, disk: DiskTier | None) -> bool:
         """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.
 
         The last token is computed. Where a group has a window, it is all or nothing: a part might lack the window's.
         """
-        if self.disk is None or request.wants_prompt:
+        if disk is None or request.wants_prompt:
             return False
         size, first = index.block_size, place.blocks
-        names = self.disk.find(place.node, request.tokens[first * size : len(request.tokens) - 1], size)
+        names = disk.find(place.node, request.tokens[first * size : len(request.tokens) - 1], size)
         end = (first + len(names)) * size
         for at, name in enumerate(names, first):
             for group, table in request.tables.items():
@@ -444,7 +520,7 @@ class CacheManager:
                 request.tables.extend(group, [self._allocate(request, group) if seen else NO_BLOCK])
                 self._not_cleared(group, table[-1])
             blocks = [table[at] for table in request.tables.values()]
-            if not self.disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
+            if not disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
                 self._cut(request, first if self.windows else at)
                 break
         done = min(map(len, request.tables.values())) - first
@@ -456,7 +532,7 @@ class CacheManager:
         node.users += 1
         place.node.users -= 1
         place.node, place.blocks = node, first + done
-        self.disk.store.used(names[:done])
+        disk.store.used(names[:done])
         request.computed = request.capacity = place.blocks * size
         self.use.from_disk += done * size
         for group in self.windows:
@@ -529,7 +605,8 @@ class CacheManager:
     def _clear(self, request: Request) -> None:
         """What only this request holds is made zero before another gets it, and isn't found any more."""
         for i, (name, pool) in enumerate(self.pools.items()):
-            own = [block for block in request.tables.get(name, ()) if block != NO_BLOCK and pool.holders(block) == 1]
+            held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
+            own = [block for block in held if pool.holders(block) - self._pins(name, block) == 1]
             for block in own:
                 if self.index is not None:
                     self.index.discard(i, block)
@@ -545,14 +622,21 @@ class CacheManager:
 
     def _take_all(self, request: Request) -> None:
         if self.copies:
-            for name, table in request.tables.items():
-                self.copies[name] = [copy for copy in self.copies.get(name, []) if copy[1] not in table]
+            self._cancel_copies(request)
         for name, table in request.tables.items():
             for block in reversed(table):  # the last goes first: without those before it is of no use to anybody
                 if block != NO_BLOCK:
                     self.pools[name].release(block)
         request.tables.replace({})
         request.capacity = request.computed = 0
+
+    def _cancel_copies(self, request: Request) -> None:
+        """Makes no copy to a block that only this request holds, which is about to release it."""
+        for name, table in request.tables.items():
+            pool, pairs = self.pools[name], self.copies.get(name, [])
+            for pair in [pair for pair in pairs if pair[1] in table and pool.holders(pair[1]) == 2]:
+                pairs.remove(pair)
+                self._unpin((name, block) for block in pair)
 
     def forget(self, namespace: Namespace | None) -> int:
         """Nothing of a namespace, or of any, is found any more; returns how many files that were."""

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-import numpy as np
-
 from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Generation, PromptRequest, Request
 
 from ..kv_cache.block_pool import BlockPool
@@ -115,6 +113,7 @@ class ContinuousScheduler:
             one.finish("abort")
 
     def abort_all(self) -> None:
+        self.cache.drop_copies()
         self._landed(self._flying)
         for request in [*self.running, *self.waiting]:
             self.abort(request)
@@ -179,13 +178,12 @@ class ContinuousScheduler:
                 except Exception as e:
                     raise FailedRequestError(chunk.request) from e
             raise
-        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
-        step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
-        self.cache.copies, self.cache.clears = {}, {}
+        self.cache.hand_over(step)
         return step
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         count, now = len(batch.step.ids), self._clock()
+        self.cache.landed()
         self._landed(chunk.request for chunk in batch.chunks)
         if self.cache.disk is not None:
             self.cache.disk.computed(count, now - batch.began)
@@ -210,9 +208,13 @@ class ContinuousScheduler:
         return advanced + [told for search in searches if (told := self._branched(search)) is not None]
 
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
-        """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group:
-        with what is left of what they computed."""
+        """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group, or
+        blocks that the step was to copy something to: with what is left of what they computed."""
+        self.cache.landed()
         self._landed(chunk.request for chunk in batch.chunks)
+        lost = {name: {*blocks} for name, blocks in lost.items()}
+        for name, pairs in batch.step.copies.items():
+            lost[name] = lost.get(name, set()) | set(pairs[:, 1].tolist())
         again = {one for chunk in batch.chunks for one in together(chunk.request)}
         for request in self.running:
             if any(not set(blocks).isdisjoint(request.tables.get(name, ())) for name, blocks in lost.items()):

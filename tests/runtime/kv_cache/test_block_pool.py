@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from enginewright.runtime.kv_cache.block_pool import BlockPool
+from enginewright.runtime.kv_cache.block_pool import BlockPool, DividedPool
 from enginewright.runtime.shared.errors import CapacityError
 
 
@@ -95,3 +95,21 @@ def test_what_blocks_are_for_a_view() -> None:
     pool.release(kept)
     assert pool.states(0, 5) == bytes([1, 2, 3, 0, 0])
     assert pool.states(held, held + 1) == bytes([1]) and pool.states(3, 9) == bytes(2)
+
+
+def test_a_block_is_pinned_in_whatever_state_it_is() -> None:
+    pool = BlockPool(4)
+    held, kept, free = pool.allocate(), pool.allocate(), 3
+    pool.keep(kept, "t")
+    pool.release(kept)
+    for block in (held, kept, free):
+        pool.pin(block)
+    pool.drop(kept)
+    assert [pool.holders(block) for block in (held, kept, free)] == [2, 1, 1]
+    assert (pool.free_blocks, pool.kept_blocks, pool.available()) == (1, 0, 1) and pool.allocate() == 2
+    for block in (held, kept, free):
+        pool.release(block)
+    assert pool.free_blocks == 2 and {pool.allocate(), pool.allocate()} == {kept, free}
+    divided = DividedPool(4, 2)
+    divided.pin(3)
+    assert divided.holders(3) == 1 and divided.available_of() == [2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,69 @@ def test_nobody_can_tell_what_another_tenant_asked(toy: Any) -> None:
 
     assert p_value(share=False) > 0.05
     assert p_value(share=True) < 0.001
+
+
+def test_a_copy_that_is_pending_holds_its_source_and_its_destination(toy: Any) -> None:
+    """Until the step that makes it has run; where the request ends before, it is never made."""
+    engine = engine_of(toy)
+    cache, pool = engine.scheduler.cache, engine.pools["g0"]
+    run(engine, ask(list(range(20))))
+    for made in (False, True):
+        engine.add_request(request := ask([*range(12), 99, 98]))
+        if made:
+            batch = engine.scheduler.schedule()
+            [[source, to]] = batch.step.copies["g0"].tolist()
+        else:
+            assert cache.begin(request, (), {"g0": 0}, force=False)
+            [(source, to)] = cache.copies["g0"]
+        assert request.tables["g0"][1] == to and (pool.holders(source), pool.holders(to)) == (1, 2)
+        if made:
+            engine.scheduler.commit(batch, engine.executor.run(batch.step))  # type: ignore[attr-defined]
+            assert (pool.holders(source), pool.holders(to)) == (0, 1)
+        engine.abort(request)
+        assert not cache.copies.get("g0") and (pool.holders(source), pool.holders(to)) == (0, 0)
+        check(engine)
+
+
+def test_where_a_copy_and_its_source_are_too_much_the_tokens_are_computed(toy: Any) -> None:
+    engine = engine_of(toy, blocks=3)
+    run(engine, ask(list(range(24)), 1))
+    for prompt, reused in ((24, 8), (16, 12)):  # it needs three blocks of three, or two, and a part of one is found
+        request = ask([*range(12), *[99] * (prompt - 12)], 1)
+        assert run(engine, request) == [alone(toy, (0,), request)]
+        assert request.cached_tokens == reused
+        run(engine, ask(list(range(24)), 1))
+
+
+def test_a_block_that_is_still_to_be_copied_is_cleared_by_the_step_after(toy: Any) -> None:
+    engine = engine_of(toy)
+    run(engine, ask(list(range(20))))
+    engine.add_request(ask([*range(12), 99, 98]))
+    cache, pool = engine.scheduler.cache, engine.pools["g0"]
+    [source] = [node.blocks[0] for node in cache.index.nodes() if node.tokens == (*range(8, 16),)]  # type: ignore[union-attr]
+    free = 63
+    cache.clears = {"g0": [source, free]}
+    batch = engine.scheduler.schedule()
+    assert batch.step.copies["g0"][0, 0] == source and batch.step.clears["g0"].tolist() == [free]
+    assert cache.clears == {"g0": [source]} and pool.holders(free) == 1, "it isn't given away while the step runs"
+    cache.clears = {}
+    engine.scheduler.commit(batch, engine.executor.run(batch.step))  # type: ignore[attr-defined]
+    assert pool.holders(free) == 0
+    run(engine)
+
+
+def test_who_waits_for_a_copy_of_a_step_that_failed_begins_again(toy: Any) -> None:
+    """Also one that isn't in that step."""
+    engine = engine_of(toy)
+    scheduler = engine.scheduler
+    run(engine, ask(list(range(20))))
+    engine.add_request(first := ask([50, 51, 52]))
+    engine.step()
+    engine.add_request(second := ask([*range(12), 99, 98]))
+    batch = scheduler.schedule()
+    assert [chunk.request for chunk in batch.chunks] == [first, second] and len(batch.step.copies["g0"]) == 1
+    scheduler.compute_again(replace(batch, chunks=batch.chunks[:1]), {})
+    assert [*scheduler.waiting] == [first, second] and not scheduler.running
+    check(engine)
+    assert run(engine) == [] and first.tokens[3:] == alone(toy, (0,), first)
+    assert second.tokens[14:] == alone(toy, (0,), second)
