@@ -70,12 +70,13 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
 
 
 def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
-    """Reads the blocks of a request's prompt into the pool; returns how many of its tokens are there then."""
-    before, cache.disk = cache.disk, disk
+    """Reads the blocks of a request's prompt into the pool; returns how many of its tokens are there then.
+
+    ``disk`` is read alone: what is evicted to make room for them is written to the engine's own tier, if it has one.
+    """
     try:
-        if not cache.begin(request, (), dict.fromkeys(cache.pools, 0), force=False):
+        if not cache.begin(request, (), dict.fromkeys(cache.pools, 0), force=False, disk=disk):
             return 0
         return request.computed
     finally:
-        cache.disk = before
         cache.release(request)

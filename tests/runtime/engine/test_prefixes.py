@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 from enginewright import LLM, RequestError, SamplingParams
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.prefixes import load_prefix, open_tier, opened_tier, save_prefix
+from enginewright.runtime.requests.request import BeamSearch, Branch, Generation
+from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.shared.contracts import ExecutorCaps
 
 LONG = "The sea is large, and the sky above it is larger. " * 4
 PARAMS = SamplingParams(max_tokens=6, logprobs=2, temperature=0.8, ignore_eos=True)
@@ -151,3 +156,85 @@ def test_the_engine_goes_on_when_a_call_between_steps_fails(make_llm: Any, toy: 
         llm._loop.call(lambda: 1 // 0)
     assert llm._loop.call(lambda: 7) == 7
     assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+def toy_engine(toy: Any, blocks: int = 12) -> Engine:
+    """Blocks of 16 tokens, found again by requests of the same tenant."""
+    executor = toy(blocks, 16, caps=ExecutorCaps(shared_blocks=True))
+    return Engine(executor, SchedulerConfig(prefix_cache=True))
+
+
+def finish(engine: Engine, *requests: Generation) -> list[list[int]]:
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+    return [request.tokens[request.prompt_length :] for request in requests]
+
+
+def ask(prompt: list[int], new: int = 1, tenant: str = "", **fields: Any) -> Generation:
+    return Generation(prompt, SamplingParams(max_tokens=new, **fields), tenant=tenant)
+
+
+def saved(toy: Any, prompt: list[int], folder: Path, tenant: str = "") -> None:
+    """A folder with the whole blocks of a prompt."""
+    engine = toy_engine(toy)
+    finish(engine, ask(prompt, tenant=tenant))
+    cache = engine.scheduler.cache
+    with opened_tier(engine.executor, cache, folder) as disk:
+        assert save_prefix(cache, ask(prompt, tenant=tenant), disk) == len(prompt) // 16 * 16
+
+
+def test_what_is_evicted_never_comes_into_the_folder_of_one_prefix(toy: Any, tmp_path: Path) -> None:
+    """It may be another tenant's: the folder is read alone. The engine's own tier gets it."""
+    prompt, folder = [7] * 100, tmp_path / "saved"
+    saved(toy, prompt, folder, "me")
+    files = sorted(folder.glob("*.kv"))
+    for of_engine in (False, True):
+        engine = toy_engine(toy)
+        cache = engine.scheduler.cache
+        if of_engine:
+            cache.disk = open_tier(engine.executor, cache, tmp_path / "engine")
+        finish(engine, ask([*range(180)], tenant="other"))
+        before = engine.pools["g0"].evictions
+        with opened_tier(engine.executor, cache, folder) as disk:
+            assert load_prefix(cache, ask(prompt, tenant="me"), disk) == 96
+            assert engine.pools["g0"].evictions > before
+            disk.store.flush()
+        assert sorted(folder.glob("*.kv")) == files and len(files) == 6
+        if cache.disk is not None:
+            cache.disk.store.flush()
+            assert [*(tmp_path / "engine").glob("*.kv")]
+            cache.disk.store.close()
+        assert engine.pools["g0"].free_blocks == 12
+
+
+def test_a_prefix_is_read_while_a_copy_is_pending(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beam search whose root takes another sequence's place: that one's last block is free, and still to be copied
+    by the next step. What is read from the folder between the two lies elsewhere."""
+    choose = BeamSearch.choose
+
+    def one_that_is_not_the_root(search: BeamSearch) -> list[Branch]:
+        going = choose(search)
+        others = [branch for branch in going if branch.parent is not search.root]
+        return others[:1] if search.root.output_length in (3, 6) and others else going
+
+    monkeypatch.setattr(BeamSearch, "choose", one_that_is_not_the_root)
+
+    def searched(engine: Engine, load: Path | None) -> list[int]:
+        request = ask([1, 2, 3, 4, 5], 12, num_beams=2)
+        BeamSearch.begin(request, 260)
+        engine.add_request(request)
+        cache, pending = engine.scheduler.cache, 0
+        while engine.has_work():
+            engine.step()
+            pending += bool(cache.copies.get("g0"))
+            if load is not None:
+                with opened_tier(engine.executor, cache, load) as disk:
+                    load_prefix(cache, ask([9] * 130, tenant="t"), disk)
+                    cache.forget(("t",))
+        assert pending > 2 and engine.pools["g0"].free_blocks == 12
+        return request.tokens
+
+    saved(toy, [9] * 130, tmp_path / "saved", "t")
+    assert searched(toy_engine(toy), tmp_path / "saved") == searched(toy_engine(toy), None)
