@@ -289,9 +289,8 @@ def _read_bloom(r: Reading) -> None:
         raise r.keys.refusal("feed_forward_length", f"is {r.fields['intermediate_size']}")
     if r.fields["num_key_value_heads"] != r.heads:
         raise r.keys.refusal("attention.head_count_kv", f"is {r.fields['num_key_value_heads']}")
-    for name in ("intermediate_size", "num_key_value_heads", "max_position_embeddings"):
+    for name in ("intermediate_size", "num_key_value_heads"):
         del r.fields[name]
-    r.fields["seq_length"] = r.keys.integer("context_length")
 
 
 def _read_stablelm(r: Reading) -> None:
@@ -406,7 +405,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down": Place("mlp.dense_4h_to_h"),
         },
         "transformer.h",
-        names={"epsilon": "layer_norm_epsilon"},
+        names={"rms_norm_eps": "layer_norm_epsilon"},
         epsilon=NORM,
         free_heads=False,
         read=_read_falcon,
@@ -443,7 +442,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down": Place("mlp.dense_4h_to_h"),
         },
         "transformer.h",
-        names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "epsilon": "layer_norm_epsilon"},
+        names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "rms_norm_eps": "layer_norm_epsilon"},
         epsilon=NORM,
         rotates=False,
         free_heads=False,
@@ -452,7 +451,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "stablelm": Architecture(
         "stablelm",
         _DENSE,
-        names={"epsilon": "layer_norm_eps"},
+        names={"rms_norm_eps": "layer_norm_eps"},
         epsilon=NORM,
         partial=True,
         free_heads=False,
@@ -479,7 +478,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "num_attention_heads": "n_head",
             "intermediate_size": "n_inner",
             "max_position_embeddings": "n_positions",
-            "epsilon": "layer_norm_epsilon",
+            "rms_norm_eps": "layer_norm_epsilon",
         },
         epsilon=NORM,
         rotates=False,
@@ -489,7 +488,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture(
         "starcoder2",
         {**_TOP, **_ATTENTION, **_NORMS, "ffn_up": Place("mlp.c_fc"), "ffn_down": Place("mlp.c_proj")},
-        names={"epsilon": "norm_epsilon"},
+        names={"rms_norm_eps": "norm_epsilon"},
         epsilon=NORM,
         fixed={"sliding_window": None},
         free_heads=False,
@@ -508,7 +507,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attn_norm": _NORMS["attn_norm"],
             "ffn_norm": _NORMS["ffn_norm"],
         },
-        names={"epsilon": "norm_eps"},
+        names={"rms_norm_eps": "norm_eps"},
         epsilon=NORM,
         partial=True,
         read=_read_nemotron,
@@ -532,7 +531,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "shortconv.in_proj": Place("conv.in_proj"),
             "shortconv.out_proj": Place("conv.out_proj"),
         },
-        names={"epsilon": "norm_eps"},
+        names={"rms_norm_eps": "norm_eps"},
         fixed={"block_auto_adjust_ff_dim": False, "conv_bias": False},
         free_heads=False,
         read=_read_lfm2,
@@ -649,7 +648,7 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
         "max_position_embeddings": context,
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
-        "epsilon": keys.number(known.epsilon),
+        "rms_norm_eps": keys.number(known.epsilon),
         "vocab_size": size_of(file, "token_embd.weight"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "intermediate_size": keys.same_for_all("feed_forward_length", blocks, 0),

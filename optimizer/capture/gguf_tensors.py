@@ -108,11 +108,9 @@ def join(parts: Sequence[Any], axis: int) -> Any:
     """Concatenates arrays or tensors; along the axis -1 their elements alternate."""
     if len(parts) == 1 and axis >= 0:
         return parts[0]
-    as_tensors = [
-        part if isinstance(part, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(part)) for part in parts
-    ]
-    joined = torch.cat(as_tensors, axis) if axis >= 0 else torch.stack(as_tensors, -1).flatten(-2)
-    return joined if isinstance(parts[0], torch.Tensor) else joined.numpy()
+    if not isinstance(parts[0], torch.Tensor):
+        return np.concatenate(parts, axis) if axis >= 0 else np.stack(parts, -1).reshape(*parts[0].shape[:-1], -1)
+    return torch.cat(list(parts), axis) if axis >= 0 else torch.stack(list(parts), -1).flatten(-2)
 
 
 def place_tensors(

@@ -32,6 +32,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+EPSILON = 0.03125
+"""No class's default, and large enough to be seen."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,7 +58,8 @@ class Case:
 
 def build(case: Case, seed: int = 0, **config: Any) -> PreTrainedModel:
     """A model with random weights, norms around 1 and random biases."""
-    fields = {key: value for key, value in (SIZES | dict(case.config) | config).items() if value is not None}
+    chosen = SIZES | {case.epsilon[0]: EPSILON} | dict(case.config) | config
+    fields = {key: value for key, value in chosen.items() if value is not None}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[case.model_type](**fields), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
