@@ -13,13 +13,14 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
-from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.tokenizer_tables import TokenizerTables, tables_of
 from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted
 from enginewright.runtime.text.chat_format_table import PLAIN
 from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
 from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenizers_raises
+from enginewright.runtime.text.tokenizer_limits import check_tokenizer_json
 
 from .check_source import read_json
 from .gguf_quick_reader import quick_reader
@@ -45,7 +46,7 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
         if not isinstance(model, dict):
             raise SourceError(f"{directory / 'tokenizer.json'}: model is missing", hint="Download the file again.")
         try:
-            check_token_ids(read_regular(directory / "tokenizer.json", most=MOST_TEXT_BYTES).decode())
+            check_tokenizer_json(read_regular(directory / "tokenizer.json", most=MOST_TEXT_BYTES).decode())
         except (OSError, ValueError) as e:
             raise SourceError(f"{directory / 'tokenizer.json'}: {e}", hint="Download the file again.") from e
     for file in sorted(directory.iterdir()) if gguf_file is None else ():
@@ -106,7 +107,7 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
     with what_tokenizers_raises(lambda e: SourceError(f"the tokenizer can't be kept: {e}", hint=hint)):
         if backend is not None and hasattr(backend, "to_str"):
             text = quick_to_read(backend.to_str())
-            check_token_ids(text)
+            check_tokenizer_json(text)
     return TokenizerFiles(
         tokenizer_json=text,
         chat_template=templates.pop("default", None),

@@ -23,9 +23,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_json
@@ -38,7 +35,6 @@ RESPONSE_TEMPLATE_PATH = "tokenizer/response_template.json"
 CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"
 SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
 
-_LARGEST_ID = 10_000_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*")
 
 SpecialTokens = Mapping[str, str | bool | None]
@@ -102,42 +98,6 @@ class TokenizerFiles:
             response_template=_text(files, RESPONSE_TEMPLATE_PATH),
             tables=files.get(TABLES_PATH),
         )
-
-
-class _Model(msgspec.Struct):
-    vocab: dict[str, int] | list[Any] = {}
-
-
-class _AddedToken(msgspec.Struct):
-    content: str
-    id: int
-
-
-class _Tokenizer(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_AddedToken] = []
-
-
-def check_token_ids(tokenizer_json: str) -> None:
-    """Raises ValueError if a token has an id that none has, or two have the same.
-
-    The library's tables are as long as the largest id; of two tokens with one id it takes either, or panics. Other
-    faults are left to the library to name.
-    """
-    try:
-        found = msgspec.json.decode(tokenizer_json, type=_Tokenizer)
-    except msgspec.ValidationError:
-        return
-    vocabulary = found.model.vocab if isinstance(found.model.vocab, dict) else {}
-    owners = {index: content for content, index in vocabulary.items()}
-    if len(owners) < len(vocabulary):
-        other, index = next((c, i) for c, i in vocabulary.items() if owners[i] != c)
-        raise ValueError(f"two tokens have the id {index}: {other!r} and {owners[index]!r}")
-    for token in found.added_tokens:
-        if owners.setdefault(token.id, token.content) != token.content:
-            raise ValueError(f"two tokens have the id {token.id}: {owners[token.id]!r} and {token.content!r}")
-    if owners and max(owners) > _LARGEST_ID:
-        raise ValueError(f"a token has the id {max(owners)}")
 
 
 def _text(files: Mapping[str, bytes], path: str) -> str | None:

@@ -47,6 +47,7 @@ class TokenizerTables:
     Attributes:
         characters_json: a tokenizer.json without merges, and with no tokens but characters, bytes and added ones.
         ids: the largest id, and one.
+        longest: bytes of the longest text of a token.
         takes_whole: ``ignore_merges``.
     """
 
@@ -72,6 +73,7 @@ class TokenizerTables:
         except (ValueError, struct.error):
             raise BundleError(f"{TABLES_PATH}: the file is damaged", hint="Export the bundle again.") from None
         self.takes_whole = bool(takes_whole)
+        self.longest = int(np.diff(np.frombuffer(self._offsets, np.uint32).astype(np.int64)).max(initial=0))
 
     def text(self, index: int) -> str | None:
         """What tokenizer.json calls a token, added or not; None if no token has that id."""

@@ -9,10 +9,8 @@ Analyzing Matching Time Behavior of Backtracking Regular Expression Matchers, 20
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 CharTest = Callable[[str], bool]
@@ -25,6 +23,8 @@ _MOST_EDGES = 100_000
 _MOST_UNROLLED = 16
 """Repetitions that are written out for the judgement. More are judged as any number of them."""
 _MOST_IN_LOOP = 64
+_MOST_WAYS = 4_096
+"""Ways to match the same text without a loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +294,8 @@ class _Automaton:
             return _Fragment([], [], empty=True)
         if most is None or most > _MOST_UNROLLED:
             body = self.add(node.body)
+            if body.empty and body.first and (least > 1 or most is not None):
+                raise TooComplexError("it counts a part that may be empty")
             self._join(body.last, list(body.first))
             body.empty |= least == 0
             return body
@@ -320,23 +322,41 @@ def _judge(root: Node, *, within_look: bool = False) -> bool:
         raise TooComplexError("it is nested too deep") from None
     ends = set(whole.last)
     loops = _components(automaton.follow)
-    for loop in loops:
-        _judge_loop(automaton, loop, ends)
+    characters = _without_assertions(automaton)
+    for loop in _components(characters):
+        _judge_loop(automaton, characters, loop, ends)
     _judge_chain(automaton, loops, ends)
+    _judge_ways(automaton, whole.first, loops)
     repeated = {p for loop in loops for p in loop}
     for at, look in automaton.looks:
-        if within_look:
-            raise TooComplexError("it has an assertion within an assertion")
-        if _judge(look.body, within_look=True) and at in repeated:
+        if _judge(look.body, within_look=True) and (at in repeated or within_look):
             raise TooComplexError("it repeats an assertion that has a repeated part itself")
     return bool(loops)
 
 
-def _judge_loop(automaton: _Automaton, loop: Collection[int], ends: set[int]) -> None:
+def _without_assertions(automaton: _Automaton) -> list[list[int]]:
+    """The edges from one character's position to the next, past assertions, which read nothing."""
+    reduced: list[list[int]] = []
+    for p, following in enumerate(automaton.follow):
+        edges: list[int] = []
+        passed: dict[int, int] = {}
+        waiting = [] if automaton.sets[p] is None else list(following)
+        while waiting:
+            q = waiting.pop()
+            if automaton.sets[q] is not None:
+                edges.append(q)
+            elif passed.get(q, 0) < 2:  # the second time shows that there are two ways
+                passed[q] = passed.get(q, 0) + 1
+                waiting += automaton.follow[q]
+        reduced.append(edges)
+    return reduced
+
+
+def _judge_loop(automaton: _Automaton, follow: Sequence[Sequence[int]], loop: Collection[int], ends: set[int]) -> None:
     members = set(loop)
     if len(loop) > _MOST_IN_LOOP:
         raise TooComplexError(f"it repeats a part of {len(loop)} places")
-    inside = {p: [q for q in automaton.follow[p] if q in members] for p in loop}
+    inside = {p: [q for q in follow[p] if q in members] for p in loop}
     ambiguous = "it repeats a part that can match the same text in two ways"
     for p in loop:
         if len(inside[p]) > len(set(inside[p])) and not {p, *inside[p]} <= ends:
@@ -366,6 +386,37 @@ def _judge_chain(automaton: _Automaton, loops: list[list[int]], ends: set[int]) 
                 continue
             if any(_overlap(automaton, p, q) for p in loop for q in other):
                 raise TooComplexError("two repeated parts in a row share characters, before something that may fail")
+
+
+def _judge_ways(automaton: _Automaton, first: Sequence[int], loops: list[list[int]]) -> None:
+    """Raises TooComplexError if there are many ways through the automaton for the same text, each loop taken as one."""
+    owner = list(range(len(automaton.sets)))
+    for loop in loops:
+        for p in loop:
+            owner[p] = loop[0]
+    follow: dict[int, list[int]] = {-1: list(first)}
+    for p, following in enumerate(automaton.follow):
+        follow.setdefault(owner[p], []).extend(q for q in following if owner[q] != owner[p])
+    ways: dict[int, int] = {}
+    waiting = [-1]
+    while waiting:
+        p = waiting[-1]
+        if missing := [owner[q] for q in follow[p] if owner[q] not in ways]:
+            waiting += missing
+            continue
+        waiting.pop()
+        if p in ways:
+            continue
+        following = follow[p]
+        if len(following) <= 1:
+            ways[p] = max((ways[owner[q]] for q in following), default=1)
+        else:
+            ways[p] = max(
+                sum(ways[owner[other]] for other in following if other == q or _overlap(automaton, q, other))
+                for q in set(following)
+            )
+        if ways[p] > _MOST_WAYS:
+            raise TooComplexError("it has too many ways to match the same text")
 
 
 def _reachable(follow: Sequence[Sequence[int]], begin: Collection[int]) -> set[int]:
@@ -424,17 +475,12 @@ def _overlap(automaton: _Automaton, p: int, q: int) -> bool:
         return False
     if one is other:
         return True
-    return any(one.test(c) and other.test(c) for c in (*one.samples, *other.samples, *_alphabet()))
+    return any(one.test(c) and other.test(c) for c in (*one.samples, *other.samples, *_ALPHABET))
 
 
-@cache
-def _alphabet() -> tuple[str, ...]:
-    """ASCII, and a few characters of each general category of Unicode."""
-    characters = [chr(i) for i in range(128)]
-    seen: dict[str, int] = {}
-    for code in (*range(128, 0x3100), *range(0x4E00, 0x4E04), *range(0xAC00, 0xAC04), *range(0x1F600, 0x1F604)):
-        category = unicodedata.category(chr(code))
-        if category != "Cs" and seen.get(category, 0) < 4:
-            seen[category] = seen.get(category, 0) + 1
-            characters.append(chr(code))
-    return tuple(characters)
+# ASCII, and a character or two of each general category of Unicode.
+_ALPHABET = "".join(map(chr, range(128))) + (
+    "\x85\xa0\xa8\xa9\xab\xad\xb1\xb2\xb5\xbb\xbf\xc9\xdf\xe9\u0130\u0131\u01c5\u02b0\u0301\u0378\u0391\u0410\u0488"
+    "\u05d0\u0663\u0903\u0e01\u16ee\u2013\u2018\u2019\u201c\u201d\u201e\u2026\u2028\u2029\u203f\u20ac\u2160\u2581\u3000"
+    "\u3001\u3042\u30a2\u4e00\uac00\ue000\uff08\uff09\uff0c\U0001f642"
+)

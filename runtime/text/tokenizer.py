@@ -15,13 +15,13 @@ from enginewright.runtime.bundle.tokenizer_files import (
     CHAT_TEMPLATES_FOLDER,
     TOKENIZER_PATH,
     TokenizerFiles,
-    check_token_ids,
 )
 from enginewright.runtime.bundle.tokenizer_tables import TABLES_PATH, TokenizerTables
 
 from ..shared.errors import BundleError, EnginewrightError, RequestError, shown
 from .control_tokens import ControlTokens
 from .quick_tokenizer import QuickTokenizer
+from .tokenizer_limits import check_tokenizer_json
 
 if TYPE_CHECKING:
     from enginewright.runtime.bundle.reader import Bundle
@@ -75,6 +75,7 @@ class Tokenizer:
             read = read_json
             with what_tokenizers_raises(_damaged(TABLES_PATH)):
                 tables = TokenizerTables(files.tables)
+                check_tokenizer_json(tables.characters_json, longest=tables.longest)
                 self._tokenizer = QuickTokenizer(tables, lambda: library_tokenizer(read()))
         elif files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
@@ -409,9 +410,9 @@ class Tokenizer:
 
 
 def library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
-    """The library's own. Raises BundleError if the file is damaged."""
+    """The library's own. Raises BundleError if the file is damaged, or would take endless time or memory."""
     with what_tokenizers_raises(_damaged(TOKENIZER_PATH)):
-        check_token_ids(tokenizer_json)
+        check_tokenizer_json(tokenizer_json)
         found = tokenizers.Tokenizer.from_str(tokenizer_json)
     for chance in ("dropout", "alpha", "nbest_size"):  # merges left out, or pieces drawn, at random: for training
         if getattr(found.model, chance, None) is not None:
