@@ -10,7 +10,8 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,81 @@ class Steps:
             yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
         yield from decode([size for size in decodes if size[0] == 256])
 
+    def few(self) -> Iterator[Figure]:
+        """Decode steps with graphs, first tokens and a profile."""
+        small, label = self._machine.mode == "interpreted", {"model": self._name}
+        for batch, context in ((1, 40),) if small else ((1, 128), (1, 2048), (16, 2048), (64, 2048), (256, 128)):
+            names = {"figure": "decode", **label, "batch": batch, "context": context, "graphs": self._machine.gpu}
+            yield names, partial(self._decode, batch, context, graphs=self._machine.gpu)
+        for length in (40,) if small else (128, 2048):
+            yield {"figure": "first token", **label, "prompt": length}, partial(self._first_token, length)
+        of = {"decode 1": [(1, 40)]} if small else {"decode 16 x 2048": [(1, 2047)] * 16}
+        for name, requests in of.items():
+            yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
+
+    def drawn(self) -> Iterator[Figure]:
+        """What drawing takes beside a step, by ways of drawing: of a full batch."""
+        batch, context = (2, 40) if self._machine.mode == "interpreted" else (256, 128)
+        for way in WAYS:
+            names = {"figure": "drawing", "model": self._name, "batch": batch, "way": way}
+            yield names, partial(self._drawn, batch, context, way)
+
+    def _drawn(self, batch: int, context: int, way: str) -> Record:
+        gpu, blocks = self._machine.gpu, -(-(context + 1) // BLOCK_SIZE)
+        steps = self.opened(batch, blocks, graphs=gpu)
+        step = self.input([(1, context)] * batch, blocks)
+        step.sampling = replace(_greedy(batch), **WAYS[way](batch))
+        if gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        before, times = torch.cuda.memory_allocated() if gpu else 0, []
+        for _ in range(12 if gpu else 1):
+            begin = time.perf_counter()
+            steps.start(step).result()
+            times.append(time.perf_counter() - begin)
+        found: Record = {"ms": statistics.median(times[len(times) // 3 :]) * 1e3}
+        if gpu:
+            found["most MiB beyond"] = (torch.cuda.max_memory_allocated() - before) >> 20
+            bound = next(iter(steps._bound.values()))
+            works = [work for of in bound.draws.values() for work in of]
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record()
+            for _ in range(10):
+                for work in works:
+                    work()
+            ended.record()
+            ended.synchronize()
+            found["drawing ms"] = begun.elapsed_time(ended) / 10
+        steps.close()
+        return found
+
+    def beside(self, counts: Sequence[int], new: int, past: int) -> Record:
+        """Compares the logits of one request alone with those beside others, of steps of so many requests alike."""
+        blocks = -(-(new + past) // BLOCK_SIZE)
+        steps = self.opened(max(counts), blocks, graphs=False)
+        alone, found = None, {}
+        for count in counts:
+            step = self.input([(new, past)] * count, blocks, sampled=False)
+            own = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
+            positions, of = step.positions, np.repeat(np.arange(count), new)
+            slots = (own[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
+            step.block_tables = dict.fromkeys(step.block_tables, own)
+            step.slots = dict.fromkeys(step.slots, slots)
+            step.ids = step.ids + 5 * of.astype(np.int32)  # others say something else
+            logits = steps.start(step).result().logits
+            assert logits is not None
+            row = logits[0]
+            alone = row if alone is None else alone
+            found[str(count)] = {
+                "of": len(row),
+                "other bits": int((row.view(np.int32) != alone.view(np.int32)).sum()),
+                "largest difference": float(np.abs(row - alone).max()),
+                "largest": float(np.abs(alone).max()),
+                "same token": bool(row.argmax() == alone.argmax()),
+            }
+        steps.close()
+        return found
+
     def _decode(self, batch: int, context: int, *, graphs: bool) -> Record:
         count = 40 if self._machine.gpu else 2
         blocks = -(-(context + count) // BLOCK_SIZE)
@@ -241,6 +317,26 @@ _PROFILED: Mapping[str, Requests] = {
     "decode 64 x 2048": [(1, 2047)] * 64,
     "prompt 2048": [(2048, 0)],
 }
+
+
+def _all(value: float, dtype: type = np.float32) -> Callable[[int], Any]:
+    return lambda rows: np.full(rows, value, dtype)
+
+
+WAYS: Mapping[str, Callable[[int], Mapping[str, Any]]] = {
+    "greedy": lambda rows: {},
+    "temperature": lambda rows: {"temperature": _all(0.8)(rows)},
+    "top_k 50": lambda rows: {"temperature": _all(0.8)(rows), "top_k": _all(50, np.int32)(rows)},
+    "top_p 0.9": lambda rows: {"temperature": _all(0.8)(rows), "top_p": _all(0.9)(rows)},
+    "top_p 0.9, top_k 50": lambda rows: {
+        "temperature": _all(0.8)(rows),
+        "top_k": _all(50, np.int32)(rows),
+        "top_p": _all(0.9)(rows),
+    },
+    "min_p 0.05": lambda rows: {"temperature": _all(0.8)(rows), "min_p": _all(0.05)(rows)},
+    "greedy, 5 logprobs": lambda rows: {"logprobs": 5},
+}
+"""Ways of drawing: what they give all rows of a step."""
 
 
 def _bytes_of(use: Any) -> int:

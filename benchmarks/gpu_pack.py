@@ -5,6 +5,7 @@ Which kernels is said by what launches them: programs are bound, and cases descr
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import tarfile
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gpu_attention
 import numpy as np
@@ -21,13 +23,24 @@ import transformers
 import triton
 from gpu_kernels import cases, narrow_described, note, section_of, tiled_described
 from gpu_models import generate, serve
-from gpu_wheels import download
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralConfig
+from gpu_served import INDEX
+from gpu_wheels import DISTRIBUTIONS, SERVER, download
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+)
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.plan.planner import planned_model
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.verify.measure import SourceLogits
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import Lowering
@@ -53,7 +66,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Llamas whose programs are packed."""
 
-NARROW = {"8b-int8": ("8b", "int8"), "8b-int4": ("8b", "int4")}
+NARROW = {"8b-int8": ("8b", "int8"), "8b-int4": ("8b", "int4"), "8b-fp8": ("8b", "fp8")}
 """Programs with weights of fewer bits: of which Llama, by which recipe."""
 
 BUNDLES: dict[str, dict[str, Any]] = {
@@ -68,6 +81,25 @@ BUNDLES: dict[str, dict[str, Any]] = {
 }
 """Tiny models, exported with these options; of another family where ``_model`` says so."""
 
+MIXTURE = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+}
+"""A mixture of experts: of 48 layers as Qwen3-30B-A3B has them, four."""
+
+SMOL = {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "num_attention_heads": 9}
+SMOL |= {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}
+"""A Llama of SmolLM2's sizes."""
+
 SERVED, REQUESTS = ("window", "experts", "llama"), 120
 """Tiny models (``_model``) that many requests are asked of, and how many."""
 
@@ -76,23 +108,34 @@ LONG = 1500
 """Tokens of the longest prompt: three parts of a context."""
 
 
-def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False, tiles: bool = False) -> int:
-    """Writes ``ARCHIVE`` with what all stages take into a new folder; its bytes. ValueError if these are too many.
+def pack(
+    folder: Path,
+    capability: str,
+    pythons: Sequence[str] = (),
+    *,
+    tiny: bool = False,
+    tiles: bool = False,
+    service: bool = False,
+) -> int:
+    """Writes ``ARCHIVE`` with what stages A to C take into a new folder; its bytes. ValueError if these are too many.
 
     ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES`` and
     ``NARROW``: a program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone;
     ``products``: of those with narrow weights. ``tiles``: the candidates of tile_sweep.py. ``served.json``: tokens of
     many requests. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of gpu_wheels.py
     for ``pythons``. ``tiny``: a little of each but engines, as a test needs it. With ``tiles`` there are wheels, and
-    ``product-tiles``: products with every tile.
+    ``product-tiles``: products with every tile. With ``service`` it is what stage E takes: ``tiny.bundle``,
+    ``smol.bundle`` without its weights, programs, and a server's wheels.
     """
     with tempfile.TemporaryDirectory() as scratch:
         if tiles:
             _fill_tiles(Path(scratch), capability)
+        elif service:
+            _fill_service(Path(scratch), capability, tiny=tiny)
         else:
             _fill(Path(scratch), capability, tiny=tiny)
         if pythons:
-            download(Path(scratch, "wheels"), pythons)
+            download(Path(scratch, "wheels"), pythons, {**DISTRIBUTIONS, **SERVER} if service else DISTRIBUTIONS)
         folder.mkdir(parents=True)
         with tarfile.open(folder / ARCHIVE, "w:gz") as archive:  # machine code and PTX: two fifths of it are left
             archive.add(scratch, arcname=".")
@@ -108,17 +151,80 @@ def _fill_tiles(folder: Path, capability: str) -> None:
         note(folder / "product-tiles", gpu_of(number_of(capability)), compiler, tiled_described)
 
 
+def _fill_service(folder: Path, capability: str, *, tiny: bool) -> None:
+    _say_what(folder, capability, ())
+    _pack_served(folder / "tiny.bundle", {**SIZES["tiny"], "num_key_value_heads": 1}, 300, capability)
+    if not tiny:
+        _pack_served(folder / "smol.bundle", SMOL, SMOL["vocab_size"], capability)
+        for blob in json.loads((folder / "smol.bundle" / INDEX).read_text())["blobs"]:
+            (folder / "smol.bundle" / blob["file"]).unlink()
+    with KernelCompiler(available_threads()) as compiler:
+        _pack_program(folder / "tiny", "tiny", capability, compiler)
+        if not tiny:
+            _pack_program(folder / "moe", "moe", capability, compiler)
+            _pack_narrow(folder / "8b-fp8", "8b-fp8", capability, compiler)
+
+
+def _pack_served(bundle: Path, sizes: Mapping[str, Any], vocab: int, capability: str) -> None:
+    """A bundle of a random Llama with a tokenizer, by int8."""
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        LlamaForCausalLM(LlamaConfig(**{**sizes, "vocab_size": vocab}, **special, tie_word_embeddings=True)).to(
+            torch.bfloat16
+        ).save_pretrained(scratch)
+        _tokenizer(vocab).save_pretrained(scratch)
+        recipe = load_recipe("int8")
+        weights = recipe.weights.model_copy(update={"smooth": False})  # of random weights nothing is to be gained
+        measure = SourceLogits.measure
+        with patch.object(SourceLogits, "measure", lambda *given: measure(*given[:3], 8)):  # nobody reads the report
+            export(
+                scratch,
+                bundle,
+                recipe=recipe.model_copy(update={"weights": weights}),
+                targets=("cuda",),
+                gpus=[capability],
+            )
+
+
+def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """One of bytes and of pairs and triples of printable ones, as many as there is room for."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    special = ("<pad>", "<s>", "</s>")
+    names = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    printable = [chr(code) for code in range(33, 127)]
+    merges = []
+    for parts in itertools.chain(
+        itertools.product(printable, printable),
+        itertools.product(map("".join, itertools.product(printable, printable)), printable),
+    ):
+        if len(names) >= vocab:
+            break
+        merges.append(parts)
+        names.append("".join(parts))
+    tokenizer = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    given = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
+
+
+def _say_what(folder: Path, capability: str, names: Sequence[str]) -> None:
+    said = {"capability": capability, "commit": _commit(), "cases": list(names)}
+    said |= {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    (folder / "packed.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
 def _fill(folder: Path, capability: str, *, tiny: bool) -> None:
     gpu, names = gpu_of(number_of(capability)), list(cases())
     names = names[:2] if tiny else names
-    said = {"capability": capability, "commit": _commit(), "cases": names}
-    said |= {module.__name__: module.__version__ for module in (torch, triton, transformers)}
-    (folder / "packed.json").write_text(json.dumps(said, indent=1) + "\n")
+    _say_what(folder, capability, names)
     _pack_bundles(folder, ("window",) if tiny else tuple(BUNDLES), capability)
     with KernelCompiler(available_threads()) as compiler:
         for name in ("tiny",) if tiny else SIZES:
             _pack_program(folder / name, name, capability, compiler)
-        for name in () if tiny else NARROW:
+        for name in () if tiny else ("8b-int8", "8b-int4"):
             _pack_narrow(folder / name, name, capability, compiler)
 
         def described(launcher: Any, place: Any) -> None:
@@ -195,14 +301,18 @@ def _model(name: str) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
-def _config(name: str) -> LlamaConfig:
+def _config(name: str) -> PretrainedConfig:
+    if name == "moe":
+        mixture = Qwen3MoeConfig(**MIXTURE, max_position_embeddings=16384)
+        mixture.architectures = ["Qwen3MoeForCausalLM"]
+        return mixture
     heads, vocab = (1, 256) if name == "tiny" else (8, 128256)
     config = LlamaConfig(**SIZES[name], num_key_value_heads=heads, vocab_size=vocab, max_position_embeddings=16384)
     config.architectures = ["LlamaForCausalLM"]
     return config
 
 
-def _lowered(config: LlamaConfig) -> Lowering:
+def _lowered(config: PretrainedConfig) -> Lowering:
     """As the cuda target has it, in bf16; of the weights only shapes are looked at."""
     with tempfile.TemporaryDirectory() as scratch:
         config.save_pretrained(scratch)
@@ -219,7 +329,8 @@ def _pack_program(folder: Path, name: str, capability: str, compiler: KernelComp
     config.save_pretrained(folder)
     lowering = _lowered(config)
     (folder / "program.json").write_text(lowering.program.to_json())
-    (folder / "weights.json").write_text(json.dumps(_sources_of(lowering)) + "\n")
+    if isinstance(config, LlamaConfig):  # those whose logits are compared with transformers'
+        (folder / "weights.json").write_text(json.dumps(_sources_of(lowering)) + "\n")
     _write_kernels(folder, lowering.program, capability, compiler)
 
 

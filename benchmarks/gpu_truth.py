@@ -4,10 +4,12 @@
     python benchmarks/gpu_truth.py A --packed FOLDER --output FOLDER2   # there; then B and C
 
 A is facts, roofs, kernels and tiles, B the cuda target from end to end, C narrow products, attention beside others,
-engines, and the tests that compile. D times every tile of narrow products; its pack is another (--tiles). A stage ends
-within 9 minutes. Each part of it is a process group of its own with a limit of its own, and in it each figure stands by
-itself: one that fails, or that there is no memory for, is a line too, and the next one is measured. What is found is a
-line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to STAGE.log as they say it.
+engines, and the tests that compile. D times every tile of narrow products; its pack is another (--tiles). E is the
+target as a service: what is left after a lost GPU, many requests at once, arrivals; its pack is another (--service).
+
+A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its own, and in it each
+figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next one is measured.
+What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to STAGE.log as they say it.
 
 --rehearse runs the parts without a GPU, with small sizes: every kernel is looked up in what was packed, as a GPU would,
 and nothing is compiled. With "interpreted", Triton's interpreter runs what was found; with "looked-up" nothing runs.
@@ -280,6 +282,34 @@ def _steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
     return part
 
 
+def few_steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
+    def part(machine: Machine) -> Iterator[Figure]:
+        """Fewer of a model's steps, with graphs."""
+        from gpu_models import Steps
+
+        return Steps(machine, name).few()
+
+    return part
+
+
+def drawing(machine: Machine) -> Iterator[Figure]:
+    """What drawing takes beside a step of a full batch."""
+    from gpu_models import Steps
+
+    return Steps(machine, "8b-fp8").drawn()
+
+
+def _of_service(name: str) -> Callable[[Machine], Iterator[Figure]]:
+    def part(machine: Machine) -> Iterator[Figure]:
+        """A part of gpu_served.py."""
+        import gpu_served
+
+        figures: Callable[[Machine], Iterator[Figure]] = getattr(gpu_served, name)
+        return figures(machine)
+
+    return part
+
+
 def logits(machine: Machine) -> Iterator[Figure]:
     """A model's logits beside transformers': of the 1B, on a GPU."""
     from gpu_models import compare_logits
@@ -373,6 +403,16 @@ STAGES: dict[str, dict[str, Part]] = {
         "tests": Part(gpu_tests, 250, rehearsed=False),
     },
     "D": {"product tiles": Part(product_tiles, 300)},
+    "E": {
+        "facts": Part(facts, 20),
+        "survival": Part(_of_service("survival"), 100),
+        "generate": Part(_of_service("generate"), 90),
+        "steps 8b fp8": Part(few_steps("8b-fp8"), 40),
+        "steps moe": Part(few_steps("moe"), 35),
+        "drawing": Part(drawing, 35),
+        "arrivals": Part(_of_service("arrivals"), 100),
+        "invariance": Part(_of_service("invariance"), 50),
+    },
 }
 
 
@@ -567,6 +607,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearse", choices=["looked-up", "interpreted"], help="without a GPU")
     parser.add_argument("--free", type=int, default=139 << 30, help="of a rehearsal: bytes that a GPU would have free")
     parser.add_argument("--tiles", action="store_true", help="of pack: what stage D takes, and nothing else")
+    parser.add_argument("--service", action="store_true", help="of pack: what stage E takes, and nothing else")
     parser.add_argument("--tiny", action="store_true", help="of pack: tiny models alone, as a test has them")
     for hidden in ("--part", "--after", "--most"):
         parser.add_argument(hidden, help=argparse.SUPPRESS, type=str if hidden == "--part" else int)
@@ -577,7 +618,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gpu_pack import pack
 
         wheels = () if options.tiny else pythons()
-        size = pack(options.folder, CAPABILITY, wheels, tiny=options.tiny, tiles=options.tiles)
+        size = pack(options.folder, CAPABILITY, wheels, tiny=options.tiny, tiles=options.tiles, service=options.service)
         print(f"{options.folder}: {size / (1 << 20):.1f} MiB")
         return 0
     if options.packed is None or not options.packed.is_dir():

@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-DISTRIBUTIONS = {("msgspec", "pydantic"): (), ("ml-dtypes",): ("--no-deps",)}
+Distributions = Mapping[tuple[str, ...], tuple[str, ...]]
+
+DISTRIBUTIONS: Distributions = {("msgspec", "pydantic"): (), ("ml-dtypes",): ("--no-deps",)}
 """With pip's options: what pydantic stands on must be of its version; numpy, jinja2 and tokenizers are there."""
+SERVER: Distributions = {("msgspec", "pydantic", "fastapi", "uvicorn", "llguidance>=1.9.1"): ()}
+"""Needed as well where a server runs, and for structured answers."""
 _MODULES = ("msgspec", "pydantic", "ml_dtypes")
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+_PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
 def own_python() -> str:
@@ -27,9 +31,9 @@ def pythons() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("3.12", own_python())))
 
 
-def download(folder: Path, pythons: Sequence[str]) -> None:
+def download(folder: Path, pythons: Sequence[str], distributions: Distributions = DISTRIBUTIONS) -> None:
     """The wheels for each version of Python, on x86-64. ValueError with what pip says where it has none."""
-    for python, (names, options) in product(pythons, DISTRIBUTIONS.items()):
+    for python, (names, options) in product(pythons, distributions.items()):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", *options]
         command += ["--python-version", python, *(part for name in _PLATFORMS for part in ("--platform", name))]
         done = subprocess.run([*command, "--dest", str(folder), *names], capture_output=True, text=True)
@@ -42,7 +46,7 @@ def unpack(wheels: Path, folder: Path, environment: dict[str, str]) -> list[str]
     PYTHONPATH; their file names."""
     if all(importlib.util.find_spec(name) is not None for name in _MODULES):
         return []
-    tags = (f"-cp{own_python().replace('.', '')}-", "-py3-")
+    tags = (f"-cp{own_python().replace('.', '')}-", "-py3-", "-abi3-")
     found = sorted(path for path in wheels.glob("*.whl") if any(tag in path.name for tag in tags))
     for path in found:
         with zipfile.ZipFile(path) as archive:

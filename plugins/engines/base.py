@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from typing import Generic, Protocol, TypeVar
 
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError
 
 from ..cpu.threads import available_threads
 from ..gpu.cuda_driver import Device
+from ..gpu.health import GpuHealth
 from .library import open_library
 from .section import TensorRtSection
 
@@ -51,11 +53,17 @@ class EngineExecutor(ABC, Generic[E]):
         self._threads = threads or available_threads()
         self._library = open_library(section, f"target {target!r}")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
+        self._health = GpuHealth(self._probe)
         self._open = True
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
         self._bundle.check_unchanged()
-        return self._thread.submit(self._run, step)
+        return self._thread.submit(self._watched, step)
+
+    @property
+    def lost(self) -> str:
+        """Why no step can run any more; "" where one can."""
+        return self._health.lost
 
     def describe(self) -> dict[str, str | int]:
         gpu = self._library.gpu
@@ -69,12 +77,20 @@ class EngineExecutor(ABC, Generic[E]):
     def close(self) -> None:
         if self._open:
             self._open = False
-            self._thread.submit(self._unload).result()
+            with suppress(EnginewrightError) if self.lost else nullcontext():
+                self._thread.submit(self._unload).result()
             self._thread.shutdown()
 
     @abstractmethod
     def _run(self, step: StepInput) -> StepOutput:
         """A step, on the GPU's thread."""
+
+    def _watched(self, step: StepInput) -> StepOutput:
+        with self._health.watched():
+            return self._run(step)
+
+    def _probe(self) -> None:
+        self._device.synchronize()
 
     def _start(self, load: Callable[[Device], E]) -> None:
         """Opens the GPU and loads the engines; if that fails, nothing stays open."""

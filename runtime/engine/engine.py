@@ -6,15 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from ..executors.base import Executor, Pending
 from ..kv_cache.block_pool import BlockPool
 from ..requests.request import FailedRequestError, Request
 from ..scheduler.base import Batch
+from ..scheduler.branching import together
 from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.drafts import TimedProposer
 from ..scheduler.limits import SchedulerConfig
-from ..shared.errors import OffloadError
+from ..shared.errors import CapacityError, OffloadError
 
 
 class Engine:
@@ -58,11 +60,14 @@ class Engine:
         """Begins a step, and ends the oldest of those that were begun, which is the same one but for executors that
         have several in flight. Returns the requests that got tokens or logits, finished ones among them.
 
-        Raises FailedRequestError for an error in the work for one request: it is to be failed, and the step to be made
-        again. Whatever else is raised is an error of all.
+        Raises FailedRequestError for an error in the work for some requests, such as those of a step that there is no
+        memory for: they are to be failed, and the others go on. Whatever else is raised is an error of all.
         """
         if (batch := self.scheduler.schedule()) is not None:
-            self._submitted.append((batch, self.executor.submit(batch.step)))
+            try:
+                self._submitted.append((batch, self.executor.submit(batch.step)))
+            except CapacityError as e:
+                self._fail_step(batch, e)
             self.scheduler.prepare_next(batch)
         if batch is not None and len(self._submitted) < self.executor.caps.in_flight:
             return []
@@ -75,7 +80,16 @@ class Engine:
             if e.full:
                 raise FailedRequestError(newest) from e
             return []
+        except CapacityError as e:
+            self._fail_step(first, e)
         return self.scheduler.commit(first, output)
+
+    def _fail_step(self, batch: Batch, cause: CapacityError) -> NoReturn:
+        """Raises FailedRequestError for the requests of a step that there is no memory for."""
+        self.scheduler.give_up(batch)
+        error = CapacityError(f"the engine failed at a step: {cause.message}", hint=cause.hint)
+        error.__cause__ = cause
+        raise FailedRequestError(*dict.fromkeys(together(chunk.request)[0] for chunk in batch.chunks)) from error
 
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises CapacityError if it could never fit."""

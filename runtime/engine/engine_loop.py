@@ -189,7 +189,8 @@ class EngineLoop:
                 for request in self.engine.step():
                     self._deliver(request)
             except FailedRequestError as failure:
-                self._end(failure.request, failure.__cause__ or failure)
+                for request in failure.requests:
+                    self._end(request, failure.__cause__ or failure)
         except BaseException as e:  # noqa: BLE001  whoever waits for a request gets it; nobody is above this thread
             self._fail(e)
         finally:
@@ -259,7 +260,8 @@ def _nothing() -> None:
 def _engine_error(cause: BaseException) -> EnginewrightError:
     hint = "The requests that were running are lost."
     kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
-    error: EnginewrightError = kind(f"the engine failed: {shown(cause, 1000)}", hint=hint)
+    said = cause.message if isinstance(cause, EnginewrightError) else shown(cause, 1000)
+    error: EnginewrightError = kind(f"the engine failed: {said}", hint=hint)
     if isinstance(cause, BundleError):  # a file of the bundle changed: its hint says what to do
         error = BundleError(f"{cause.message}; the requests that were running are lost", hint=cause.hint)
     error.__cause__ = cause

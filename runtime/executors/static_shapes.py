@@ -74,6 +74,11 @@ class StaticShapes:
         )
         self.use = {bucket.name: BucketUse(bucket.name) for bucket in plan.buckets}
 
+    @property
+    def lost(self) -> str:
+        """Why no step can run any more, as ``inner`` says it; "" where one can."""
+        return str(getattr(self.inner, "lost", ""))
+
     def submit(self, step: StepInput) -> Pending:
         """Raises RequestError for a step that no bucket holds."""
         bucket = self.bucket_of(step)

@@ -30,11 +30,11 @@ _numbers = itertools.count()
 
 
 class FailedRequestError(Exception):
-    """Raised from an error that came up in the work for one request alone: it ends, and the others go on."""
+    """Raised from an error that came up in the work for some requests alone: they end, and the others go on."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.request_id)
-        self.request = request
+    def __init__(self, *requests: Request) -> None:
+        super().__init__(", ".join(request.request_id for request in requests))
+        self.requests = requests
 
 
 class Common(TypedDict, total=False):

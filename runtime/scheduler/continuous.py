@@ -207,6 +207,12 @@ class ContinuousScheduler:
                 searches[request.search] = None
         return advanced + [told for search in searches if (told := self._branched(search)) is not None]
 
+    def give_up(self, batch: Batch) -> None:
+        """Takes note that a step gives nothing: its requests are to be failed."""
+        self._landed(chunk.request for chunk in batch.chunks)
+        for inputs in self._inputs:
+            inputs.forget()
+
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
         """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group, or
         blocks that the step was to copy something to: with what is left of what they computed."""

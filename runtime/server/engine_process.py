@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -238,6 +239,8 @@ class _Serving:
                 print(f"the engine ends: {self._llm.lost}", file=sys.stderr, flush=True)
                 self._out.put(None)
                 self._sender.join(5)
+                with suppress(OSError):  # giving memory of a GPU back may take long: the front end hears of it now
+                    self._link.shutdown(socket.SHUT_RDWR)
                 os._exit(1)
             self.send(Beat(self._llm.pulse()))
 

@@ -85,6 +85,24 @@ def test_a_rehearsal_without_a_compiler(repository: Path, tmp_path: Path, bare: 
     assert sum(record["loaded"] for record in by_part["kernels"]) > 100
 
 
+@pytest.mark.soak
+def test_a_rehearsal_of_the_service(repository: Path, tmp_path: Path) -> None:
+    """A server survives a lost GPU, answers come in all ways, and arrivals leave nothing behind."""
+    packed, output = tmp_path / "packed", tmp_path / "found"
+    done = run(repository, "pack", str(packed), "--tiny", "--service")
+    assert done.returncode == 0, done.stderr
+    done = run(repository, "E", "--packed", str(packed), "--output", str(output), "--rehearse", "interpreted")
+    assert done.returncode == 0, (output / "E.log").read_text()
+    found = {(r["part"], r["figure"], r.get("model"), r.get("way")): r for r in lines(output, "E") if "figure" in r}
+    server = found["survival", "server", None, None]
+    assert server["503 after s"] is not None and server["answered"] == server["before"]
+    assert all(r.get("right", True) and "error" not in r for r in found.values()), found
+    for name in ("plain 256", "structured 64", "logprobs 64"):
+        assert found["generate", name, None, None]["warming"]["late_binds"] > 0
+    assert found["arrivals", "arrivals", None, None]["failed"] == 0
+    assert {"steps 8b fp8", "steps moe", "drawing", "invariance"} <= {part for part, *_ in found}
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model's program, packed."""
@@ -250,3 +268,28 @@ def test_make_counts_the_status_of_every_stage(repository: Path, tmp_path: Path)
         done = subprocess.run(command, cwd=repository, env={**os.environ, "FAILS": fails}, capture_output=True)
         assert done.returncode == status
     assert (tmp_path / "ran").read_text().split() == ["A", "B", "C"] * 3
+
+
+def test_weights_that_were_not_carried_are_made(tmp_path: Path) -> None:
+    """Whole numbers anywhere, scales and vectors of one sign; a file that is there stays."""
+    import gpu_served
+    import numpy as np
+
+    kinds = {
+        "codes": ("i8", [4, 8], 32),
+        "scales": ("f16", [4], 8),
+        "norm": ("f32", [4], 16),
+        "table": ("bf16", [4, 4], 32),
+    }
+    tensors = {
+        name: {"blob": 0, "offset": 64 * n, "bytes": size, "dtype": dtype, "shape": shape}
+        for n, (name, (dtype, shape, size)) in enumerate(kinds.items())
+    }
+    index = {"blobs": [{"file": "weights/0.bin", "bytes": 256}], "tensors": tensors}
+    (tmp_path / "weights").mkdir()
+    (tmp_path / gpu_served.INDEX).write_text(json.dumps(index))
+    assert gpu_served.write_weights(tmp_path) == 256
+    data = (tmp_path / "weights/0.bin").read_bytes()
+    scales, norm = np.frombuffer(data[64:72], np.float16), np.frombuffer(data[128:144], np.float32)
+    assert len(set(data[:32])) > 16 and (scales > 0).all() and (norm == 1).all()
+    assert gpu_served.write_weights(tmp_path) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from enginewright.runtime.shared.contracts import (
     ExecutorCaps,
     StepInput,
 )
-from enginewright.runtime.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
 from ...gpu.cuda_driver import InstalledGpu, load_cuda
+from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import check_options, lacks_of, missing_kernels
 from ...gpu.tiles import GPUS, gpu_of
@@ -86,6 +88,7 @@ class CudaExecutor:
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._bundle, self._target, self._closed = bundle, target, False
         self._place = place_of(section, 0 if part is None else part.gpu)
+        self._health = GpuHealth(lambda: self._place.probe())
         self._place.enter()
         device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
         self.caps = ExecutorCaps(
@@ -129,10 +132,16 @@ class CudaExecutor:
         self._steps.check(step)
         check_options(step.sampling)
 
+    @property
+    def lost(self) -> str:
+        """Why no step can run any more; "" where one can."""
+        return self._health.lost
+
     def submit(self, step: StepInput) -> Pending:
         self._bundle.check_unchanged()
-        self._place.enter()
-        return self._steps.start(step)
+        with self._health.watched():
+            self._place.enter()
+            return WatchedStep(self._health, self._steps.start(step))
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -141,6 +150,7 @@ class CudaExecutor:
             "gpu": self._place.name,
             "kernels": self._launcher.loaded() if isinstance(self._launcher, CarriedLauncher) else "interpreted",
             "graph_launches": self._steps.graph_launches,
+            **{name: self._steps.late[name] for name in ("late_binds", "late_graphs", "late_ms", "late_memory")},
             **({"no_graphs": self._steps.no_graphs} if self._steps.no_graphs else {}),
         }
 
@@ -148,9 +158,10 @@ class CudaExecutor:
         """Gives back all that it took of the GPU; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._place.enter()
-            self._steps.close()
-            self._place.close()
+            with suppress(RuntimeError, EnginewrightError) if self.lost else nullcontext():
+                self._place.enter()
+                self._steps.close()
+                self._place.close()
 
 
 class _Interpreted:
@@ -164,6 +175,9 @@ class _Interpreted:
 
     def enter(self) -> None:
         """Nothing has to be chosen."""
+
+    def probe(self) -> None:
+        """Always answers."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -192,6 +206,10 @@ class _OnGpu:
     def enter(self) -> None:
         """Makes its stream the calling thread's."""
         torch.cuda.set_stream(self._stream)
+
+    def probe(self) -> None:
+        """Waits for the stream. Raises RuntimeError where the GPU doesn't answer this process any more."""
+        self._stream.synchronize()
 
     def close(self) -> None:
         """Gives back what torch keeps for later, then kernels and stream."""

@@ -375,9 +375,8 @@ def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int) -> int:
         return DeviceArray(0, np.dtype(dtype), shape)
 
     SamplingMemory(limits.rows, vocab, new)
-    return (
-        total + 2 * 4 * limits.rows * vocab
-    )  # logits as float32: those that are changed, and those that are given back
+    logits = 4 * limits.rows * vocab  # as float32: those that are changed, and those that are given back
+    return total + 2 * logits + logits // 5  # the last: what their logprobs take
 
 
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:

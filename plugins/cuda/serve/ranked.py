@@ -123,8 +123,10 @@ class RankedCudaExecutor:
         self._waiting = time.monotonic()
         try:
             output = pending.result()
-        except RuntimeError as e:  # of CUDA, where the others were aborted
+        except (RuntimeError, EnginewrightError) as e:  # of CUDA, where the others were aborted
             self._others.raise_if_lost()
+            if self._own.lost:  # the others wait for this one
+                self._others.abandon(f"rank 0: {self._own.lost}")
             raise EnginewrightError(f"a step failed: {e}") from e
         finally:
             self._waiting = 0.0
@@ -144,8 +146,8 @@ class RankedCudaExecutor:
 
     @property
     def lost(self) -> str:
-        """How a rank was lost; "" as long as all are there."""
-        return self._others.problem
+        """How a rank, or this one's GPU, was lost; "" as long as all are there."""
+        return self._others.problem or self._own.lost
 
     @property
     def places(self) -> ProcessPlaces:

@@ -7,19 +7,20 @@ of one token a request are replayed as a CUDA graph from their second time on.
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
-from enginewright.runtime.shared.errors import EnginewrightError, RequestError
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 
 from ...gpu.sampling import (
     chosen_rows,
@@ -54,6 +55,11 @@ class Graph(Protocol):
         """Runs it again, on the same memory."""
 
 
+_LOGPROB_PIECES = 16
+"""Pieces that logprobs are made of: of each there are floats, and keys of twice the size."""
+
+Result = TypeVar("Result")
+
 Capture = Callable[[Callable[[], None]], Graph]
 """What makes a graph of work; it isn't run."""
 
@@ -86,10 +92,14 @@ class CudaSteps:
     Attributes:
         graph_launches: steps that were replayed.
         no_graphs: why none are made any more; "" while they are.
+        late: what was done in the middle of serving, by name: sizes of steps that were bound, graphs that were
+            captured, and the milliseconds that both took; times that memory ran out.
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
         self.graph_launches, self.no_graphs = 0, ""
+        self.late: Counter[str] = Counter()
+        self._late_seconds = 0.0
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
@@ -100,9 +110,31 @@ class CudaSteps:
         """See ``packed_steps.HoldsSteps``."""
         return self._limits.tokens, self._limits.requests
 
-    @torch.inference_mode()
     def start(self, step: StepInput) -> _Started:
-        """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be."""
+        """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be, and CapacityError
+        for one that there is no memory for, even where nothing else is bound."""
+        return self._with_memory(lambda: self._start(step))
+
+    @torch.inference_mode()
+    def _with_memory(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` gives; where memory runs out, what it gives when the sizes that were bound are dropped."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            self.late["late_memory"] += 1
+        self.synchronize()
+        self._bound.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            return work()
+        except torch.OutOfMemoryError as e:
+            raise CapacityError(
+                f"memory: the GPU has none left for a step: {str(e).partition('.')[0]}",
+                hint="Ask for fewer log-probabilities at a time, or pass less memory for the caches.",
+            ) from e
+
+    def _start(self, step: StepInput) -> _Started:
         self.check(step)
         for name, cleared in step.clears.items():
             self._program.clear(name, cleared.tolist())
@@ -155,7 +187,7 @@ class CudaSteps:
                 ready.record()
         wanted = step.return_logits or (step.sampling is not None and step.sampling.logprobs is not None)
         kept = logits.to(torch.float32, copy=True) if wanted and logits is not None else None
-        return _Started(step, kept, tokens, ready)
+        return _Started(step, kept, tokens, ready, self._with_memory)
 
     def _in_parts(self, step: StepInput) -> _Started:
         """Requests that don't fit into one step, one part after the other; their logits together."""
@@ -203,7 +235,8 @@ class CudaSteps:
         words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
         places, staged, uploaded = self._upload_memory(words)
         inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
-        works, logits = self._program.bound(shape, inputs)
+        with self._counted("late_binds"):
+            works, logits = self._program.bound(shape, inputs)
         copied = torch.cuda.Event() if staged.is_pinned() else None
         options = option_views(uploaded, places, shape.rows)
         self._bound[shape] = _Bound(places, staged, uploaded, works, logits, copied, options)
@@ -224,12 +257,21 @@ class CudaSteps:
             self.graph_launches += 1
             return
         if shape.decodes and self._capture is not None and bound.runs == 2:  # by now the libraries have chosen
-            bound.graph = self._captured(self._capture, run)
+            with self._counted("late_graphs"):
+                bound.graph = self._captured(self._capture, run)
             if bound.graph is not None:
                 bound.graph.replay()
                 self.graph_launches += 1
                 return
         run()
+
+    @contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._late_seconds += time.perf_counter() - begin
+        self.late[what] += 1
+        self.late["late_ms"] = round(self._late_seconds * 1e3)
 
     def _captured(self, capture: Capture, run: Callable[[], None]) -> Graph | None:
         """Work as a graph; None where that fails, which is said once: then all steps are launched kernel by kernel."""
@@ -339,6 +381,7 @@ class _Started:
     logits: Tensor | None
     tokens: Tensor | None
     ready: torch.cuda.Event | None
+    with_memory: Callable[[Callable[[], None]], None]
     _done: StepOutput | None = None
 
     def result(self) -> StepOutput:
@@ -356,8 +399,8 @@ class _Started:
             self.ready.synchronize()
         tokens = self.tokens.numpy()
         output = StepOutput(tokens=tokens, logits=logits)
-        if sampling.logprobs is not None and self.logits is not None:
-            add_logprobs(output, self.logits, tokens, sampling)
+        if sampling.logprobs is not None and (rows := self.logits) is not None:
+            self.with_memory(lambda: add_logprobs(output, rows, tokens, sampling))
         return output
 
 
@@ -370,15 +413,36 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
 
 
 def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, sampling: SamplingBatch) -> None:
-    """Logprobs of the tokens [R] or of those that are scored, and of the most likely ones of each row."""
-    logprobs, count = logits.log_softmax(-1), sampling.logprobs
-    there = torch.from_numpy(tokens).to(logprobs.device)
+    """Logprobs of the tokens [R] or of those that are scored, and of the most likely ones of each row.
+
+    It goes through the rows piece by piece, and takes at most a fifth of the memory that the logits have.
+    """
+    count = min(sampling.logprobs or 0, logits.shape[1])
+    there = torch.from_numpy(tokens).to(logits.device)
     bad = there == NO_TOKEN
     if sampling.scored is not None:
-        scored = torch.from_numpy(sampling.scored).to(logprobs.device)
+        scored = torch.from_numpy(sampling.scored).to(logits.device)
         there = there.where(scored == NO_TOKEN, scored)
-    own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
-    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
-    output.token_logprobs = own.cpu().numpy()
-    output.top_ids = ids[:, :count].int().masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
-    output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()
+    own = torch.empty(len(logits), device=logits.device)
+    values = torch.empty((len(logits), count), device=logits.device)
+    ids = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
+    size = max(1, len(logits) // _LOGPROB_PIECES)
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        logprobs = logits[rows].log_softmax(-1)
+        own[rows] = logprobs.gather(1, there[rows].clamp(min=0).long()[:, None])[:, 0]
+        ids[rows] = _most_likely(logprobs, count)
+        values[rows] = logprobs.gather(1, ids[rows].long())
+    output.token_logprobs = own.masked_fill(bad, float("nan")).cpu().numpy()
+    output.top_ids = ids.masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
+    output.top_logprobs = values.masked_fill(bad[:, None], float("nan")).cpu().numpy()
+
+
+def _most_likely(logprobs: Tensor, count: int) -> Tensor:
+    """The tokens of the greatest logprobs of each row, best first: of equal ones the first, which ``topk`` doesn't
+    promise. A logprob isn't positive: the smaller its bits are without the sign, the greater it is."""
+    keys = logprobs.view(torch.int32).long()
+    keys.bitwise_and_(0x7FFFFFFF).bitwise_left_shift_(32)
+    keys.add_(torch.arange(logprobs.shape[1], device=logprobs.device))
+    least = keys.topk(count, dim=-1, largest=False).values
+    return least.bitwise_and_(0xFFFFFFFF).int()

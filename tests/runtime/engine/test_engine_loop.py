@@ -114,13 +114,26 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
 
 
-def test_too_little_memory_for_a_step_is_a_capacity_error(loop: EngineLoop, executor: Any) -> None:
-    executor.fail = CapacityError("no memory for a step of this size")
-    events = Events()
-    loop.submit(Generation([1], SamplingParams(max_tokens=5)), events)
-    events.end.result(HANG)
-    (error,) = events.heard
-    assert isinstance(error, CapacityError) and "the engine failed" in str(error)
+def test_too_little_memory_for_a_step_ends_its_requests_alone(executor: Any) -> None:
+    loop, gate = EngineLoop(Engine(executor, SchedulerConfig(max_requests=1))), Gate(executor)
+    large, small = Generation([1], SamplingParams(max_tokens=5)), Generation([2], SamplingParams(max_tokens=2))
+    first, second = Events(), Events()
+    loop.submit(large, first)
+    gate.arrived.acquire()
+    loop.submit(small, second)  # waits, as one runs at a time
+    executor.fail = CapacityError("no memory for a step of this size", hint="Pass less memory.")
+    gate.passes.release()
+    first.end.result(HANG)
+    gate.arrived.acquire()
+    executor.fail = None
+    gate.passes.release(100)
+    second.end.result(HANG)
+    assert isinstance(large.error, CapacityError) and large.error.hint == "Pass less memory."
+    assert "the engine failed at a step: no memory for a step of this size" in str(large.error)
+    assert [piece.finish_reason for piece in second.heard if isinstance(piece, StreamPiece)] == [None, "length"]
+    wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
+    loop.close()
+    executor.close()
 
 
 def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, executor: Any) -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -35,7 +36,7 @@ from enginewright.plugins.gpu.tiles import GPUS
 from enginewright.plugins.steps.packed_steps import StepLimits, StepShape, input_shapes
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from enginewright.runtime.shared.contracts import NO_TOKEN, StepOutput
-from enginewright.runtime.shared.errors import RequestError, TargetError
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Steps, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
@@ -662,3 +663,127 @@ def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None
     expected = logits.log_softmax(-1).numpy()
     assert output.token_logprobs is not None and np.isnan(output.token_logprobs[1])
     np.testing.assert_array_equal(output.token_logprobs[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])
+
+
+def test_logprobs_are_those_of_a_whole_sort() -> None:
+    """Of equal ones the first token, as the cpu target has it; also of tokens that can't be."""
+    random = torch.Generator().manual_seed(2)
+    logits = torch.randn(37, 300, generator=random).mul(4).round() / 2  # many are equal
+    logits[5] = 0.0
+    logits[6, 3:] = -torch.inf
+    logits[7] = logits[7].bfloat16().float()
+    tokens, output = np.arange(37, dtype=np.int32), StepOutput(tokens=np.arange(37, dtype=np.int32))
+    before = logits.clone()
+    add_logprobs(output, logits, tokens, sampling_batch([PLAIN] * 37, (), 20))
+    values, ids = logits.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
+    np.testing.assert_array_equal(output.top_ids, ids[:, :20].numpy())
+    np.testing.assert_array_equal(output.top_logprobs, values[:, :20].numpy())
+    torch.testing.assert_close(logits, before, rtol=0, atol=0)
+
+
+class _Allocated(TorchDispatchMode):
+    """The most bytes that tensors made inside have at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        old = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        for tensor in given if isinstance(given, (tuple, list)) else [given]:
+            if isinstance(tensor, torch.Tensor) and (at := tensor.untyped_storage().data_ptr()) not in old:
+                self._held[at] = weakref.ref(tensor)
+                self._sizes[at] = tensor.untyped_storage().nbytes()
+        live = [at for at, of in self._held.items() if of() is not None]
+        self.most = max(self.most, sum(self._sizes[at] for at in live))
+        return given
+
+
+def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
+    logits, tokens = torch.randn(256, 4096), np.zeros(256, np.int32)
+    with _Allocated() as allocated:
+        add_logprobs(StepOutput(tokens=tokens), logits, tokens, sampling_batch([PLAIN] * 256, (), 20))
+    assert 0 < allocated.most <= 0.25 * logits.nbytes
+
+
+def out_of_memory(times: int) -> tuple[list[str], int]:
+    """What each of three steps gives where memory runs out so often in the second one, and how often it was tried
+    again."""
+    program, context = cases.program_of("Llama")
+    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
+    found, left = [], 0
+    draw = steps._draw
+
+    def full(*given: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.40 GiB.")
+        draw(*given)
+
+    steps._draw = full
+    for number in range(3):
+        left = times if number == 1 else 0
+        step = cases.step_input(made.step({"a": [number + 1]}), cases.greedy(1))
+        try:
+            tokens = steps.start(step).result().tokens
+            found.append("tokens" if tokens is not None else "nothing")
+        except CapacityError as e:
+            found.append(e.message)
+    return found, steps.late["late_memory"]
+
+
+def test_where_memory_runs_out_a_step_is_tried_again(interpreter: ProcessPoolExecutor) -> None:
+    found, count = interpreter.submit(out_of_memory, 1).result()
+    assert found == ["tokens"] * 3 and count == 1
+    found, count = interpreter.submit(out_of_memory, 2).result()
+    assert found[::2] == ["tokens"] * 2 and count == 1
+    assert found[1].startswith("memory: the GPU has none left for a step: CUDA out of memory")
+
+
+def lost_gpu(bundle: str) -> list[tuple[str, str]]:
+    """What ``LLM`` says of requests around a launch that fails, behind which the GPU answers nothing."""
+    from enginewright import LLM, SamplingParams
+
+    said: list[tuple[str, str]] = []
+    broken = False
+
+    class Fails(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: fail() if broken else launch()
+
+    def fail(*given: object) -> None:
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with (
+        patch.object(cuda_blocks._Interpreted, "launcher", lambda *given: Fails()),
+        patch.object(cuda_blocks._Interpreted, "probe", fail),
+        LLM(bundle, target="cuda", trust="code", context=64, max_requests=2, memory="1MiB") as llm,
+    ):
+        for state in (False, True, True, False):
+            broken = state
+            try:
+                result = llm.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))[0]
+                said.append((str(len(result.token_ids)), llm.lost))
+            except EnginewrightError as e:
+                said.append((e.message, llm.lost))
+        info = llm.info()["executor"]
+        assert info["late_binds"] > 0 and info["late_graphs"] == 0
+    return said
+
+
+def test_a_lost_gpu_is_said_from_then_on(tmp_path: Path, tiny_folder: Path, interpreter: ProcessPoolExecutor) -> None:
+    from enginewright.optimizer.export import export
+
+    bundle = tmp_path / "b"
+    export(tiny_folder, bundle, recipe="f32", targets=("cuda",), gpus=["8.0"])
+    first, *others = interpreter.submit(lost_gpu, str(bundle)).result()
+    assert first == ("1", "")
+    assert len(others) == 3
+    for message, lost in others:
+        assert "the GPU is lost to this process" in message and "illegal memory access" in lost
