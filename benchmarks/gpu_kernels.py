@@ -133,6 +133,9 @@ class Rehearsal:
     def enter(self) -> None:
         """Nothing has to be chosen."""
 
+    def probe(self) -> None:
+        """Always answers."""
+
     def close(self) -> None:
         """Nothing is held."""
 
