@@ -392,7 +392,7 @@ def _rounds(machine: Machine, opened: _Kept | None, count: int, tokens: int, how
 
 
 def arrivals(machine: Machine) -> Iterator[Figure]:
-    """Requests that come by chance, some of which leave again, and the memory before and afterwards."""
+    """Requests at random times, some of which are aborted, and the memory before and afterwards."""
     yield {"figure": "arrivals"}, partial(_arrivals, machine)
 
 
