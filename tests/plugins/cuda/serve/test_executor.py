@@ -666,7 +666,7 @@ def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None
 
 
 def test_logprobs_are_those_of_a_whole_sort() -> None:
-    """Of equal ones the first token, as the cpu target has it; also of tokens that can't be."""
+    """Equal ones are in the order of their tokens, as on the cpu target; also those of tokens that can't be."""
     random = torch.Generator().manual_seed(2)
     logits = torch.randn(37, 300, generator=random).mul(4).round() / 2  # many are equal
     logits[5] = 0.0
