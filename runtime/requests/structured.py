@@ -264,8 +264,9 @@ class Grammar:
         """Gives up to ``most`` tokens that come next, as the form leaves no choice of their text."""
         if self.error is not None:
             return ()
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        if not tokens and self._matcher.is_stopped() and not self._matcher.is_error():
+        matcher = self._matcher.deep_copy()  # which keeps an error that this brings up: it costs the proposal alone
+        tokens: list[int] = matcher.compute_ff_tokens()
+        if not tokens and matcher.is_stopped() and not matcher.is_error():
             return self._grammars.only_end[:most]
         return tokens[:most]
 
@@ -433,17 +434,24 @@ class Grammars:
             raise CapacityError(f"a thread for masks can't be started: {e}") from e
 
     def fill(self, places: Sequence[tuple[Grammar, int, list[int]]], bits: npt.NDArray[np.uint32]) -> None:
-        """Fills in the masks at the places, and behind them those of their drafts; all bans where a grammar failed."""
-        sound = [(grammar._matcher, at, draft) for grammar, at, draft in places if grammar.error is None]
+        """Fills in the masks at the places, and behind them those of their drafts; all bans where a grammar failed.
+
+        A draft may have any tokens, and llguidance stays in an error that one of them brings it into. So drafts are
+        followed on copies: such an error bans the draft's further rows, which drops the draft, and leaves the grammar.
+        """
+        sound = [place for place in places if place[0].error is None]
+        drafted = [(grammar._matcher.deep_copy(), at, draft) for grammar, at, draft in sound if draft]
         to = bits.ctypes.data, self.words * 4, len(bits)
-        try:
-            if plain := [(matcher, at) for matcher, at, draft in sound if not draft]:
-                self._pool.unsafe_compute_mask_ptr(plain, *to)
-            if drafted := [one for one in sound if one[2]]:
-                self._pool.unsafe_compute_mask_ptr_with_draft_token(drafted, *to)
-        except Exception as e:  # noqa: BLE001  requests without a form go on
-            for grammar, _, _ in places:
-                grammar.fail(shown(e, 200))
+        problems = _problems(self._pool.unsafe_compute_mask_ptr_with_draft_token, drafted, to)
+        for (matcher, at, draft), problem in zip(drafted, problems, strict=True):
+            if problem is not None or matcher.is_error():
+                bits[at + 1 : at + 1 + len(draft)] = 0
+        plain = [(grammar._matcher, at) for grammar, at, _ in sound]
+        for (grammar, _, _), problem in zip(
+            sound, _problems(self._pool.unsafe_compute_mask_ptr, plain, to), strict=True
+        ):
+            if problem is not None:
+                grammar.fail(problem)
         for grammar, at, draft in places:
             grammar.check()
             if grammar.error is not None:
@@ -456,6 +464,21 @@ class Grammars:
             self._workers.shutdown(wait=True)
         if self._compilers is not None:
             self._compilers.shutdown(wait=False, cancel_futures=True)
+
+
+def _problems(compute: Callable[..., None], work: Sequence[Any], to: tuple[int, int, int]) -> list[str | None]:
+    """Computes all masks at once, or one by one where that raises; returns what went wrong, for each."""
+    problems: list[str | None] = [None] * len(work)
+    try:
+        if work:
+            compute(work, *to)
+    except Exception:  # noqa: BLE001  whose it is shows when each is computed alone
+        for i, one in enumerate(work):
+            try:
+                compute([one], *to)
+            except Exception as e:  # noqa: BLE001  the others go on
+                problems[i] = shown(e, 200)
+    return problems
 
 
 def _be_nice() -> None:

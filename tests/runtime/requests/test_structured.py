@@ -177,6 +177,36 @@ def test_a_draft_has_its_masks_and_leaves_the_grammar_where_it_was(grammars: Gra
     assert allowed(other) == {*b"b"} and allowed(grammar) == {*b"a"}
 
 
+@pytest.mark.parametrize(
+    "draft",
+    [[300], [-5], [ord("a"), 1 << 20], [ord("a"), ord("b"), 257, ord("3")], [END, END], [ord("x")] * 3],
+    ids=["beyond the vocabulary", "below 0", "then beyond", "later beyond", "ends", "not allowed"],
+)
+def test_a_wrong_draft_is_dropped_and_the_answer_goes_on(grammars: Grammars, draft: list[int]) -> None:
+    """llguidance stays in an error: it must not be the answer's own state that a draft brings into one."""
+    grammar, other = (grammars.grammar(StructuredOutputsParams(regex="ab[0-9]c")) for _ in range(2))
+    size = 1 + len(draft)
+    masks = Masks([Guided(grammar, 0, draft), Guided(other, size, (*b"ab",))], size + 3)
+    lists = [set(one.tolist()) for one in masks.lists()]
+    assert lists[0] == {*b"a"} and grammar.error is None
+    assert lists[size:] == [{*b"a"}, {*b"b"}, {*b"0123456789"}], "another one's draft in the same step"
+    if max(draft) > 256 or min(draft) < 0:
+        assert not any(lists[1:size]), "no row behind it is open"
+    for token, expected in zip(b"ab7c", ({*b"a"}, {*b"b"}, {*b"0123456789"}, {*b"c"}), strict=True):
+        assert allowed(grammar) == expected
+        grammar.push(token)
+    assert grammar.complete
+
+
+def test_a_mask_that_can_t_be_computed_ends_its_own_answer_alone(grammars: Grammars) -> None:
+    """Also where llguidance raises, as for a wrong place, in place of keeping the error."""
+    one, other = (grammars.grammar(StructuredOutputsParams(regex="ab")) for _ in range(2))
+    bits = np.full((2, grammars.words), 0xFFFFFFFF, np.uint32)
+    grammars.fill([(one, 0, []), (other, 5, [])], bits)
+    assert one.error is None and other.error is not None
+    assert np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), bitorder="little")).tolist() == [ord("a")]
+
+
 @pytest.mark.parametrize("vocab", [256, 1001])
 def test_the_sampler_draws_by_bits_as_by_lists(vocab: int) -> None:
     rng = np.random.default_rng(vocab)
