@@ -73,6 +73,8 @@ class Bounds:
     max_requests: Annotated[int | None, typer.Option(help="Requests of a model that run at a time; default 64.")] = None
     max_waiting: Annotated[int | None, typer.Option(help="More that may wait; the rest get 429. Default 256.")] = None
     max_body: Annotated[int | None, typer.Option(help="Bytes of a request's body; default 16 MiB.")] = None
+    max_held: Annotated[int | None, typer.Option(help="Bytes of all requests' bodies together; default 64 MiB.")] = None
+    max_connections: Annotated[int | None, typer.Option(help="Open connections; default 1024.")] = None
     max_loaded: Annotated[int | None, typer.Option(help="Models loaded at a time; default: all.")] = None
     request_seconds: Annotated[float | None, typer.Option(help="Longest answer, in seconds; default: none.")] = None
     drain_seconds: Annotated[float | None, typer.Option(help="Given to answers when the server stops; default 30.")] = (
@@ -144,7 +146,9 @@ def command(
     """Serves bundles over HTTP, by OpenAI's protocol: chat, completions, models, metrics."""
     from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
 
-    if missing := next((name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None), None):
+    if missing := next(
+        (name for name in ("fastapi", "httptools", "prometheus_client", "uvicorn") if find_spec(name) is None), None
+    ):
         hint = "Install it with: pip install 'enginewright[serve]'"
         raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ from .answers import Given
 from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded
 from .engine_client import Model, UnavailableError, open_models
 from .errors import ApiError
+from .intake import Intake
 from .limits import LARGEST, Sizes
 from .metrics import Metrics
 from .options import ServerOptions
@@ -47,6 +49,7 @@ class Front:
         self.options = options
         self.models = open_models(options) if models is None else models
         self.tenants = Tenants(options.api_keys)
+        self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self.metrics = Metrics(self.models)
         self.rendering = FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))

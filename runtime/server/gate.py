@@ -15,6 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ApiError, error_response, failed
 from .front import Front
+from .intake import IncomingBody, body_deadline
+from .tenants import Tenant
 
 _LOG = logging.getLogger("enginewright.server")
 
@@ -50,16 +52,30 @@ class Gate:
                 status = message["status"]
                 self._front.metrics.responded(status)
                 message["headers"] = [*message.get("headers", ()), *more]
+                if status in _CLOSING or (status >= 400 and scope["state"]["tenant"] is None):
+                    message["headers"].append((b"connection", b"close"))
+            elif len(body := message.get("body", b"")) > _PIECE_BYTES:
+                # A piece at a time, each once the client has taken the one before: no more waits for it in memory.
+                for begin in range(0, len(body) - _PIECE_BYTES, _PIECE_BYTES):
+                    piece = body[begin : begin + _PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                message["body"] = body[begin + _PIECE_BYTES :]
             await send(message)
 
         # A stream's pieces go past what Starlette wraps around each: it looks for errors before the first alone.
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "send": sending}
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "send": sending, "tenant": None}
+        incoming: IncomingBody | None = None
         try:
             self._check(scope, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await Response()(scope, receive, sending)
                 return None
-            await self._app(scope, self._limited(receive, headers), sending)
+            tenant: Tenant | None = scope["state"]["tenant"]
+            if tenant is not None and _has_body(headers):
+                self._check_length(headers)
+                incoming = self._front.intake.begin(tenant)
+                receive = self._limited(receive, incoming)
+            await self._app(scope, receive, sending)
         except ApiError as e:
             if not status:
                 await error_response(scope["path"], e, request_id)(scope, receive, sending)
@@ -68,6 +84,8 @@ class Gate:
             if not status:
                 await error_response(scope["path"], failed(), request_id)(scope, receive, sending)
         finally:
+            if incoming is not None:
+                self._front.intake.end(incoming)
             path = _PATH.sub("?", scope["path"])[:200]
             _ACCESS.info(
                 "%s %s %s",
@@ -107,7 +125,6 @@ class Gate:
             problem = ApiError(426, "responses are streamed as server-sent events; ask with POST, by HTTP/1.1")
             problem.headers["upgrade"] = "HTTP/1.1"
             raise problem
-        scope["state"]["tenant"] = None
         if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
             return
         tenant = self._front.tenants.find(_key_of(headers))
@@ -117,6 +134,8 @@ class Gate:
             raise ApiError(403, f"{path} is for keys with admin = true")
         if self._front.stopping and scope["method"] == "POST":
             raise ApiError(503, "the server is stopping", retry_after=options.drain_seconds)
+        if (connection := scope["state"].get("connection")) is not None:  # Ray Serve's own proxies have none
+            self._front.intake.enter(connection, tenant)
         scope["state"]["tenant"] = tenant
 
     def _may(self, origin: str, host: str) -> bool:
@@ -133,29 +152,37 @@ class Gate:
             found["access-control-allow-headers"] = "authorization, content-type, x-api-key, x-request-id"
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found.items()]
 
-    def _limited(self, receive: Receive, headers: Mapping[str, str]) -> Receive:
-        """Reads a body within its limits of size and time. Raises ApiError."""
-        options = self._front.options
-        most, left = options.max_body, options.max_body
-        length = headers.get("content-length", "")
+    def _check_length(self, headers: Mapping[str, str]) -> None:
+        """Raises ApiError for a body that says that it is too long."""
+        most, length = self._front.options.max_body, headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
             raise ApiError(413, f"the body has {length[:20]} bytes, and {most} are taken")
-        ends = time.monotonic() + options.body_seconds
-        whole = False
+
+    def _limited(self, receive: Receive, incoming: IncomingBody) -> Receive:
+        """Reads a body within its limits of size, rate and time, and of what all bodies take. Raises ApiError."""
+        options, intake, loop = self._front.options, self._front.intake, asyncio.get_running_loop()
+        began = loop.time()
 
         async def limited() -> Message:
-            nonlocal left, whole
-            if whole:
+            if incoming.finished:
                 return await receive()
+            deadline = body_deadline(incoming.size, options.body_rate, options.body_seconds)
             try:
-                async with asyncio.timeout(max(ends - time.monotonic(), 0)):
+                async with asyncio.timeout_at(began + deadline) as limit:
+                    incoming.wake = lambda: limit.reschedule(loop.time())
                     message = await receive()
             except TimeoutError:
-                raise ApiError(408, f"the body took more than {options.body_seconds:g} s") from None
-            left -= len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if left < 0:
-                raise ApiError(413, f"the body has more than the {most} bytes that are taken")
+                if incoming.refused is not None:
+                    raise incoming.refused from None
+                seconds = f"{deadline:g} s" if deadline == options.body_seconds else f"its {options.body_rate} bytes/s"
+                raise ApiError(408, f"the body took more than {seconds}") from None
+            finally:
+                incoming.wake = lambda: None
+            intake.add(incoming, len(message.get("body", b"")))
+            if incoming.size > options.max_body:
+                raise ApiError(413, f"the body has more than the {options.max_body} bytes that are taken")
+            if not message.get("more_body", False):
+                intake.finish(incoming)
             return message
 
         return limited
@@ -167,9 +194,17 @@ class Gate:
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version"})
 _MOST_HEADERS = 128
+_CLOSING = frozenset({401, 403, 408, 413, 431})
+"""Statuses after which a connection is closed: nothing that its client sent besides is read."""
+_PIECE_BYTES = 64 << 10
+"""The most bytes of an answer that wait for a client to read them."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PATH = re.compile(r"[^A-Za-z0-9._~/-]")
 _ACCESS = logging.getLogger("enginewright.access")
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:

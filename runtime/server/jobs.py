@@ -393,7 +393,7 @@ async def answer(
 
 
 class Work(Response):
-    """Sends what a job gives, whole or as a stream; ends the job where the client leaves or reads nothing.
+    """Sends what a job gives, whole or as a stream; ends the job where the client leaves.
 
     Attributes:
         at_end: is called when all is over, however it ended.
@@ -406,7 +406,7 @@ class Work(Response):
         self.extra = dict(job.notes) | ({IGNORED_HEADER: ", ".join(job.ignored)} if job.ignored else {})
         self._begun = False
         self._sent = time.monotonic()  # when something was sent last
-        self._sending: float | None = None  # since when the client was to take what is sent
+        self._sending = False  # and the client hasn't taken it yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         streamed, send = self.job.body.streamed, scope["state"]["send"]
@@ -465,25 +465,21 @@ class Work(Response):
             more = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.extra}
             headers = _headers(self.job.shape.media_type, more)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._sending = self._sent = time.monotonic()
+        self._sending, self._sent = True, time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sending = None
+        self._sending = False
 
     async def _keep_alive(self, send: Send) -> None:
         if alive := self.job.shape.keep_alive:
             await self._send(send, alive)
 
     async def _watch(self, work: asyncio.Future[None], send: Send) -> None:
-        """Sends comments where a stream has nothing else, and ends the work where the client takes nothing."""
+        """Sends comments where a stream has nothing else."""
         options = self.front.options
         while True:
-            await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2, options.stall_seconds / 2))
-            now = time.monotonic()
-            if self._sending is not None:
-                if now - self._sending > options.stall_seconds:
-                    work.cancel()
-                    return
-            elif self.job.body.streamed and now - self._sent > options.keep_alive_seconds and not work.done():
+            await asyncio.sleep(min(1.0, options.keep_alive_seconds / 2))
+            silent = not self._sending and time.monotonic() - self._sent > options.keep_alive_seconds
+            if silent and self.job.body.streamed and not work.done():
                 await self._keep_alive(send)
 
 

@@ -32,10 +32,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         insecure: listens beyond this machine without keys.
         tls_certificate, tls_key: files in PEM.
         max_body: bytes of a request's body.
+        max_held: bytes of all bodies that are read or answered, beyond the first 64 KiB of each; one body always fits.
+        max_tenant_held: the same of the bodies of one tenant, where keys are needed.
+        max_connections: open connections; max_tenant_connections: those of one tenant, where keys are needed.
         max_waiting: requests of a model that may wait, beyond those that run; more get 429.
         max_loaded: models that are loaded at a time; 0: all. An idle one is unloaded for another.
         header_seconds, body_seconds: that a client may take to send them.
-        stall_seconds: that a client may take to read nothing of its answer.
+        body_rate: bytes of a body that a client must send each second, after its first seconds; 0: any number.
+        stall_seconds: that a client may read nothing, or hardly anything, of its answer.
         request_seconds: that an answer may take; 0: any time.
         drain_seconds: that requests may take to end when the server stops.
         keep_alive_seconds: between two comments in a stream that has nothing else.
@@ -63,10 +67,15 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_certificate: str | None = None
     tls_key: str | None = None
     max_body: int = 16 << 20
+    max_held: int = 64 << 20
+    max_tenant_held: int = 32 << 20
+    max_connections: int = 1024
+    max_tenant_connections: int = 512
     max_waiting: int = 256
     max_loaded: int = 0
     header_seconds: float = 20.0
     body_seconds: float = 60.0
+    body_rate: int = 4096
     stall_seconds: float = 60.0
     request_seconds: float = 0.0
     drain_seconds: float = 30.0
@@ -89,7 +98,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise RequestError("models: there is none", hint="Name a bundle.")
         if not 0 <= self.port < 1 << 16:
             raise RequestError(f"port: {self.port} is out of range", hint="It must be from 0 to 65535.")
-        for name in ("max_body", "max_waiting"):
+        positive = (
+            "max_body",
+            "max_held",
+            "max_tenant_held",
+            "max_connections",
+            "max_tenant_connections",
+            "max_waiting",
+        )
+        if self.body_rate < 0:
+            raise RequestError(f"body_rate: {self.body_rate} is out of range", hint="It must be 0 or more.")
+        for name in positive:
             if getattr(self, name) < 1:
                 raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 1 or more.")
         for name in self.__struct_fields__:

@@ -13,69 +13,20 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..shared.errors import EnginewrightError, RequestError
 from .app import make_app
+from .connection import Connection
 from .engine_client import Model
-from .errors import openai_error
 from .front import Front
 from .options import ServerOptions
 
 _LOG = logging.getLogger("enginewright.server")
-_HEADER_BYTES = 64 << 10
-
-
-class _Protocol(H11Protocol):
-    """A connection that sends no whole request for long is closed, before its first request as after the others."""
-
-    header_seconds = 20.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._begin_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._waiting.cancel()
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:
-            self._waiting.cancel()
-
-    def on_response_complete(self) -> None:
-        before = self.cycle
-        super().on_response_complete()
-        if self.cycle is not before:  # the next request came with this one, and runs already
-            self._unset_keepalive_if_required()
-            return
-        self._waiting.cancel()
-        self._begin_waiting()
-
-    def send_400_response(self, msg: str) -> None:
-        """What can't be read as HTTP gets an error in the shape of the others, unless an answer has begun."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            problem = openai_error("the request can't be read as HTTP", "invalid_request_error", code=400)
-            body = json.dumps(problem).encode()
-            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-            head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
-            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _begin_waiting(self) -> None:
-        self._waiting = asyncio.get_running_loop().call_later(self.header_seconds, self._waited)
-
-    def _waited(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -149,16 +100,14 @@ async def _serve(
     reread: Callable[[], Mapping[str, str]] | None,
 ) -> None:
     await front.start()
-    _Protocol.header_seconds = options.header_seconds
     config = uvicorn.Config(
         make_app(front),
-        http=_Protocol,
+        http=partial(Connection, front.intake),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=_HEADER_BYTES,
         timeout_keep_alive=max(1, int(options.header_seconds)),
         timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
         ssl_certfile=options.tls_certificate,

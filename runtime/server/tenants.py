@@ -70,21 +70,33 @@ class Tenant:
 
     def __init__(self, name: str, key: Key | None = None) -> None:
         self.name, self.key = name, key
-        self.running = 0
+        self.running = self._bodies = 0
         self._tokens = float(key.tokens_per_minute) if key is not None and key.tokens_per_minute else 0.0
         self._filled = time.monotonic()
 
+    def begin_body(self) -> None:
+        """Counts a body that is being read, before a byte of it is: it will be a request. Raises QuotaError."""
+        self._check(self.running + self._bodies)
+        self._bodies += 1
+
+    def end_body(self) -> None:
+        """Ends that: the body is whole, or won't be."""
+        self._bodies -= 1
+
     def begin(self) -> None:
         """Counts a request. Raises QuotaError."""
+        self._check(self.running)
+        self.running += 1
+
+    def _check(self, requests: int) -> None:
         key = self.key
-        if key is not None and key.requests is not None and self.running >= key.requests:
-            raise QuotaError(f"{self.running} requests run, and this key may have {key.requests} at a time", 1.0)
+        if key is not None and key.requests is not None and requests >= key.requests:
+            raise QuotaError(f"{requests} requests run, and this key may have {key.requests} at a time", 1.0)
         if key is not None and key.tokens_per_minute is not None:
             self._fill(key.tokens_per_minute)
             if self._tokens <= 0:
                 wait = (1 - self._tokens) * 60 / key.tokens_per_minute
                 raise QuotaError(f"this key may have {key.tokens_per_minute} tokens a minute", wait)
-        self.running += 1
 
     def widen(self, more: int) -> None:
         """Counts further requests of the same body: several prompts, several answers. Raises QuotaError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -90,14 +91,20 @@ class Server:
         self.url = self.about["url"]
         self.port = int(self.url.rpartition(":")[2])
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port))
+    def connect(self, buffer: int = 0) -> socket.socket:
+        """A connection. ``buffer``: bytes that the system takes for a client that doesn't read; 0: its default."""
+        link = socket.socket()
+        if buffer:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        link.connect(("127.0.0.1", self.port))
+        return link
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """A response. ``body``: bytes, or what is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, data, {"content-type": "application/json", **headers})
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a body that is refused is not read
+            connection.request(method, path, data, {"content-type": "application/json", **headers})
         response = connection.getresponse()
         found = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         connection.close()

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from enginewright.runtime.server.tenants import Key, Tenant
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import free_memory
 from tests.runtime.server.conftest import START, Reply, Server
+from tests.waiting import wait_until
 
 MakeServer = Callable[..., Server]
 LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -35,9 +37,9 @@ def slow_config(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def begin(server: Server, stream: bool = True, **body: object) -> tuple[object, object]:
+def begin(server: Server, stream: bool = True, buffer: int = 0, **body: object) -> tuple[object, object]:
     """A request that has been sent; for a stream also its first piece."""
-    link = server.connect()
+    link = server.connect(buffer)
     data = json.dumps({"prompt": "a", "stream": stream, **LONG, **body}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(data)}\r\n\r\n"
     link.sendall(head.encode() + data)
@@ -193,13 +195,30 @@ def test_a_front_end_that_dies_leaves_no_engine(make_server: MakeServer, tiny_bu
         time.sleep(0.05)
 
 
+def sockets(server: Server) -> int:
+    """Sockets that the front end has open."""
+    links = (os.readlink(one) for one in Path(f"/proc/{server.process.pid}/fd").iterdir() if one.is_symlink())
+    return sum(link.startswith("socket:") for link in links)
+
+
 def test_a_client_that_reads_nothing_is_cut_off(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
     config = slow_config(tmp_path, "stall_seconds = 1.0\n")
     server = make_server(tiny_bundle, "--config", config)
-    link, _ = begin(server, n=100, temperature=1, max_tokens=120, logprobs=20)  # more than sockets hold
-    server.wait(lambda: server.props()["requests"] == 0)
+    before = sockets(server)
+    long = {"n": 100, "temperature": 1, "max_tokens": 120, "logprobs": 20}  # more than sockets hold
+    for stream in (True, False):
+        link, file = begin(server, stream, buffer=8192, **long)
+        server.wait(lambda: server.props()["requests"] == 1)
+        server.wait(lambda: server.props()["requests"] == 0)
+        wait_until(lambda: sockets(server) == before)  # and nothing of it is left
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := file.read(1 << 20):  # type: ignore[attr-defined]
+                answer += piece
+        length = re.search(rb"content-length: (\d+)", answer)
+        assert not answer.endswith(b"0\r\n\r\n") if length is None else len(answer) < int(length[1])
+        link.close()  # type: ignore[attr-defined]
     assert server.complete("a", max_tokens=1).status == 200
-    link.close()  # type: ignore[attr-defined]
 
 
 def test_slow_and_idle_connections(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -250,6 +269,17 @@ def test_keys_tenants_and_quotas(make_server: MakeServer, tiny_bundle: Path, tmp
     assert server.ask("GET", "/health").status == 200
     assert ask("one", "/metrics", "GET").status == 200 and ask("two", "/metrics", "GET").status == 403  # type: ignore[attr-defined]
     assert server.ask("GET", "/v1/models", **{"x-api-key": "two"}).status == 200
+    for key, status in (("three", b" 401 "), ("one", b" 413 ")):  # nothing is read after a refusal
+        with server.connect() as link:
+            link.settimeout(60)
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+            link.sendall(f"{head}Content-Length: 100000000\r\n\r\n".encode() + b"x" * 1000)
+            assert status in read_all(link)
+    with server.connect() as link:  # an unfinished body is a request
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
+        link.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        server.wait(lambda: ask("one").status == 429)  # type: ignore[attr-defined]
+    server.wait(lambda: ask("one", prompt="none of the others").status == 200)  # type: ignore[attr-defined]
     for key in ("one", "two"):  # nothing that one tenant computed is another's
         assert ask(key).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # type: ignore[attr-defined]
     reply = ask("one")
@@ -266,6 +296,14 @@ def test_keys_tenants_and_quotas(make_server: MakeServer, tiny_bundle: Path, tmp
     os.utime(keys, (2, 2))
     time.sleep(0)
     assert ask("new").status == 200  # type: ignore[attr-defined]
+
+
+def read_all(link: socket.socket) -> bytes:
+    """What comes until the connection is closed."""
+    data = b""
+    while piece := link.recv(65536):
+        data += piece
+    return data
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
