@@ -1,10 +1,15 @@
-"""What a server endures: many clients for minutes, an engine that is killed often, and a day in a simulator.
+"""What a server endures: many clients for minutes, an engine that is killed often, hostile clients, a simulated day.
 
     python benchmarks/serve_endurance.py BUNDLE [--clients 200] [--seconds 300] [--kills 10] [--json FILE] [--plot FILE]
+    python benchmarks/serve_endurance.py BUNDLE --parts hostile [--seconds 300] [--memory 600] [--json FILE]
 
 - load: so many clients at a time, of two classes and mixed lengths; one in ten leaves before its answer's end. Then all
   blocks must be free again. Memory of front end and engine is read each second.
 - kills: the engine is killed under some requests. Each must end, with an answer or an error, and the server come back.
+- hostile: the server on one core, all clients on another. 20 hostile clients, at most 20 requests a second, next to 8
+  honest ones; then 20 well-behaved clients that send as many bytes in as many requests, next to the same honest ones.
+  All honest answers must come and be right, the longest (p99) be at most twice as long next to hostile clients, and
+  the server's memory stay below a limit. See ``hostile_clients``.
 - day: 24 hours of requests in the simulator of ``schedule_simulator``, at some rate: all must end, all blocks be free.
 
 What must hold ends the program with 1 where it doesn't. Times are told, and nothing is asked of them.
@@ -14,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import hashlib
 import http.client
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -27,9 +34,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hostile_clients
 from peers.machine import commit, machine
 from schedule_simulator import day, simulate
 
@@ -62,16 +71,38 @@ tpot = "400ms"
 priority = 1
 """
 PAGE = os.sysconf("SC_PAGE_SIZE")
+PARTS = ("load", "kills", "hostile", "day")
+HOSTILE, HONEST, HOSTILE_RATE, SLOWER = 20, 8, 20.0, 2.0
+"""Hostile and honest clients; requests a second of the hostile ones together; how much longer honest p99 may be."""
+HOSTILE_KEYS = ("hostile-1", "hostile-2")
 
 
 class Server:
-    """``optimize serve`` of a bundle."""
+    """``optimize serve`` of a bundle, with options. ``key``: of an operator, where keys are needed."""
 
-    def __init__(self, bundle: Path, folder: Path) -> None:
-        (folder / "scheduling.toml").write_text(SCHEDULING)
-        options = ("--scheduling", folder / "scheduling.toml", "--max-waiting", "100000")
+    def __init__(self, bundle: Path, *options: str | Path, key: str = "") -> None:
         self._process, about = start(bundle, *options)
         self.url: str = about["url"]
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    @classmethod
+    def scheduled(cls, bundle: Path, folder: Path) -> Server:
+        """One with two classes of requests."""
+        (folder / "scheduling.toml").write_text(SCHEDULING)
+        return cls(bundle, "--scheduling", folder / "scheduling.toml", "--max-waiting", "100000")
+
+    @classmethod
+    def with_keys(cls, bundle: Path, folder: Path) -> Server:
+        """One with keys of an honest tenant, of hostile ones and of an operator."""
+        entries = [("operator", "admin = true"), ("honest", "")]
+        entries += [(name, "requests = 16\ntokens_per_minute = 60000") for name in HOSTILE_KEYS]
+        lines = [
+            f'[[keys]]\nhash = "sha256:{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{more}\n'
+            for name, more in entries
+        ]
+        (folder / "keys.toml").write_text("\n".join(lines))
+        (folder / "server.toml").write_text("stall_seconds = 10.0\n[llm]\nthreads = 1\n")
+        return cls(bundle, "--config", folder / "server.toml", "--api-keys", folder / "keys.toml", key="operator")
 
     @property
     def engine(self) -> int | None:
@@ -90,11 +121,22 @@ class Server:
             for pid in (self._process.pid, self.engine)
         )
 
+    def tree_megabytes(self) -> float:
+        """Resident, of all its processes, with shared pages divided among them."""
+        pids, found = [self._process.pid], 0
+        for pid in pids:
+            pids += [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in _read(task).split()]
+            lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
+            kilobytes = next((int(line.split()[1]) for line in lines if line.startswith(b"Pss:")), None)
+            resident = int((_read(f"/proc/{pid}/statm").split() or [b"0"] * 2)[1]) * PAGE / 1e6
+            found += resident if kilobytes is None else kilobytes / 1e3
+        return found
+
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """A status, and what JSON says."""
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"))
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:
@@ -121,7 +163,7 @@ class Server:
         return stop(self._process)
 
 
-def _read(path: str) -> bytes:
+def _read(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError:
@@ -203,6 +245,71 @@ def kills(server: Server, count: int, requests: int = 20) -> dict[str, Any]:
     return {"kills": count, "requests": count * requests, "statuses": statuses, "back_seconds": back, "then": status}
 
 
+def hostile(bundle: Path, folder: Path, seconds: float) -> dict[str, Any]:
+    """Hostile clients next to honest ones, then well-behaved clients next to honest ones; see the module."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])
+    server = Server.with_keys(bundle, folder)  # its processes are children, and stay on that core
+    os.sched_setaffinity(0, cores[-1:])
+    found: dict[str, Any] = {"seconds": seconds, "cores": [cores[0], cores[-1]]}
+    try:
+        about = hostile_clients.Server(int(server.url.rpartition(":")[2]), "honest", HOSTILE_KEYS)
+        expected = {}
+        for number in range(8):
+            status, body = hostile_clients.ask(about, json.dumps(hostile_clients.chat(number)).encode())
+            assert status == 200, body
+            expected[number] = hostile_clients.text_of(body)
+        found["megabytes_idle"] = server.tree_megabytes()
+        work = partial(hostile_clients.hostile, about, HOSTILE, seconds, HOSTILE_RATE)
+        found["hostile"], tally = _next_to_honest(server, about, expected, seconds, work)
+        requests = max(1, sum(tally.requests.values()))
+        work = partial(
+            hostile_clients.well_behaved, about, HOSTILE, seconds, requests / seconds, tally.sent // requests
+        )
+        found["well_behaved"], _ = _next_to_honest(server, about, expected, seconds, work)
+        server._since = time.monotonic()
+        found["all_blocks_free"], found["deaths"] = server.idle(), server.props()["deaths"]
+    finally:
+        found["exit"] = server.stop()
+        os.sched_setaffinity(0, cores)
+    return found
+
+
+def _next_to_honest(
+    server: Server, about: hostile_clients.Server, expected: dict[int, str], seconds: float, work: Any
+) -> tuple[dict[str, Any], hostile_clients.Tally]:
+    """Runs other clients next to honest ones, which have a process of their own so that nothing here delays them."""
+    memory: list[float] = []
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
+        _each_second(lambda: memory.append(server.tree_megabytes())),
+    ):
+        pool.submit(os.getpid).result()
+        asked = pool.submit(_honest, about, seconds, expected)
+        others = work()
+        took, wrong = asked.result()
+    third = max(len(memory) // 3, 1)
+    return {
+        "honest": {"requests": len(took), **{name: _quantile(took, q) for name, q in (("p50", 0.5), ("p99", 0.99))}},
+        "others": {"requests": sum(others.requests.values()), "bytes": others.sent, "statuses": others.statuses},
+        "wrong": (wrong + others.wrong)[:20],
+        "megabytes": {
+            "most": max(memory),
+            "last_third_less_middle": sum(memory[-third:]) / third - sum(memory[third : 2 * third]) / third,
+        },
+    }, others
+
+
+def _honest(about: hostile_clients.Server, seconds: float, expected: dict[int, str]) -> tuple[list[float], list[str]]:
+    tally = hostile_clients.honest(about, HONEST, seconds, expected)
+    return tally.seconds, tally.wrong
+
+
+def _quantile(values: list[float], q: float) -> float:
+    return round(sorted(values)[min(int(len(values) * q), len(values) - 1)], 3)
+
+
 def simulated(rate: float, seed: int = 0) -> dict[str, Any]:
     """A day of requests."""
     scheduling = Scheduling(classes={"chat": {"ttft": 1.0, "tpot": 0.04}, "batch": {"priority": 1}})
@@ -220,9 +327,11 @@ def simulated(rate: float, seed: int = 0) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs all three, and says what didn't hold."""
+    """Runs the parts, and says what didn't hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--memory", type=float, default=600.0, help="megabytes of the server next to hostile clients")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--kills", type=int, default=10)
@@ -232,13 +341,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
     with tempfile.TemporaryDirectory() as name:
-        server = Server(options.bundle, Path(name))
-        try:
-            found["load"] = load(server, Path(name), options)
-            found["kills"] = kills(server, options.kills)
-        finally:
-            found["exit"] = server.stop()
-    if options.rate:
+        if {"load", "kills"} & {*options.parts}:
+            server = Server.scheduled(options.bundle, Path(name))
+            try:
+                if "load" in options.parts:
+                    found["load"] = load(server, Path(name), options)
+                if "kills" in options.parts:
+                    found["kills"] = kills(server, options.kills)
+            finally:
+                found["exit"] = server.stop()
+        if "hostile" in options.parts:
+            found["hostile"] = hostile(options.bundle, Path(name), options.seconds) | {"memory": options.memory}
+    if options.rate and "day" in options.parts:
         found["day"] = simulated(options.rate)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -249,17 +363,36 @@ def main(arguments: list[str] | None = None) -> int:
 def problems(found: dict[str, Any]) -> list[str]:
     """What didn't hold, a line each; printed too."""
     wrong = []
-    if found["load"]["result"]["errors"]:
-        wrong.append(f"errors under load: {found['load']['result']['errors']}")
-    if not found["load"]["all_blocks_free"]:
-        wrong.append("blocks are lost")
-    kills = found["kills"]
-    if sum(kills["statuses"].values()) != kills["requests"] or set(kills["statuses"]) - {"200", "503"}:
-        wrong.append(f"requests under a kill: {kills['statuses']}")
-    if kills["then"] != 200 or found["exit"]:
-        wrong.append("it doesn't answer after the kills, or doesn't end well")
+    if "load" in found:
+        if found["load"]["result"]["errors"]:
+            wrong.append(f"errors under load: {found['load']['result']['errors']}")
+        if not found["load"]["all_blocks_free"]:
+            wrong.append("blocks are lost")
+    if "kills" in found:
+        kills = found["kills"]
+        if sum(kills["statuses"].values()) != kills["requests"] or set(kills["statuses"]) - {"200", "503"}:
+            wrong.append(f"requests under a kill: {kills['statuses']}")
+        if kills["then"] != 200:
+            wrong.append("it doesn't answer after the kills")
+    if "hostile" in found:
+        wrong += _hostile_problems(found["hostile"])
+    if found.get("exit"):
+        wrong.append("it doesn't end well")
     for line in wrong:
         print(line, file=sys.stderr)
+    return wrong
+
+
+def _hostile_problems(found: dict[str, Any]) -> list[str]:
+    wrong = [f"next to {name} clients: {one}" for name in ("hostile", "well_behaved") for one in found[name]["wrong"]]
+    slow, usual = (found[name]["honest"]["p99"] for name in ("hostile", "well_behaved"))
+    if slow > SLOWER * usual:
+        wrong.append(f"honest p99 next to hostile clients: {slow} s, next to well-behaved ones {usual} s")
+    most = max(found[name]["megabytes"]["most"] for name in ("hostile", "well_behaved"))
+    if most > found["memory"]:
+        wrong.append(f"memory: {most:.0f} MB, and {found['memory']:.0f} are the limit")
+    if not found["all_blocks_free"] or found["deaths"] or found["exit"]:
+        wrong.append("blocks are lost, an engine died, or it doesn't end well")
     return wrong
 
 

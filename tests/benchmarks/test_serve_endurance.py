@@ -5,16 +5,53 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hostile_clients
 import serve_endurance
 
 
 def test_all_three_parts(tiny_bundle: Path, tmp_path: Path) -> None:
     result = tmp_path / "found.json"
-    small = ["--clients", "4", "--seconds", "2", "--kills", "1", "--rate", "0.005", "--json", str(result)]
+    small = [
+        "--parts",
+        "load",
+        "kills",
+        "day",
+        "--clients",
+        "4",
+        "--seconds",
+        "2",
+        "--kills",
+        "1",
+        "--rate",
+        "0.005",
+        "--json",
+        str(result),
+    ]
     assert serve_endurance.main([str(tiny_bundle), *small]) == 0
     found = json.loads(result.read_text())
     assert found["load"]["result"]["finished"] > 0 and found["kills"]["requests"] == 20
     assert found["day"]["requests"] > 100 and found["day"]["ended_after_hours"] > 20
+
+
+def test_hostile_clients(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Each client is there, and honest answers are right; times are left to a quiet machine."""
+    found = serve_endurance.hostile(tiny_bundle, tmp_path, 3.0)
+    assert found["hostile"]["wrong"] == [] == found["well_behaved"]["wrong"]
+    assert found["hostile"]["honest"]["requests"] > 0 < found["well_behaved"]["honest"]["requests"]
+    assert found["deaths"] == 0 == found["exit"] and found["all_blocks_free"]
+    kinds = {name.partition(" ")[0] for name in found["hostile"]["others"]["statuses"]}
+    assert kinds == {kind.__name__ for kind in hostile_clients.KINDS}
+
+
+def test_what_does_not_hold_next_to_hostile_clients_is_told() -> None:
+    def phase(p99: float, most: float) -> dict[str, object]:
+        return {"wrong": [], "honest": {"p99": p99}, "megabytes": {"most": most}}
+
+    well = {"hostile": phase(1.9, 599.0), "well_behaved": phase(1.0, 300.0), "memory": 600.0}
+    ends = {"all_blocks_free": True, "deaths": 0, "exit": 0}
+    assert serve_endurance.problems({"hostile": well | ends}) == []
+    slow = {"hostile": phase(2.1, 601.0), "well_behaved": phase(1.0, 300.0), "memory": 600.0}
+    assert len(serve_endurance.problems({"hostile": slow | ends | {"deaths": 1}})) == 3
 
 
 def test_what_does_not_hold_is_told() -> None:
