@@ -35,7 +35,7 @@ from enginewright.runtime.shared.errors import BundleError, MissingDependencyErr
 from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.targets import part
 
-from .capture.find_source import find_source
+from .capture.find_source import find_source, older_reader
 
 if TYPE_CHECKING:
     from enginewright.optimizer.shared.export_records import VerificationReport
@@ -59,7 +59,12 @@ class TargetCheck:
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """A bundle that is whole: ``bytes`` of ``files`` were hashed. ``source``: what targets were compared with."""
+    """A bundle that is whole: ``bytes`` of ``files`` were hashed.
+
+    Attributes:
+        source: what targets were compared with; None for nothing.
+        outdated: why the bundle should be made again; None if nothing is known against it.
+    """
 
     path: str
     files: int
@@ -67,6 +72,7 @@ class BundleCheck:
     source: str | None
     targets: tuple[TargetCheck, ...]
     seconds: float
+    outdated: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Makes plain values for ``--json``."""
@@ -138,6 +144,7 @@ def check_bundle(
         source=None if source is None else str(source),
         targets=tuple(checks),
         seconds=round(time.perf_counter() - start, 3),
+        outdated=older_reader(bundle.manifest.source),
     )
 
 

@@ -13,6 +13,7 @@ from enginewright.runtime.bundle.manifest import HubSection, SourceSection
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import Progress, silent
 
+from .gguf_header import READER_VERSION
 from .hub_id import find_here
 
 _SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})(?:/|\Z)")
@@ -60,16 +61,28 @@ def describe_source(path: Path) -> SourceSection:
     found = _SNAPSHOT.search(whole.as_posix())
     hub = None if found is None else HubSection(id=f"{found[1]}/{found[2]}", commit=found[3])
     if not path.is_dir():
-        return SourceSection(kind="gguf", name=path.name, hub=hub)
+        return SourceSection(kind="gguf", name=path.name, hub=hub, reader=READER_VERSION)
     if found is None or hub is None:
         return SourceSection(kind="huggingface", name=whole.name)
     below = whole.as_posix()[found.end() :]
     return SourceSection(kind="huggingface", name=f"{hub.id}/{below}" if below else hub.id, hub=hub)
 
 
+def older_reader(source: SourceSection) -> str | None:
+    """Returns the message for a bundle that an older reader of GGUF files has made; None for any other."""
+    if source.kind != "gguf" or (source.reader or 1) >= READER_VERSION:
+        return None
+    return (
+        f"{source.name} was read by an older version of the GGUF reader ({source.reader or 1}; this version's is "
+        f"{READER_VERSION}), which misread some files. Export it again."
+    )
+
+
 _BLOCKS = re.compile(
     r"[-._](?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|FP?16|FP?32|MXFP4\w*|NVFP4\w*)\Z", re.ASCII | re.IGNORECASE
 )
+PART = re.compile(r"-\d{5}-of-\d{5}\Z", re.ASCII)
+"""The end of a split file's name, before .gguf."""
 _SAYS_NOTHING = frozenset({"", "model", "ggml-model", "ggml", "main", "unnamed"})
 
 
@@ -82,7 +95,7 @@ def model_name(path: Path, inside: object = None) -> str:
     said = describe_source(path).name.rpartition("/")[2]
     if path.is_dir():
         return said
-    stem = said[: -len(".gguf")] if said.lower().endswith(".gguf") else said
+    stem = PART.sub("", said[: -len(".gguf")] if said.lower().endswith(".gguf") else said)
     name = _BLOCKS.sub("", stem)
     if name.lower() not in _SAYS_NOTHING:
         return name

@@ -21,10 +21,7 @@ from .gguf_file import GgufFile, open_gguf
 from .gguf_rope import set_frequencies
 from .gguf_tensors import place_tensors, values_of
 
-__all__ = ["READER_VERSION", "GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "wants_bos"]
-
-READER_VERSION = 2
-"""Counts up when the same file is read as another model; 1 was transformers' reader."""
+__all__ = ["GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "wants_bos"]
 
 _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, StrictDataclassError)
 

@@ -28,6 +28,9 @@ KEPT_BLOCKS = {
 }
 """Types of blocks that a bundle can keep, by ggml's number of them: those of ``FORMATS`` in gguf_blocks.py."""
 
+READER_VERSION = 2
+"""Counts up when the same file is read as another model; 1 was transformers' reader, which bundles don't name."""
+
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32

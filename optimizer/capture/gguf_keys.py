@@ -102,7 +102,9 @@ class Keys:
         value = self._get(name, default)
         if not isinstance(value, GgufArray):
             return [self.integer(name, default)] * layers
-        return [self._item(name, item) for item in self._items(name, value, layers)]
+        if value.count != layers:
+            raise self._wrong(name, value, f"not one value for each of {layers} layers")
+        return [self._item(name, item) for item in value.read()]
 
     def flags_by_layer(self, name: str, layers: int) -> list[bool] | None:
         """A boolean for each layer, of an array; None if the key is missing or isn't an array."""
@@ -110,7 +112,9 @@ class Keys:
         if not isinstance(value, GgufArray):
             return None
         self._read.add(name)
-        return [bool(self._item(name, item)) for item in self._items(name, value, layers)]
+        if value.count < layers:
+            raise self._wrong(name, value, f"not one value for each of {layers} layers")
+        return [bool(self._item(name, item)) for item in value.read()[:layers]]
 
     def same_for_all(self, name: str, layers: int, default: int | _Required = REQUIRED) -> int:
         """An integer that all layers share. Raises UnsupportedModelError if they don't."""
@@ -154,11 +158,6 @@ class Keys:
                 f"{self.file.path}: key {self._prefix}{name} is missing", hint="Download or convert the file again."
             )
         return value
-
-    def _items(self, name: str, value: GgufArray, layers: int) -> list[int | float | bool | str]:
-        if value.count < layers:
-            raise self._wrong(name, f"an array of {value.count}", f"not one value for each of {layers} layers")
-        return value.read()[:layers]
 
     def _item(self, name: str, item: int | float | bool | str) -> int:
         if isinstance(item, str | float) or not 0 <= item < 1 << 31:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginewright.optimizer.capture.find_source import older_reader
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
@@ -148,6 +149,8 @@ def _print_summary(bundle: Bundle) -> None:
     model, summary = bundle.manifest.model, _summary(bundle)
     _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
     _row("source", f"{bundle.manifest.source.kind}: {bundle.manifest.source.name}")
+    if (older := older_reader(bundle.manifest.source)) is not None:
+        _row("", older)
     _row("vocabulary", f"{model.vocab_size:,} tokens")
     _row("context", f"{model.context_length:,} tokens")
     _row("recipe", str(summary["recipe"]))

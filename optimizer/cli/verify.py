@@ -126,6 +126,8 @@ def _print_check(found: BundleCheck, *, hint: bool) -> None:
     from enginewright.runtime.shared.memory import format_bytes
 
     typer.echo(f"{found.path}: {found.files} files, {format_bytes(found.bytes)}: all hashes are right")
+    if found.outdated is not None:
+        typer.echo(found.outdated)
     for one in found.targets:
         if one.why_not is not None:
             typer.echo(f"target {one.target}: not run here: {one.why_not}")

@@ -109,12 +109,14 @@ class HubSection(Record, frozen=True, kw_only=True):
 class SourceSection(Record, frozen=True, kw_only=True):
     """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path.
 
-    ``hub``: where on the Hub it is, if it was taken from there or its cache.
+    ``hub``: where on the Hub it is, if it was taken from there or its cache. ``reader``: the version of the reader of
+    GGUF files; None for other sources, and for bundles that are older than the versions.
     """
 
     kind: Literal["huggingface", "gguf", "module"]
     name: str
     hub: HubSection | None = None
+    reader: int | None = None
 
 
 class PassSection(Record, frozen=True, kw_only=True):
@@ -217,8 +219,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
         fields = self.model_dump(mode="json")
-        if self.source.hub is None:
-            del fields["source"]["hub"]
+        for optional in ("hub", "reader"):
+            if fields["source"][optional] is None:
+                del fields["source"][optional]
         return _sealed(fields)
 
     @classmethod

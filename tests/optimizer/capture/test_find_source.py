@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from enginewright.optimizer.capture.find_source import describe_source, find_source, model_name
+from enginewright.optimizer.capture.find_source import describe_source, find_source, model_name, older_reader
+from enginewright.optimizer.capture.gguf_header import READER_VERSION
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
 from enginewright.runtime.shared.errors import SourceError
 
@@ -39,7 +41,9 @@ def test_a_snapshot_of_the_cache_says_where_it_is_from(tmp_path: Path) -> None:
     (folder / "sub" / "a.gguf").write_bytes(b"GGUF")
     hub = HubSection(id="org/my-model", commit=COMMIT)
     assert describe_source(folder) == SourceSection(kind="huggingface", name="org/my-model", hub=hub)
-    assert describe_source(folder / "sub" / "a.gguf") == SourceSection(kind="gguf", name="a.gguf", hub=hub)
+    assert describe_source(folder / "sub" / "a.gguf") == SourceSection(
+        kind="gguf", name="a.gguf", hub=hub, reader=READER_VERSION
+    )
     (tmp_path / "link").symlink_to(folder)
     assert describe_source(tmp_path / "link").hub == hub
     (tmp_path / "models--org--my-model" / "snapshots" / "main").mkdir()
@@ -48,8 +52,21 @@ def test_a_snapshot_of_the_cache_says_where_it_is_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "reader", "older"),
+    [("gguf", None, True), ("gguf", 1, True), ("gguf", READER_VERSION, False), ("huggingface", None, False)],
+)
+def test_a_bundle_of_an_older_gguf_reader(
+    kind: Literal["gguf", "huggingface"], reader: int | None, older: bool
+) -> None:
+    note = older_reader(SourceSection(kind=kind, name="a.gguf", reader=reader))
+    assert (note is not None) == older
+    assert note is None or "a.gguf was read by an older version of the GGUF reader (1;" in note
+
+
+@pytest.mark.parametrize(
     ("file", "inside", "name"),
     [
+        ("Big-Q4_K_M-00001-of-00003.gguf", "Big", "Big"),
         ("SmolLM2-135M-Instruct.Q4_1.gguf", "Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"),
         ("gemma-3-270m-it-Q4_K_M.gguf", "Gemma 3", "gemma-3-270m-it"),
         ("Llama-3.2-1B_UD-IQ3_XXS.GGUF", None, "Llama-3.2-1B"),

@@ -9,10 +9,13 @@ import pytest
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
+from enginewright.optimizer.capture.gguf_header import READER_VERSION
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from tests.runtime.bundle.code_targets import with_target
+from tests.sealed import sealed
 
 
 def inspect(*arguments: str) -> str:
@@ -26,6 +29,17 @@ def test_the_summary(tiny_bundle: Path) -> None:
     assert "LlamaForCausalLM" in text
     assert "cpu: ready" in text
     assert "2 layers, 2 heads of 16, f32" in text  # the KV cache
+
+
+def test_a_bundle_of_an_older_gguf_reader_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "a.bundle"))
+    manifest = json.loads((bundle / MANIFEST_PATH).read_text())
+    for reader, named in (({}, True), ({"reader": READER_VERSION}, False)):
+        manifest["source"] = {"kind": "gguf", "name": "m.gguf", **reader}
+        (bundle / MANIFEST_PATH).write_text(sealed(manifest))
+        assert ("m.gguf was read by an older version of the GGUF reader" in inspect(str(bundle))) == named
+        result = CliRunner().invoke(app, ["verify", str(bundle)])
+        assert ("m.gguf was read by an older version" in result.stdout) == named, result.output
 
 
 def test_an_adaptive_context(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
