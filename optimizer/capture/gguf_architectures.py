@@ -8,7 +8,7 @@ are llama.cpp's: https://github.com/ggml-org/llama.cpp/tree/master/src/models ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginewright.runtime.shared.errors import UnsupportedModelError
@@ -63,6 +63,7 @@ class Reading:
 
     keys: Keys
     file: GgufFile
+    blocks: int
     layers: int
     fields: Fields
     ropes: dict[str | None, Rope]
@@ -71,6 +72,7 @@ class Reading:
     heads: int
     head_dim: int
     skipped: list[str] = field(default_factory=lambda: ["rope_freqs.weight"])
+    longrope: bool = False
 
     def has(self, name: str) -> bool:
         """Returns True if the file has this tensor."""
@@ -92,6 +94,9 @@ class Architecture:
         partial: the class can rotate a part of each head.
         free_heads: the class can have heads whose size isn't hidden_size / heads.
         reads_yarn: llama.cpp reads YaRN's own parameters.
+        drafts: blocks after the last layer may hold a model for drafts, which is left out.
+        latent: keys and values are made of a latent vector: their widths are several fields.
+        longrope: the rotary frequencies may have divisors for short and for long contexts.
         harmless: keys that llama.cpp doesn't read for the architecture, or that nothing here depends on.
         read: reads the other keys.
     """
@@ -106,6 +111,9 @@ class Architecture:
     partial: bool = False
     free_heads: bool = True
     reads_yarn: bool = False
+    drafts: bool = False
+    latent: bool = False
+    longrope: bool = False
     harmless: tuple[str, ...] = ()
     read: Callable[[Reading], None] | None = None
 
@@ -161,13 +169,13 @@ def _shared(block: str) -> dict[str, Place]:
 def _read_experts(r: Reading, count: str, used: str, width: str | None = None) -> None:
     """Reads the numbers of experts; ``width`` is the field for an expert's width, if the class has its own."""
     experts = r.keys.integer("expert_count")
-    chosen = r.keys.same_for_all("expert_used_count", r.layers)
+    chosen = r.keys.same_for_all("expert_used_count", r.blocks)
     if not 0 < chosen <= experts:
         raise r.keys.refusal("expert_used_count", f"is {chosen}, of {experts} experts")
     r.fields |= {count: experts, used: chosen}
     if width is not None:
         default = r.fields.get("intermediate_size", 0) // chosen
-        r.fields[width] = r.keys.same_for_all("expert_feed_forward_length", r.layers, default) or default
+        r.fields[width] = r.keys.same_for_all("expert_feed_forward_length", r.blocks, default) or default
 
 
 def _read_window(r: Reading, *, default: int | None, period: int) -> list[str] | None:
@@ -204,6 +212,14 @@ def _read_llama(r: Reading) -> None:
         _read_experts(r, "num_local_experts", "num_experts_per_tok")
         r.fields["sliding_window"] = None
         r.tensors |= _experts("mlp", "gate")
+
+
+def _read_llama_dense(r: Reading) -> None:
+    r.fields["attention_bias"] = r.has("blk.0.attn_q.bias")
+
+
+def _read_glm4(r: Reading) -> None:
+    r.fields["attention_bias"] = r.has("blk.0.attn_q.bias")
 
 
 def _read_qwen2moe(r: Reading) -> None:
@@ -268,20 +284,7 @@ def _read_phi3(r: Reading) -> None:
     context = r.fields["max_position_embeddings"]
     original = r.keys.integer("rope.scaling.original_context_length", context) or context
     r.fields["original_max_position_embeddings"] = original
-    long, short = values_of(r.file, "rope_factors_long.weight"), values_of(r.file, "rope_factors_short.weight")
-    if long is None or short is None:
-        return
-    r.skipped += ["rope_factors_long.weight", "rope_factors_short.weight"]
-    r.fields["rope_parameters"] |= {
-        "rope_type": "longrope",
-        "long_factor": long.tolist(),
-        "short_factor": short.tolist(),
-        "attention_factor": r.ropes[None].attention_factor,
-        "original_max_position_embeddings": original,
-    }
-    if r.ropes[None].factor != 1:
-        raise r.keys.refusal("rope.scaling.factor", "divides frequencies that have factors of their own")
-    r.ropes.clear()
+    _read_factors(r)
 
 
 def _read_bloom(r: Reading) -> None:
@@ -326,7 +329,7 @@ def _read_lfm2(r: Reading) -> None:
 
 def _read_minimax_m2(r: Reading) -> None:
     _read_experts(r, "num_local_experts", "num_experts_per_tok")
-    width = r.keys.same_for_all("expert_feed_forward_length", r.layers)
+    width = r.keys.same_for_all("expert_feed_forward_length", r.blocks)
     if width != r.fields["intermediate_size"]:
         raise r.keys.refusal("expert_feed_forward_length", f"is {width}, and feed_forward_length another")
     if (gating := r.keys.integer("expert_gating_func", 0)) != 2:
@@ -335,8 +338,199 @@ def _read_minimax_m2(r: Reading) -> None:
 
 def _read_gpt_oss(r: Reading) -> None:
     _read_experts(r, "num_local_experts", "num_experts_per_tok")
-    r.fields["intermediate_size"] = r.keys.same_for_all("expert_feed_forward_length", r.layers)
+    r.fields["intermediate_size"] = r.keys.same_for_all("expert_feed_forward_length", r.blocks)
     r.fields["layer_types"] = _read_window(r, default=0, period=2)
+    _same_swa_base(r)
+
+
+def _read_factors(r: Reading) -> None:
+    """Reads the tensors with a divisor for each frequency, for contexts up to the original one and for longer ones."""
+    context = r.fields["max_position_embeddings"]
+    original = r.keys.integer("rope.scaling.original_context_length", context) or context
+    long, short = values_of(r.file, "rope_factors_long.weight"), values_of(r.file, "rope_factors_short.weight")
+    if long is None or short is None:
+        return
+    r.skipped += ["rope_factors_long.weight", "rope_factors_short.weight"]
+    r.fields["rope_parameters"] |= {
+        "rope_type": "longrope",
+        "long_factor": long.tolist(),
+        "short_factor": short.tolist(),
+        "attention_factor": r.ropes[None].attention_factor,
+        "original_max_position_embeddings": original,
+    }
+    if r.ropes[None].factor != 1:
+        raise r.keys.refusal("rope.scaling.factor", "divides frequencies that have factors of their own")
+    r.longrope = True
+
+
+def _read_mistral3(r: Reading) -> None:
+    r.fields["sliding_window"] = None
+    scale = r.keys.number("attention.temperature_scale", 0.0)
+    context = r.fields["max_position_embeddings"]
+    original = r.keys.integer("rope.scaling.original_context_length", context) or context
+    r.fields["rope_parameters"] |= {
+        "llama_4_scaling_beta": scale,
+        "original_max_position_embeddings": original,
+        "max_position_embeddings": context,
+    }
+
+
+def _read_routing(r: Reading) -> None:
+    """Reads the routing of DeepSeek-V3 and its like: sigmoids with biases, by groups, in layers after dense ones."""
+    _read_experts(r, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+    gating = r.keys.integer("expert_gating_func", 0)
+    if gating != 2 and not (gating == 0 and r.model_type == "glm4_moe"):
+        raise r.keys.refusal("expert_gating_func", f"is {gating}")
+    groups = r.keys.integer("expert_group_count", 0) or 1
+    r.fields |= {
+        "n_shared_experts": r.keys.integer("expert_shared_count"),
+        "first_k_dense_replace": r.keys.integer("leading_dense_block_count", 0),
+        "routed_scaling_factor": r.keys.number("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": r.keys.flag("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": r.keys.integer("expert_group_used_count", 0) or 1,
+    }
+    if groups > 1 and r.fields["n_routed_experts"] % groups:
+        raise r.keys.refusal("expert_group_count", f"is {groups}")
+
+
+def _read_glm4moe(r: Reading) -> None:
+    _read_routing(r)
+    r.fields["attention_bias"] = r.has("blk.0.attn_q.bias")
+    r.fields["use_qk_norm"] = r.has("blk.0.attn_q_norm.weight")
+
+
+def _read_dots1(r: Reading) -> None:
+    _read_routing(r)
+    r.fields["layer_types"] = [FULL] * r.layers
+
+
+def _read_granite(r: Reading) -> None:
+    r.fields |= {
+        "logits_scaling": r.keys.number("logit_scale"),
+        "residual_multiplier": r.keys.number("residual_scale", 0.0) or 1.0,
+        "embedding_multiplier": r.keys.number("embedding_scale", 0.0) or 1.0,
+        "attention_multiplier": r.keys.number("attention.scale", 0.0) or r.head_dim**-0.5,
+    }
+    if not r.fields["logits_scaling"]:
+        raise r.keys.refusal("logit_scale", "is 0")
+    if not r.keys.flag("rope.scaling.finetuned", True):
+        raise r.keys.refusal("rope.scaling.finetuned", "is false: a model without rotary embeddings")
+
+
+def _read_granite_moe(r: Reading) -> None:
+    _read_granite(r)
+    _read_experts(r, "num_local_experts", "num_experts_per_tok")
+    if shared := r.keys.integer("expert_shared_feed_forward_length", 0):
+        r.model_type = "granitemoeshared"
+        r.fields["shared_intermediate_size"] = shared
+        r.tensors |= {
+            "ffn_gate_shexp": Place("shared_mlp.input_linear", None, 0, 0),
+            "ffn_up_shexp": Place("shared_mlp.input_linear", None, 1, 0),
+            "ffn_down_shexp": Place("shared_mlp.output_linear"),
+        }
+
+
+def _read_ernie_moe(r: Reading) -> None:
+    _read_experts(r, "moe_num_experts", "moe_k", "moe_intermediate_size")
+    width = r.fields["moe_intermediate_size"]
+    shared = r.keys.integer("expert_shared_feed_forward_length", 0)
+    if not width or shared % width:
+        raise r.keys.refusal("expert_shared_feed_forward_length", f"is {shared}, for experts of {width}")
+    if (step := r.keys.integer("interleave_moe_layer_step")) != 1:
+        raise r.keys.refusal("interleave_moe_layer_step", f"is {step}")
+    count = shared // width
+    if r.keys.integer("expert_shared_count", count) != count:
+        raise r.keys.refusal("expert_shared_count", f"isn't {count}, as their width says")
+    r.fields |= {
+        "moe_num_shared_experts": count,
+        "moe_layer_start_index": r.keys.integer("leading_dense_block_count", 0),
+        "moe_layer_end_index": r.layers - 1,
+        "moe_layer_interval": 1,
+    }
+
+
+def _read_exaone4(r: Reading) -> None:
+    if r.layers == 64:
+        r.fields["layer_types"] = _read_window(r, default=4096, period=4)
+        _same_swa_base(r)
+        return
+    r.keys.integer("attention.sliding_window", 0)  # read, and not applied
+    r.fields |= {"layer_types": [FULL] * r.layers, "sliding_window": None, "sliding_window_pattern": None}
+
+
+def _read_olmo(r: Reading) -> None:
+    if abs(r.fields.pop("rms_norm_eps") - 1e-5) > 1e-9:
+        raise r.keys.refusal(NORM, "isn't 1e-5")
+    r.fields["clip_qkv"] = r.keys.number("attention.clamp_kqv", 0.0) or None
+
+
+def _read_olmo2(r: Reading) -> None:
+    kinds = _read_window(r, default=None, period=4)
+    if kinds is None:
+        return
+    r.model_type = "olmo3"
+    r.fields["layer_types"] = kinds
+    rope = r.ropes.pop(None)
+    # Layers with a window are rotated without scaling, but with YaRN's factor of cosines and sines left out as well.
+    r.ropes[FULL], r.ropes[SLIDING] = rope, Rope(_read_swa_base(r, rope.theta))
+
+
+def _read_olmoe(r: Reading) -> None:
+    _read_experts(r, "num_experts", "num_experts_per_tok")
+
+
+def _read_minicpm3(r: Reading) -> None:
+    width = r.fields["rope_width"]
+    if r.fields["rms_norm_eps"] > 1.001e-5:  # the class has 1e-6 for the norms of latent vectors, whatever this is
+        raise r.keys.refusal(RMS, f"is {r.fields['rms_norm_eps']}")
+    r.fields |= {
+        "q_lora_rank": r.keys.integer("attention.q_lora_rank"),
+        "kv_lora_rank": r.keys.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": width,
+        "qk_nope_head_dim": r.head_dim - width,
+        "v_head_dim": r.keys.integer("attention.value_length"),
+        "head_dim": width,
+    }
+    del r.fields["rope_width"]
+    _read_factors(r)
+
+
+def _read_hunyuan(r: Reading) -> None:
+    alpha = r.keys.number("rope.scaling.alpha", 0.0)
+    if alpha > 0:
+        rope = r.ropes[None]
+        r.ropes[None] = replace(rope, theta=rope.theta * alpha ** (r.head_dim / (r.head_dim - 2)))
+        r.fields["rope_parameters"]["rope_theta"] = r.ropes[None].theta
+
+
+def _read_hunyuan_moe(r: Reading) -> None:
+    _read_experts(r, "num_experts", "moe_topk")
+    width = r.fields["intermediate_size"]
+    for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        if (r.keys.same_for_all(name, r.blocks, width) or width) != width:
+            raise r.keys.refusal(name, "differs from feed_forward_length")
+
+
+def _read_smollm3(r: Reading) -> None:
+    r.fields["no_rope_layers"] = [int((i + 1) % 4 != 0) for i in range(r.layers)]
+    r.fields |= {"attention_bias": r.has("blk.0.attn_q.bias"), "mlp_bias": r.has("blk.0.ffn_gate.bias")}
+
+
+def _read_seed_oss(r: Reading) -> None:
+    r.fields["attention_bias"] = r.has("blk.0.attn_q.bias")
+    r.fields["attention_out_bias"] = r.has("blk.0.attn_output.bias")
+
+
+def _read_command_r(r: Reading) -> None:
+    r.fields["logit_scale"] = r.keys.number("logit_scale", 0.0) or 1.0
+    if r.has("blk.0.attn_q_norm.weight"):
+        r.fields["use_qk_norm"] = True
+
+
+def _read_cohere2(r: Reading) -> None:
+    r.fields["logit_scale"] = r.keys.number("logit_scale") or 1.0
+    r.fields["layer_types"] = _read_window(r, default=0, period=4)
     _same_swa_base(r)
 
 
@@ -354,6 +548,7 @@ _GEMMA2 = {
     "ffn_norm": Place("pre_feedforward_layernorm", less_one),
     "post_ffw_norm": Place("post_feedforward_layernorm", less_one),
 }
+_HUNYUAN = {"attn_q_norm": Place("self_attn.query_layernorm"), "attn_k_norm": Place("self_attn.key_layernorm")}
 _WITHOUT_WINDOW = {"use_sliding_window": False, "sliding_window": None}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -425,6 +620,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         partial=True,
         free_heads=False,
+        longrope=True,
         read=_read_phi3,
     ),
     "bloom": Architecture(
@@ -567,6 +763,189 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         read=_read_gpt_oss,
     ),
+    "exaone": Architecture("llama", _DENSE),
+    "internlm2": Architecture("llama", _DENSE_APART, read=_read_llama_dense),
+    "arcee": Architecture(
+        "arcee", {**_TOP, **_ATTENTION_APART, **_NORMS, "ffn_up": _MLP["ffn_up"], "ffn_down": _MLP["ffn_down"]}
+    ),
+    "mistral3": Architecture("ministral3", _DENSE_APART, reads_yarn=True, read=_read_mistral3),
+    "smollm3": Architecture(
+        "smollm3",
+        _DENSE_APART,
+        fixed={**_WITHOUT_WINDOW, "no_rope_layer_interval": 4},
+        free_heads=False,
+        read=_read_smollm3,
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        {**_DENSE, "post_attention_norm": Place("post_attention_layernorm")},
+        fixed={"mlp_bias": False},
+        read=_read_seed_oss,
+    ),
+    "granite": Architecture("granite", _DENSE_APART, free_heads=False, read=_read_granite),
+    "granitemoe": Architecture(
+        "granitemoe",
+        {**_TOP, **_ATTENTION_APART, **_NORMS, **_experts("block_sparse_moe", "router")},
+        free_heads=False,
+        read=_read_granite_moe,
+    ),
+    "ernie4_5": Architecture("ernie4_5", _DENSE),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        {
+            **_DENSE,
+            **_experts("mlp", "gate"),
+            **_shared("mlp.shared_experts"),
+            "exp_probs_b.bias": Place("mlp.gate.moe_statics.e_score_correction_bias", row_matrix, whole=True),
+        },
+        free_heads=False,
+        read=_read_ernie_moe,
+    ),
+    "glm4": Architecture(
+        "glm4",
+        {
+            **_TOP,
+            **_ATTENTION,
+            "attn_norm": Place("input_layernorm"),
+            "post_attention_norm": Place("post_self_attn_layernorm"),
+            "ffn_norm": Place("post_attention_layernorm"),
+            "post_ffw_norm": Place("post_mlp_layernorm"),
+            "ffn_up": Place("mlp.gate_up_proj"),
+            "ffn_down": Place("mlp.down_proj"),
+        },
+        partial=True,
+        drafts=True,
+        read=_read_glm4,
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        {
+            **_DENSE,
+            **_HEAD_NORMS,
+            **_experts("mlp", "gate"),
+            **_shared("mlp.shared_experts"),
+            "post_attention_norm": Place("post_attention_layernorm"),
+            "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
+        },
+        partial=True,
+        drafts=True,
+        read=_read_glm4moe,
+    ),
+    "dots1": Architecture(
+        "dots1",
+        {
+            **_DENSE,
+            **_HEAD_NORMS,
+            **_experts("mlp", "gate"),
+            **_shared("mlp.shared_experts"),
+            "exp_probs_b.bias": Place("mlp.gate.e_score_correction_bias", whole=True),
+        },
+        fixed={"sliding_window": None, "attention_bias": False},
+        read=_read_dots1,
+    ),
+    "exaone4": Architecture(
+        "exaone4",
+        {
+            **_TOP,
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_MLP,
+            "post_attention_norm": Place("post_attention_layernorm"),
+            "post_ffw_norm": Place("post_feedforward_layernorm"),
+        },
+        read=_read_exaone4,
+    ),
+    "olmo": Architecture(
+        "olmo",
+        {"token_embd": _TOP["token_embd"], "output": _TOP["output"], **_ATTENTION_APART, **_MLP},
+        epsilon=NORM,
+        free_heads=False,
+        read=_read_olmo,
+    ),
+    "olmo2": Architecture(
+        "olmo2",
+        {
+            **_TOP,
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_MLP,
+            "post_attention_norm": Place("post_attention_layernorm"),
+            "post_ffw_norm": Place("post_feedforward_layernorm"),
+        },
+        free_heads=False,
+        read=_read_olmo2,
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        {**_TOP, **_ATTENTION, **_NORMS, **_HEAD_NORMS, **_experts("mlp", "gate")},
+        fixed={"norm_topk_prob": False, "clip_qkv": None},
+        free_heads=False,
+        read=_read_olmoe,
+    ),
+    "minicpm3": Architecture(
+        "minicpm3",
+        {
+            **_TOP,
+            **_NORMS,
+            **_MLP,
+            "attn_q_a": Place("self_attn.q_a_proj"),
+            "attn_q_a_norm": Place("self_attn.q_a_layernorm"),
+            "attn_q_b": Place("self_attn.q_b_proj"),
+            "attn_kv_a_mqa": Place("self_attn.kv_a_proj_with_mqa"),
+            "attn_kv_a_norm": Place("self_attn.kv_a_layernorm"),
+            "attn_kv_b": Place("self_attn.kv_b_proj"),
+            "attn_output": Place("self_attn.o_proj"),
+        },
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        latent=True,
+        longrope=True,
+        read=_read_minicpm3,
+    ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", {**_DENSE, **_HUNYUAN}, read=_read_hunyuan),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        {
+            **_TOP,
+            **_ATTENTION,
+            **_NORMS,
+            **_HUNYUAN,
+            **_experts("mlp", "gate.wg"),
+            **_shared("mlp.shared_mlp"),
+        },
+        read=_read_hunyuan_moe,
+    ),
+    "command-r": Architecture(
+        "cohere",
+        {**_TOP, **_ATTENTION, **_MLP, "attn_norm": _NORMS["attn_norm"]},
+        names={"rms_norm_eps": "layer_norm_eps"},
+        epsilon=NORM,
+        free_heads=False,
+        read=_read_command_r,
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        {**_TOP, **_ATTENTION, **_MLP, "attn_norm": _NORMS["attn_norm"]},
+        names={"rms_norm_eps": "layer_norm_eps"},
+        epsilon=NORM,
+        read=_read_cohere2,
+    ),
+    "phi2": Architecture(
+        "phi",
+        {
+            "token_embd": _TOP["token_embd"],
+            "output_norm": Place("=model.final_layernorm"),
+            "output": _TOP["output"],
+            **_ATTENTION,
+            "attn_output": Place("self_attn.dense"),
+            "attn_norm": _NORMS["attn_norm"],
+            "ffn_up": Place("mlp.fc1"),
+            "ffn_down": Place("mlp.fc2"),
+        },
+        names={"rms_norm_eps": "layer_norm_eps"},
+        epsilon=NORM,
+        partial=True,
+        free_heads=False,
+    ),
 }
 """Each architecture by its name in general.architecture."""
 
@@ -611,8 +990,8 @@ def describe(file: GgufFile) -> Description:
         known.read(reading)
     keys.refuse_unread(known.harmless)
     fields = reading.fields
-    ropes: dict[str | None, Rope] = reading.ropes
-    if ropes:
+    ropes: dict[str | None, Rope] = {} if reading.longrope else reading.ropes
+    if reading.ropes:
         fields["rope_parameters"] = _rope_parameters(reading)
     return Description(
         reading.model_type,
@@ -629,7 +1008,9 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
     """Reads the keys that all architectures have."""
     file = keys.file
     blocks = keys.integer("block_count")
-    layers = blocks
+    layers = blocks - (keys.integer("nextn_predict_layers", 0) if known.drafts else 0)
+    if layers < 1:
+        raise keys.refusal("nextn_predict_layers", f"leaves {layers} layers of {blocks}")
     hidden, context = keys.integer("embedding_length"), keys.integer("context_length")
     heads = keys.same_for_all("attention.head_count", blocks)
     kv = max(keys.by_layer("attention.head_count_kv", blocks, heads))
@@ -638,7 +1019,7 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
     if not heads or not kv or heads % kv:
         raise keys.refusal("attention.head_count_kv", f"is {kv}, for {heads} heads")
     head_dim = keys.integer("attention.key_length", hidden // heads)
-    if keys.integer("attention.value_length", hidden // heads) != head_dim:
+    if not known.latent and keys.integer("attention.value_length", hidden // heads) != head_dim:
         raise keys.refusal("attention.value_length", f"differs from the length of keys, {head_dim}")
     if not known.free_heads and head_dim * heads != hidden:
         raise keys.refusal("attention.key_length", f"is {head_dim}, for {heads} heads and {hidden} columns")
@@ -659,17 +1040,19 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
     ropes: dict[str | None, Rope] = {}
     width = keys.integer("rope.dimension_count", head_dim)
     if known.rotates:
-        types = ("none", "linear", "yarn", "longrope") if known.model_type == "phi3" else ("none", "linear", "yarn")
+        types = ("none", "linear", "yarn", *(("longrope",) if known.longrope else ()))
         rope = read_rope(keys, context, reads_yarn=known.reads_yarn, types=types)
         ropes[None] = rope
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope.theta}
-        if known.partial:
+        if known.latent:
+            fields["rope_width"] = width
+        elif known.partial:
             fields["rope_parameters"]["partial_rotary_factor"] = width / head_dim
         elif width != head_dim:
             raise keys.refusal("rope.dimension_count", f"is {width}, for heads of {head_dim}")
         if width % 2 or not 0 < width <= head_dim:
             raise keys.refusal("rope.dimension_count", f"is {width}, for heads of {head_dim}")
-    return Reading(keys, file, layers, fields, ropes, dict(known.tensors), known.model_type, heads, head_dim)
+    return Reading(keys, file, blocks, layers, fields, ropes, dict(known.tensors), known.model_type, heads, head_dim)
 
 
 def _rope_parameters(r: Reading) -> Fields:

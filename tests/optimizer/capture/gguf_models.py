@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         model_type: transformers' configuration class.
-        config: what differs from ``SIZES``; None leaves a field out.
+        config: what differs from ``SIZES``; None leaves one of those out.
         keys: what differs from the common keys, without the architecture; None leaves a key out.
         rename: makes the tensors of the file from one of the model.
         epsilon: the field and the key of the norms' epsilon.
@@ -59,7 +59,7 @@ class Case:
 def build(case: Case, seed: int = 0, **config: Any) -> PreTrainedModel:
     """A model with random weights, norms around 1 and random biases."""
     chosen = SIZES | {case.epsilon[0]: EPSILON} | dict(case.config) | config
-    fields = {key: value for key, value in chosen.items() if value is not None}
+    fields = {key: value for key, value in chosen.items() if value is not None or key not in SIZES}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[case.model_type](**fields), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
@@ -202,7 +202,7 @@ def _experts(name: str, value: Array, config: Any) -> Tensors:
     elif name.endswith("experts.down_proj"):
         yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", value
     elif name.endswith("e_score_correction_bias"):
-        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", value
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", value.reshape(-1)
     elif name.endswith("shared_expert_gate.weight"):
         yield name, value[0]
     else:
@@ -254,6 +254,57 @@ def _gpt_oss(name: str, value: Array, config: Any) -> Tensors:
         yield name, value
 
 
+def _block(name: str) -> str:
+    return name.split(".")[2]
+
+
+def _seed_oss(name: str, value: Array, config: Any) -> Tensors:
+    if name.endswith("post_attention_layernorm.weight"):
+        name = f"blk.{_block(name)}.post_attention_norm.weight"
+    yield name, value
+
+
+def _glm4(name: str, value: Array, config: Any) -> Tensors:
+    names = {
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    }
+    part = name.split(".")[-2]
+    yield f"blk.{_block(name)}.{names[part]}.weight" if part in names else name, value
+
+
+def _glm4_moe(name: str, value: Array, config: Any) -> Tensors:
+    for renamed, part in _seed_oss(name, value, config):
+        yield from _experts(renamed, part, config)
+
+
+def _granite_moe(name: str, value: Array, config: Any) -> Tensors:
+    if name.endswith("router.weight"):
+        yield f"blk.{_block(name)}.ffn_gate_inp.weight", value
+    elif name.endswith("shared_mlp.input_linear.weight"):
+        for part, kind in zip(np.split(value, 2), ("gate", "up"), strict=True):
+            yield f"blk.{_block(name)}.ffn_{kind}_shexp.weight", part
+    elif name.endswith("shared_mlp.output_linear.weight"):
+        yield f"blk.{_block(name)}.ffn_down_shexp.weight", value
+    else:
+        yield from _mixtral(name, value, config)
+
+
+def _hunyuan_moe(name: str, value: Array, config: Any) -> Tensors:
+    if name.endswith("gate.wg.weight"):
+        name = f"blk.{_block(name)}.ffn_gate_inp.weight"
+    yield from _experts(name, value, config)
+
+
+_GRANITE = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.2}
+_ROUTED = {
+    "expert_shared_count": 1,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+}
 _MOE = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
 _GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -365,5 +416,169 @@ CASES: dict[str, Case] = {
         _MOE | {"attention.sliding_window": 8},
         _gpt_oss,
     ),
+    "exaone": Case("llama", {"head_dim": 24}),
+    "internlm2": Case("llama", {"head_dim": 16}, rename=_llama),
+    "arcee": Case("arcee", {"head_dim": 16}, rename=_llama),
+    "mistral3": Case(
+        "ministral3",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "max_position_embeddings": 256,
+                "beta_fast": 8.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.1,
+        },
+        _llama,
+    ),
+    "smollm3": Case("smollm3", {"num_hidden_layers": 4}, rename=_llama),
+    "seed_oss": Case("seed_oss", {"head_dim": 24}, rename=_seed_oss),
+    "granite": Case(
+        "granite",
+        {"logits_scaling": 4.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+        _GRANITE,
+        _llama,
+    ),
+    "granitemoe": Case(
+        "granitemoeshared",
+        {
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+        },
+        _GRANITE | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 48},
+        _granite_moe,
+    ),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 24}),
+    "ernie4_5-moe": Case(
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_end_index": 1},
+        _MOE
+        | {
+            "expert_shared_feed_forward_length": 64,
+            "expert_shared_count": 2,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 1,
+        },
+        _experts,
+    ),
+    "glm4": Case("glm4", {"head_dim": 24}, rename=_glm4),
+    "glm4moe": Case(
+        "glm4_moe",
+        {
+            "head_dim": 24,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        _MOE | _ROUTED,
+        _glm4_moe,
+    ),
+    "dots1": Case(
+        "dots1",
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": None,
+        },
+        _MOE | _ROUTED,
+        _experts,
+    ),
+    "exaone4": Case(
+        "exaone4",
+        {"head_dim": 16, "layer_types": ["full_attention"] * 2, "sliding_window": None},
+    ),
+    "olmo": Case(
+        "olmo",
+        {"clip_qkv": 0.5},
+        {"attention.clamp_kqv": 0.5, "attention.layer_norm_epsilon": 1e-5},
+        _llama,
+        ("rms_norm_eps", "attention.layer_norm_epsilon"),
+    ),
+    "olmo2": Case("olmo2"),
+    "olmoe": Case(
+        "olmoe",
+        {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},
+        _MOE | {"expert_feed_forward_length": None},
+        _experts,
+    ),
+    "minicpm3": Case(
+        "minicpm3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 12,
+            "rms_norm_eps": 1e-5,
+        },
+        {
+            "attention.q_lora_rank": 24,
+            "attention.kv_lora_rank": 16,
+            "attention.key_length": 24,
+            "attention.value_length": 12,
+            "rope.dimension_count": 16,
+        },
+    ),
+    "hunyuan-dense": Case("hunyuan_v1_dense", {"head_dim": 24}),
+    "hunyuan-moe": Case(
+        "hunyuan_v1_moe",
+        {"head_dim": 24, "num_experts": 4, "moe_topk": 2},
+        _MOE | {"expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 96},
+        _hunyuan_moe,
+    ),
+    "command-r": Case(
+        "cohere",
+        {"logit_scale": 0.25},
+        {"logit_scale": 0.25},
+        epsilon=("layer_norm_eps", "attention.layer_norm_epsilon"),
+    ),
+    "cohere2": Case(
+        "cohere2",
+        {
+            "logit_scale": 0.25,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "sliding_window": 8,
+        },
+        {"logit_scale": 0.25, "attention.sliding_window": 8},
+        epsilon=("layer_norm_eps", "attention.layer_norm_epsilon"),
+    ),
+    "phi2": Case("phi", epsilon=("layer_norm_eps", "attention.layer_norm_epsilon")),
 }
 """A tiny model of each architecture that the reader knows."""

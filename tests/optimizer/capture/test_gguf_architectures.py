@@ -20,7 +20,9 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 from .gguf_models import CASES, build, write_model
 
 TOKENS = 40
-UNDECLARED = {"qwen3moe": {"head_dim"}, "bloom": {"max_position_embeddings"}}
+UNDECLARED = {"bloom": {"max_position_embeddings"}} | dict.fromkeys(
+    ("qwen3moe", "glm4moe", "dots1", "exaone4"), {"head_dim"}
+)
 """Fields that aren't declared, and are read: the width of a head, and the longest context."""
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-5}
 
