@@ -67,6 +67,8 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/optimizer/capture/test_freeze_rope.py::test_an_export_says_and_verifies_the_stated_length": (0, 1),
     "tests/optimizer/capture/test_gguf.py::test_an_export_dequantizes_a_tensor_three_times": (0, 1),
     "tests/optimizer/capture/test_gguf.py::test_the_real_model": (0, 1),
+    "tests/optimizer/capture/test_gguf_architectures.py": (1, 1),
+    "tests/optimizer/capture/test_gguf_file.py": (1, 1),
     "tests/optimizer/capture/test_hub.py::test_a_plan_fetches_the_configuration_alone": (0, 1),
     "tests/optimizer/capture/test_hub.py::test_everything_that_takes_a_source_takes_an_id": (0, 1),
     "tests/optimizer/capture/test_hub.py::test_the_command_takes_a_gguf_file_of_the_hub": (0, 1),

@@ -20,9 +20,10 @@ from enginewright.runtime.shared.errors import UnsupportedModelError
 from .gguf_models import CASES, build, write_model
 
 TOKENS = 40
-UNDECLARED = {"bloom": {"max_position_embeddings"}} | dict.fromkeys(
-    ("qwen3moe", "glm4moe", "dots1", "exaone4"), {"head_dim"}
-)
+UNDECLARED = {
+    "bloom": {"max_position_embeddings"},
+    **{name: {"head_dim"} for name in ("qwen3moe", "glm4moe", "dots1", "exaone4")},
+}
 """Fields that aren't declared, and are read: the width of a head, and the longest context."""
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-5}
 
