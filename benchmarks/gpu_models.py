@@ -71,6 +71,8 @@ class Steps:
                 made[use.name] = weight.random_(
                     0 if dtype == torch.uint8 else -127, 256 if dtype == torch.uint8 else 128
                 )
+            elif dtype.itemsize == 1:  # floats of 8 bits, which are drawn in no other way
+                made[use.name] = torch.empty(shape, dtype=torch.bfloat16, device=weight.device).normal_(0, 50).to(dtype)
             elif dtype == torch.float16:  # scales
                 made[use.name] = weight.uniform_(1e-4, 1e-3)
             else:
@@ -173,6 +175,8 @@ class Steps:
             yield names, partial(self._drawn, batch, context, way)
 
     def _drawn(self, batch: int, context: int, way: str) -> Record:
+        if self._machine.mode == "looked-up" and "logprobs" in WAYS[way](batch):
+            raise NotMeasuredError("nothing is computed where kernels are looked up alone")
         gpu, blocks = self._machine.gpu, -(-(context + 1) // BLOCK_SIZE)
         steps = self.opened(batch, blocks, graphs=gpu)
         step = self.input([(1, context)] * batch, blocks)
