@@ -255,7 +255,7 @@ class RequestMaker:
         if params.seed is None and self._seed:
             drawn = replace(drawn, seed=seed_of(prompt, self._seed))
         text = partial(self._text, prompt, params)
-        form = None if params.structured_outputs is None else self._grammar(params)
+        form = None if params.structured_outputs is None else self._grammar(params, whose.tenant)
         each = partial(
             Generation,
             prompt,
@@ -278,13 +278,13 @@ class RequestMaker:
         self._scheduler.check(requests[0])
         return PreparedPrompt(tuple(requests), params)
 
-    def _grammar(self, params: SamplingParams) -> Grammar:
+    def _grammar(self, params: SamplingParams, tenant: str) -> Grammar:
         assert isinstance(params.structured_outputs, StructuredOutputsParams)
         with self._making:
             if self._grammars is None:
                 model = self._model
                 self._grammars = Grammars(self.tokenizer.to_json(), model.vocab_size, model.eos_token_ids)
-        return self._grammars.grammar(params.structured_outputs)
+        return self._grammars.grammar(params.structured_outputs, tenant)
 
     def close(self) -> None:
         """Ends what compiles grammars."""

@@ -1,143 +1,484 @@
-"""A process that tries to compile grammars: what takes too long, or too much memory, is killed with it.
+"""A process that tries to compile grammars: those that take too much time or memory are killed with it.
 
 llguidance can't be interrupted, and some schemas take seconds or gigabytes. Run as a program, this reads a tokenizer
-and then grammars from its input, JSON behind its length, and answers each with what is wrong, or "".
+once, and then forks a child for each grammar, which compiles it, follows a few answers of it, and says what is wrong
+and how much memory it takes. So several are tried at the same time, and one that is killed costs no new start.
+
+Messages are JSON. Those to the program stand behind their length; those from it are lines that a pipe takes whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import json
 import os
+import random
 import resource
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from ..shared.errors import CapacityError
+import numpy as np
 
-MEMORY = 4 << 30
-"""Bytes of addresses that it may take."""
+from ..shared.errors import CapacityError, OverloadError
+from ..shared.shares import Shares
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MEMORY = 128 << 20
+"""Bytes of addresses that a trial may take."""
+MOST_COMPILED = 32 << 20
+"""The most bytes of memory that a compiled grammar may keep."""
+SHORT_SECONDS = 0.5
+"""Processor time of a trial after which it is stopped if others wait for theirs."""
+MASK_SECONDS = 0.25
+"""Processor time of a mask: all requests of a step wait for it."""
+AT_ONCE = 2
 START_SECONDS = 120.0
+_PATIENCE = 12  # times its processor time, on a machine that others keep busy
+_WALKS, _STEPS = 3, 16  # answers that a trial follows, and their tokens
+_FAILURES = 1 << 20  # bytes of what is remembered of grammars that failed
+_LEAST = 1 << 18  # bytes that the smallest grammar counts as
 _LENGTH = 8
+_MOST_SAID = 3000  # bytes of a problem: with the rest of its line fewer than a pipe takes whole
+_LOOK_SECONDS = 0.05
+_CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+def limits(times: int = 1) -> LLParserLimits:
+    """Returns the limits of a grammar's steps. Answers get ten times those of a trial, so that they don't meet them."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2000 * times,
+        step_lexer_fuel=200_000 * times,
+        step_max_items=50_000 * times,
+        verbose_errors=False,
+    )
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The reason why a grammar was refused, or that it was stopped because others waited."""
+
+    problem: str
+    stopped: bool = False
+
+
+class _Trial:
+    """A grammar that is being tried: its process, once that has begun, and its result."""
+
+    pid: int | None = None
+    problem: str | None = None
+    bytes = 0
+    ended = False
+
+
+class FairTurns:
+    """Lets threads in, a few at a time, by tenant in turn: a tenant with none inside goes first."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._free = at_once
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, deque[object]] = OrderedDict()
+        self._inside: dict[str, int] = {}
+        self._chosen: set[object] = set()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of threads that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @contextmanager
+    def turn(self, tenant: str) -> Iterator[None]:
+        """Waits for a turn, which lasts as long as the block. Raises CapacityError once they are closed."""
+        mine = object()
+        with self._changed:
+            self._waiting.setdefault(tenant, deque()).append(mine)
+            self._choose()
+            self._changed.wait_for(lambda: self._closed or mine in self._chosen)
+            if mine not in self._chosen:
+                raise _closed()
+            self._chosen.remove(mine)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._inside[tenant] -= 1
+                if not self._inside[tenant]:
+                    del self._inside[tenant]
+                self._choose()
+
+    def close(self) -> None:
+        """Ends the waiting."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _choose(self) -> None:
+        while self._free and self._waiting:
+            tenant = next((one for one in self._waiting if one not in self._inside), next(iter(self._waiting)))
+            self._chosen.add(self._waiting[tenant].popleft())
+            if self._waiting[tenant]:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            self._inside[tenant] = self._inside.get(tenant, 0) + 1
+            self._free -= 1
+        self._changed.notify_all()
 
 
 class GrammarProcess:
-    """Tries grammars, one at a time, in a process that is started when the first comes, and anew after each death.
+    """Tries grammars in a process that is started when the first comes, and anew after its death.
+
+    Any thread may call the methods.
 
     Args:
         tokenizer: the text of its tokenizer.json.
         vocab_size, end_tokens: see ``structured.Grammars``.
-        seconds: for each grammar.
+        seconds: of processor time for each grammar.
+
+    Attributes:
+        turns: the order in which tenants have grammars compiled.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: list[int], seconds: float) -> None:
         self._setting = {"tokenizer": tokenizer, "vocab_size": vocab_size, "end_tokens": end_tokens}
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._trials: dict[int, _Trial] = {}
+        self._count = 0
+        self._changed = threading.Condition(threading.RLock())
+        self._failures: Shares[bytes, _Failure] = Shares(_FAILURES)
         self._owner = os.getpid()
         self._closed = False
+        self.turns = FairTurns()
 
-    def problem(self, source: str) -> str | None:
-        """What is wrong with a grammar, in one or more lines; None where it compiles within the limits."""
-        with self._lock:
+    def failure(self, source: str) -> str | None:
+        """Returns why a grammar failed before; None for one that is to be tried.
+
+        Raises OverloadError for one that took long before, while others wait for theirs.
+        """
+        failure = self._failures.get(_digest(source))
+        if failure is None or (failure.stopped and not self.turns.waiting):
+            return None
+        if failure.stopped:
+            raise OverloadError(failure.problem, retry_after=5.0)
+        return failure.problem
+
+    def attempt(self, source: str, tenant: str = "") -> tuple[str | None, int]:
+        """Returns what is wrong with a grammar, in one or more lines, and the bytes of memory that it takes.
+
+        The problem is None where it compiles within the limits. Call it within a turn.
+
+        Raises OverloadError where it takes long while others wait for theirs.
+        """
+        with self._changed:
             process = self._started()
-            _write(process.stdin, source)
-            said = self._read(process, self._seconds)
-            if said is None:
-                took_long = process.poll() is None
-                self._kill()
-                if took_long:
-                    return f"it takes more than {self._seconds:g} s to compile"
-                return f"compiling it takes more than {MEMORY >> 30} GiB of memory, or ends the compiler"
-            return said or None
+            number, self._count = self._count, self._count + 1
+            trial = self._trials[number] = _Trial()
+            _write(process.stdin, {"number": number, "source": source, "seconds": self._seconds})
+        try:
+            stopped = self._wait(process, trial)
+        finally:
+            with self._changed:
+                self._trials.pop(number, None)
+                if trial.pid is None and process is self._process:  # the process itself doesn't answer
+                    self._kill()
+                elif not trial.ended:
+                    _write(process.stdin, {"number": number})
+        if stopped:
+            problem = "structured_outputs: it takes long to compile, and others wait for theirs"
+            self._remember(source, _Failure(problem, stopped=True), tenant)
+            raise OverloadError(problem, retry_after=5.0)
+        problem = trial.problem if trial.ended else f"it takes more than {self._seconds:g} s to compile"
+        if problem is not None:
+            self._remember(source, _Failure(problem), tenant)
+        return problem, trial.bytes
+
+    def _remember(self, source: str, failure: _Failure, tenant: str) -> None:
+        self._failures.put(_digest(source), failure, tenant, 256 + len(failure.problem))
+
+    def _wait(self, process: subprocess.Popen[bytes], trial: _Trial) -> bool:
+        """Waits for the end of a trial, or until it takes too long. Returns True if others had to wait meanwhile."""
+        ends = time.monotonic() + self._seconds * _PATIENCE
+        with self._changed:
+            while not trial.ended and time.monotonic() < ends:
+                if process is not self._process:
+                    raise _closed() if self._closed else _ended()
+                if self.turns.waiting and trial.pid is not None and _processor_time(trial.pid) > SHORT_SECONDS:
+                    return True
+                self._changed.wait(_LOOK_SECONDS)
+        return False
 
     def close(self) -> None:
         """Ends the process."""
         self._closed = True
-        self._kill()  # what waits for it finds it dead
+        self.turns.close()
+        with self._changed:
+            self._kill()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._closed or self._owner != os.getpid():
-            raise CapacityError("structured_outputs: this model was closed", hint="Open the bundle again.")
+            raise _closed()
         if self._process is None or self._process.poll() is not None:
+            self._kill()
             program = [sys.executable, "-m", "enginewright.runtime.requests.grammar_process"]
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
             except OSError as e:
                 raise CapacityError(f"structured_outputs: its compiler can't be started: {e}") from e
-            _write(self._process.stdin, self._setting)
-            if self._read(self._process, START_SECONDS) is None:
+            self._process = process
+            _write(process.stdin, self._setting)
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+            if not ready or not process.stdout.readline():
                 self._kill()
                 raise CapacityError("structured_outputs: its compiler doesn't start", hint="Free memory.")
+            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         return self._process
 
-    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> str | None:
-        """The next answer; None where there is none in time, or the process has ended."""
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Takes what the process says, until its end."""
         assert process.stdout is not None
-        data, ends = b"", time.monotonic() + seconds
-        while len(data) < _LENGTH or len(data) < _LENGTH + int.from_bytes(data[:_LENGTH], "little"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, ends - time.monotonic()))
-            if not ready or not (piece := os.read(process.stdout.fileno(), 1 << 16)):
-                return None
-            data += piece
-        return str(json.loads(data[_LENGTH:]))
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            for line in process.stdout:
+                said = json.loads(line)
+                with self._changed:
+                    trial = self._trials.get(said["number"])
+                    if trial is None:
+                        continue
+                    if "pid" in said:
+                        trial.pid = said["pid"]
+                        continue
+                    trial.ended = True
+                    trial.bytes = said.get("bytes", 0)
+                    trial.problem = said.get("problem") or None
+                    if (killed_by := said.get("signal")) is not None:
+                        trial.problem = (
+                            f"it takes more than {self._seconds:g} s to compile"
+                            if killed_by in (signal.SIGPROF, signal.SIGKILL)
+                            else f"compiling it takes more than {MEMORY >> 20} MiB of memory, or ends the compiler"
+                        )
+                    self._changed.notify_all()
+        with self._changed:
+            if self._process is process:
+                self._kill()
 
     def _kill(self) -> None:
         process = self._process
         if process is not None and self._owner == os.getpid():
             process.kill()
             process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
             self._process = None
+            self._changed.notify_all()
 
     def __del__(self) -> None:
         if sys is not None and not sys.is_finalizing():  # else it dies with its input
-            self._kill()
+            with self._changed:
+                self._kill()
+
+
+def _closed() -> CapacityError:
+    return CapacityError("structured_outputs: this model was closed", hint="Open the bundle again.")
+
+
+def _ended() -> CapacityError:
+    return CapacityError("structured_outputs: its compiler has ended", hint="Ask again.")
+
+
+def _digest(source: str) -> bytes:
+    return hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _processor_time(pid: int) -> float:
+    """Returns the seconds of processor time that a process has had; 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _CLOCK
 
 
 def _write(stream: IO[bytes] | None, value: Any) -> None:
     assert stream is not None
     data = json.dumps(value).encode()
-    with contextlib.suppress(OSError):  # it has died, as who reads sees
+    with contextlib.suppress(OSError, ValueError):  # it has died, as who waits for it sees
         stream.write(len(data).to_bytes(_LENGTH, "little") + data)
         stream.flush()
 
 
-def _read(stream: IO[bytes]) -> Any:
-    size = int.from_bytes(stream.read(_LENGTH), "little")
-    return json.loads(stream.read(size)) if size else None
+def _read_all(size: int) -> bytes:
+    data = b""
+    while len(data) < size and (piece := os.read(0, size - len(data))):
+        data += piece
+    return data
+
+
+def _read() -> Any:
+    """Returns the next message; None at the end of the input."""
+    size = int.from_bytes(_read_all(_LENGTH), "little")
+    return json.loads(_read_all(size)) if size else None
+
+
+def _say(**said: Any) -> None:
+    os.write(1, json.dumps(said).encode() + b"\n")
 
 
 def main() -> None:
-    """Answers until its input ends."""
+    """Serves until its input ends."""
     os.nice(10)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
-    setting = _read(sys.stdin.buffer)
+    setting = _read()
     tokens = LLTokenizer(setting["tokenizer"], n_vocab=setting["vocab_size"], eos_token=setting["end_tokens"])
-    _write(sys.stdout.buffer, "")
-    while (source := _read(sys.stdin.buffer)) is not None:
-        matcher = LLMatcher(tokens, source, log_level=0)
+    base = _base(tokens)
+    wake, to_wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(to_wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    numbers: dict[int, int] = {}  # process id -> number of the trial
+    _say(number=-1)
+    while True:
+        ready, _, _ = select.select([0, wake], [], [])
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+            _reap(numbers)
+        if 0 not in ready:
+            continue
+        message = _read()
+        if message is None:
+            break
+        if "source" not in message:  # nobody waits for it any more
+            for pid, number in numbers.items():
+                if number == message["number"]:
+                    os.kill(pid, signal.SIGKILL)
+            continue
+        pid = os.fork()
+        if not pid:
+            _child(tokens, message, base)
+        numbers[pid] = message["number"]
+        _say(number=message["number"], pid=pid)
+    for pid in numbers:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _reap(numbers: dict[int, int]) -> None:
+    while numbers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            break
+        number = numbers.pop(pid)
+        if status:
+            _say(number=number, signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+
+
+def _base(tokens: LLTokenizer) -> int:
+    """Returns the memory that any grammar's trial takes, which isn't the grammar's own: that of a small one."""
+    simple = "start: /a/"
+    _tried(tokens, simple, 0)
+    here, there = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(there, str(_tried(tokens, simple, 0)[1]).encode())
+        os._exit(0)
+    os.close(there)
+    os.waitpid(pid, 0)
+    size = int(os.read(here, 32) or b"0")
+    os.close(here)
+    return size
+
+
+def _child(tokens: LLTokenizer, message: dict[str, Any], base: int) -> NoReturn:
+    """Tries one grammar, within limits of its own."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
+        memory = _memory()[0] + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        signal.setitimer(signal.ITIMER_PROF, max(message["seconds"], 1e-3))
+        problem, size = _tried(tokens, message["source"], base)
+        said = problem.encode("ascii", "backslashreplace")[:_MOST_SAID].decode()
+        while len(json.dumps(said)) > _MOST_SAID:
+            said = said[: len(said) // 2]
+        _say(number=message["number"], problem=said, bytes=size)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _tried(tokens: LLTokenizer, source: str, base: int) -> tuple[str, int]:
+    """Returns what is wrong with a grammar, "" if nothing is, and the memory that it takes.
+
+    The memory is the growth of what is resident of this process, which has compiled nothing else since it was forked,
+    without ``base``.
+    """
+    from llguidance import LLMatcher
+
+    before = _memory()[1]
+    matcher = LLMatcher(tokens, source, log_level=0, limits=limits())
+    problem = matcher.get_error()
+    rng = random.Random(len(source))
+    for _ in range(_WALKS):
+        problem = problem or _walked(matcher.deep_copy(), rng)
+    size = max(_memory()[1] - before - base, len(source), _LEAST)
+    if not problem and size > MOST_COMPILED:
+        problem = f"compiled it takes {size >> 20} MiB of memory, and {MOST_COMPILED >> 20} are taken"
+    return problem, size
+
+
+def _walked(matcher: LLMatcher, rng: random.Random) -> str:
+    """Follows an answer at random, and returns what went wrong. Much of a grammar is looked at with its first masks."""
+    for step in range(_STEPS):
+        began = time.thread_time()
+        mask = matcher.compute_bitmask()
+        took = time.thread_time() - began
         problem = matcher.get_error()
-        if not problem:  # the first mask is where the rest of the grammar is looked at
-            mask = matcher.compute_bitmask()
-            problem = matcher.get_error()
+        if step == 0:
             stuck = not any(mask) or (matcher.is_stopped() and not matcher.is_accepting())
             if problem.startswith("NoExtension") or (stuck and not problem):
-                problem = "nothing can meet it"
-        _write(sys.stdout.buffer, problem)
+                return "nothing can meet it"
+        if problem:
+            return problem
+        if took > MASK_SECONDS:
+            return f"a token of it takes {took:.1g} s of processor time, and {MASK_SECONDS:g} s are taken"
+        if matcher.is_stopped():
+            break
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+        if not len(allowed) or not matcher.consume_token(int(rng.choice(allowed))):
+            return matcher.get_error()
+        if matcher.is_stopped():
+            break
+    return ""
+
+
+def _memory() -> tuple[int, int]:
+    """Returns the bytes of addresses of this process, and of memory that is resident."""
+    with open("/proc/self/statm", "rb") as file:
+        total, resident = file.read().split()[:2]
+    return int(total) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, RequestError, shown
+from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, OverloadError, RequestError, shown
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
+from ..shared.shares import Shares
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,8 +36,13 @@ MOST_BYTES = 1 << 20
 MOST_CHOICES = 10_000
 MOST_DEPTH = 100
 """The most levels of a schema's objects and arrays."""
-COMPILE_SECONDS = 20.0
-KEPT_GRAMMARS = 256
+COMPILE_SECONDS = 5.0
+"""Processor time of a compilation."""
+KEPT_BYTES = 128 << 20
+"""The most bytes of compiled grammars that are kept for later requests."""
+RUNNING_BYTES = 192 << 20
+"""The most bytes of compiled grammars that running requests and the kept ones have together."""
+_NESTED = 64  # levels of a pattern's groups
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -146,8 +152,7 @@ class StructuredOutputsParams:
         if self.regex is not None:
             return str(LLMatcher.grammar_from_regex(self.regex))
         if self.choice is not None:
-            texts = " | ".join(json.dumps(one, ensure_ascii=False) for one in self.choice)
-            return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
+            return str(LLMatcher.grammar_from_regex(_pattern(sorted(set(self.choice)))))
         if self.structural_tag is not None:
             return _tags(self.structural_tag)
         assert self.grammar is not None
@@ -206,6 +211,35 @@ def _bounded(schema: str) -> str:
     return json.dumps({**json.loads(schema), "x-guidance": JSON_GUIDANCE})
 
 
+def _pattern(texts: Sequence[str], begin: int = 0, level: int = 0) -> str:
+    """Returns a pattern of sorted texts that have ``begin`` characters in common. Common beginnings are factored out.
+
+    Ten thousand alternatives side by side are more than a parser follows at once.
+    """
+    first, last = texts[0], texts[-1]
+    end = begin
+    while end < min(len(first), len(last)) and first[end] == last[end]:
+        end += 1
+    if len(texts) == 1:
+        return _literal(first[begin:])
+    alternatives, at = [], int(len(first) == end)
+    ends_here = at
+    if level == _NESTED:
+        alternatives = [_literal(text[end:]) for text in texts[at:]]
+        at = len(texts)
+    while at < len(texts):
+        after = at + 1
+        while after < len(texts) and texts[after][end] == texts[at][end]:
+            after += 1
+        alternatives.append(_pattern(texts[at:after], end, level + 1))
+        at = after
+    return f"{_literal(first[begin:end])}(?:{'|'.join(alternatives)}){'?' if ends_here else ''}"
+
+
+def _literal(text: str) -> str:
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
 def _tags(text: str) -> str:
     """vLLM's structural tags as a grammar."""
     hint = 'Pass {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]} as JSON text.'
@@ -240,13 +274,14 @@ class Grammar:
         error: why it can't say any more; then no token may come.
     """
 
-    def __init__(self, grammars: Grammars, matcher: Any, kind: str) -> None:
+    def __init__(self, grammars: Grammars, matcher: Any, kind: str, compiled: Compiled | None = None) -> None:
         self._grammars, self._matcher, self._kind = grammars, matcher, kind
+        self._compiled = compiled  # counts as long as an answer follows it
         self.error: EnginewrightError | None = None
 
     def copy(self) -> Grammar:
         """Another one at the same place."""
-        other = Grammar(self._grammars, self._matcher.deep_copy(), self._kind)
+        other = Grammar(self._grammars, self._matcher.deep_copy(), self._kind, self._compiled)
         other.error = self.error
         return other
 
@@ -278,10 +313,17 @@ class Grammar:
     def fail(self, said: str) -> None:
         """Sets ``error``."""
         if self.error is None:
-            self.error = EnginewrightError(
+            self.error = RequestError(
                 f"structured_outputs.{self._kind}: the answer can't be followed any more, and isn't complete: {said}",
                 hint="Make the schema or grammar simpler. Other requests went on.",
             )
+
+
+class Compiled:
+    """A compiled grammar at its beginning, and the bytes of memory that it takes."""
+
+    def __init__(self, matcher: Any, size: int) -> None:
+        self.matcher, self.bytes = matcher, size
 
 
 class Guided(NamedTuple):
@@ -335,7 +377,8 @@ class Grammars:
     """Compiles grammars for one model's tokens, and computes masks, on threads of its own.
 
     A compilation can't be interrupted. So another process tries it first, at a low priority, with limits of time and
-    memory; what it can't do is refused, and it is killed. Grammars that were compiled are kept.
+    memory; what it can't do is refused, and it is killed. It says how much memory a grammar takes. Compiled grammars
+    are kept within a budget of bytes; the tenant whose grammars take most of it loses its oldest first.
 
     Args:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
@@ -354,7 +397,8 @@ class Grammars:
             )
         self.only_end = tuple(self._ends) if len(self._ends) == 1 else ()
         self.words = (vocab_size + 31) // 32
-        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._kept: Shares[tuple[str, str], Compiled] = Shares(KEPT_BYTES)
+        self._alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._compilers: ThreadPoolExecutor | None = None
         from .grammar_process import GrammarProcess
@@ -379,43 +423,50 @@ class Grammars:
 
         return LLExecutor(max(1, len(os.sched_getaffinity(0)) // 2))
 
-    def grammar(self, params: StructuredOutputsParams) -> Grammar:
+    def grammar(self, params: StructuredOutputsParams, tenant: str = "") -> Grammar:
         """The form of an answer, at its beginning. Called by the caller's thread; a long compilation delays it alone.
 
         Raises:
             RequestError: the form can't be met, isn't understood, or takes too long or too much memory to compile.
+            OverloadError: it takes long while others wait for theirs, or running requests hold too much memory.
             MissingDependencyError: llguidance isn't installed.
         """
         with MissingDependencyError.of("llguidance", "structured_outputs", "structured"):
             source = params.source()
         key = params.kind, source
-        with self._lock:
-            matcher = self._kept.get(key)
-            if matcher is not None:
-                self._kept.move_to_end(key)
-        if matcher is None:
-            matcher = self._compiled(params.kind, source)
-            with self._lock:
-                self._kept[key] = matcher
-                while len(self._kept) > KEPT_GRAMMARS:
-                    self._kept.popitem(last=False)
-        return Grammar(self, matcher.deep_copy(), params.kind)
+        compiled = self._kept.get(key)
+        if compiled is None:
+            self._check_failure(params.kind, source)
+            owner = tenant.partition("\0")[0]
+            with self._process.turns.turn(owner):
+                compiled = self._kept.get(key) or self._compiled(params.kind, source, owner)
+                self._kept.put(key, compiled, owner, compiled.bytes)
+        return Grammar(self, compiled.matcher.deep_copy(), params.kind, compiled)
 
-    def _compiled(self, kind: str, source: str) -> Any:
+    def _check_failure(self, kind: str, source: str) -> None:
+        if (problem := self._process.failure(source)) is not None:
+            raise _refused(kind, problem)
+
+    def _compiled(self, kind: str, source: str, owner: str) -> Compiled:
         from llguidance import LLMatcher
 
-        problem = self._process.problem(source)
-        matcher = None
-        if problem is None:
-            tokens = self._niced(lambda: self._tokens)
-            matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0))
-            problem = str(matcher.get_error()) or None
+        from .grammar_process import limits
+
+        self._check_failure(kind, source)
+        problem, size = self._process.attempt(source, owner)
         if problem is not None:
-            raise RequestError(
-                f"structured_outputs.{kind}: {_plainly(problem)}",
-                hint="Leave that out of the schema or grammar, or say it in another way.",
+            raise _refused(kind, problem)
+        if (held := sum(one.bytes for one in list(self._alive))) + size > RUNNING_BYTES:
+            raise OverloadError(
+                f"structured_outputs: grammars of running requests take {held >> 20} MiB already", retry_after=5.0
             )
-        return matcher
+        tokens = self._niced(lambda: self._tokens)
+        matcher = self._niced(lambda: LLMatcher(tokens, source, log_level=0, limits=limits(10)))
+        if problem := str(matcher.get_error()):
+            raise _refused(kind, problem)
+        compiled = Compiled(matcher, size)
+        self._alive.add(compiled)
+        return compiled
 
     def _niced(self, make: Callable[[], T]) -> T:
         """What it makes, on a thread that leaves the cores to the steps."""
@@ -423,7 +474,9 @@ class Grammars:
             if self._compilers is None:
                 from concurrent.futures import ThreadPoolExecutor
 
-                self._compilers = ThreadPoolExecutor(1, "grammars", _be_nice)
+                from .grammar_process import AT_ONCE
+
+                self._compilers = ThreadPoolExecutor(AT_ONCE, "grammars", _be_nice)
         return self._compilers.submit(make).result()
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
@@ -484,6 +537,13 @@ def _problems(compute: Callable[..., None], work: Sequence[Any], to: tuple[int, 
 def _be_nice() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread alone, on Linux
+
+
+def _refused(kind: str, problem: str) -> RequestError:
+    return RequestError(
+        f"structured_outputs.{kind}: {_plainly(problem)}",
+        hint="Leave that out of the schema or grammar, or say it in another way.",
+    )
 
 
 def _plainly(problem: str) -> str:

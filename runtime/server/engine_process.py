@@ -54,6 +54,8 @@ from .records import (
 )
 
 BEAT_SECONDS = 1.0
+_WAITING = 256
+"""Threads of requests with a form. Most of them wait: grammars are compiled a few at a time, by tenant in turn."""
 
 
 def main(number: int) -> None:
@@ -116,7 +118,7 @@ class _Serving:
         self._unfinished: dict[int, int] = {}  # of a request's answers
         self._submitting = threading.Lock()
         self._compiling: set[int] = set()  # requests whose grammars are being compiled
-        self._compilers = ThreadPoolExecutor(4, "compiling")
+        self._compilers = ThreadPoolExecutor(_WAITING, "compiling")
         self._live = Live(llm)
         self._sender = threading.Thread(target=self._send_all, daemon=True)
         llm.after_step(self._send_news)

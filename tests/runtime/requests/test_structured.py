@@ -7,7 +7,9 @@ import json
 import random
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.runtime.requests import structured
+from enginewright.runtime.requests import grammar_process, structured
 from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
@@ -145,6 +147,156 @@ def test_a_compilation_that_takes_long_is_killed_and_the_next_one_works() -> Non
     grammars.close()
     with pytest.raises(ew.CapacityError, match="closed"):
         grammars.grammar(StructuredOutputsParams(regex="ef"))
+
+
+SLOW = {"type": "integer", "multipleOf": 999983}
+"""Takes ten seconds and 400 MB."""
+
+
+def test_a_form_that_takes_much_memory_is_refused_and_then_refused_at_once(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = StructuredOutputsParams(json={"type": "integer", "multipleOf": 99991})
+    for _ in range(2):
+        with pytest.raises(ew.RequestError, match=r"json: compiled it takes \d+ MiB of memory"):
+            grammars.grammar(large)
+        monkeypatch.setattr(grammars._process, "attempt", None)  # nothing is tried again
+    assert (large.kind, large.source()) not in grammars._kept
+
+
+def test_a_form_that_takes_long_is_stopped_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "SHORT_SECONDS", 0.01)
+    grammars = Grammars(byte_tokens_json([END]), 256, [END], seconds=600.0)
+    turns = grammars._process.turns
+    with turns.turn("a"), ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(grammars.grammar, StructuredOutputsParams(json=SLOW), "b")
+        wait_until(lambda: turns._free == 0)
+        quick = pool.submit(grammars.grammar, StructuredOutputsParams(regex="q"), "c")
+        with pytest.raises(ew.OverloadError, match="others wait"):
+            slow.result()
+        assert quick.result().forced(8) == [*b"q"]
+        # While others wait it isn't tried again; else it is.
+        inside = [turns.turn("d") for _ in range(2)]
+        waiting, blocked = [pool.submit(one.__enter__) for one in inside]
+        wait_until(lambda: turns.waiting == 1)
+        with pytest.raises(ew.OverloadError, match="others wait"):
+            grammars.grammar(StructuredOutputsParams(json=SLOW), "b")
+        waiting.result()
+        grammars.close()
+        with pytest.raises(ew.CapacityError, match="closed"):
+            blocked.result()
+
+
+def test_turns_alternate_among_tenants() -> None:
+    """However many one tenant wants, and no tenant has two while another waits for its first."""
+    turns = grammar_process.FairTurns(2)
+    order: list[str] = []
+    go = [threading.Event() for _ in range(2)]
+
+    def take(tenant: str, hold: threading.Event | None = None) -> None:
+        with turns.turn(tenant):
+            order.append(tenant)
+            if hold is not None:
+                hold.wait()
+
+    with ThreadPoolExecutor(16) as pool:
+        holding = [pool.submit(take, "a", event) for event in go]
+        wait_until(lambda: len(order) == 2)
+        others = []
+        for tenant in "aaaabbc":
+            others.append(pool.submit(take, tenant))
+            wait_until(lambda: turns.waiting == len(others))
+        go[0].set()
+        for one in others:
+            one.result()
+        go[1].set()
+        for one in holding:
+            one.result()
+    assert order[2:] == [*"bcb", *"aaaa"], "one of a's is inside all the time"
+
+
+def test_compiled_forms_have_a_budget_of_bytes_by_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured, "KEPT_BYTES", 4 << 20)
+    grammars = Grammars(byte_tokens_json([END]), 256, [END])
+    mine = StructuredOutputsParams(regex="mine")
+    grammars.grammar(mine, "a\0salt")
+    for i in range(30):
+        grammars.grammar(StructuredOutputsParams(regex=f"theirs {i}"), "b")
+    kept = grammars._kept
+    assert kept.bytes <= 4 << 20 and 2 < len(kept) < 30
+    assert kept.get((mine.kind, mine.source())) is not None
+    running = grammars.grammar(StructuredOutputsParams(choice=["x" * 3000]), "b")
+    assert running._compiled is not None and running._compiled.bytes >= 1 << 18
+    monkeypatch.setattr(structured, "RUNNING_BYTES", 1 << 20)
+    with pytest.raises(ew.OverloadError, match="grammars of running requests take"):
+        grammars.grammar(StructuredOutputsParams(regex="another"), "a")
+    grammars.close()
+
+
+@pytest.mark.parametrize("count", [1990, 2010, 10_000])
+def test_any_number_of_choices_can_be_followed(grammars: Grammars, count: int) -> None:
+    texts = [f"x{i:05d}" for i in range(count)]
+    grammar = grammars.grammar(StructuredOutputsParams(choice=texts))
+    for byte in texts[-1].encode():
+        assert byte in allowed(grammar)
+        grammar.push(byte)
+    assert grammar.complete and allowed(grammar) == {END} and grammar.error is None
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [
+            "a.b",
+            "a|b",
+            "(",
+            "\n",
+            "\u00e9\u20ac\U0001f600x",
+            "\u00e9",
+            " a",
+            "\\",
+            "/",
+            "a",
+            "aa",
+            "\x00",
+            "a-b",
+            "^$",
+            "[a]",
+        ],
+        ["a" * i for i in range(1, 200)],
+        ["ab", "abc", "abd", "b"],
+        ["one"],
+    ],
+)
+def test_choices_are_exactly_their_texts(grammars: Grammars, texts: list[str]) -> None:
+    grammar = grammars.grammar(StructuredOutputsParams(choice=texts))
+    for text in {*texts, *(text[:-1] for text in texts), *(text + "a" for text in texts)}:
+        own = grammar.copy()
+        for byte in text.encode():
+            if byte not in allowed(own):
+                assert text not in texts
+                break
+            own.push(byte)
+        else:
+            assert own.complete == (text in texts), text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"choice": ["ab" * 500_000]},
+        {
+            "json": {
+                "anyOf": [{"required": [f"k{i}"], "properties": {f"k{i}": {"type": "integer"}}} for i in range(3000)]
+            }
+        },
+        {"grammar": "start: " + " | ".join(f'"x{i:05d}"' for i in range(2010))},
+    ],
+    ids=["a-choice-of-1-MB", "3000-of-anyOf", "2010-alternatives"],
+)
+def test_what_cannot_be_followed_is_refused_before_it_runs(grammars: Grammars, given: dict[str, Any]) -> None:
+    with pytest.raises(ew.RequestError, match=f"structured_outputs.{next(iter(given))}: "):
+        grammars.grammar(StructuredOutputsParams(**given))
 
 
 def allowed(grammar: Grammar) -> set[int]:
