@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.optimizer.measure.source_runner import SourceRunner, has_interface
 from enginewright.runtime.shared.contracts import FloatArray
 from enginewright.runtime.shared.errors import UnsupportedModelError
 
@@ -54,7 +54,8 @@ class SourceRun:
         self.model = SourceRunner(source, context_length=context_length).model
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, eager_mask)
-        self.model.set_attn_implementation(_NAME)
+        if has_interface(self.model):
+            self.model.set_attn_implementation(_NAME)
         self._paths = {id(module): path for path, module in self.model.named_modules()}
         children = {path for path, module in self.model.named_modules() if not any(True for _ in module.children())}
         self.leaves = frozenset(children - {""})

@@ -31,15 +31,20 @@ _UNBUILDABLE: tuple[type[Exception], ...] = (
 _UNBUILDABLE += (AssertionError, MemoryError)
 
 
-def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
-    """A float32 decoder in eval mode whose attention and experts go through our interfaces of transformers.
+def build_model(
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None, *, eager: bool = False
+) -> PreTrainedModel:
+    """Builds a float32 decoder in eval mode, to be captured or to be run.
 
     Parameters are allocated but never written, so they cost address space and no memory; buffers that the model
     computes itself (such as rotary frequencies) have their values. ``config`` is left as it is.
 
     Args:
-        config: of a decoder-only language model.
-        model_class: what to build; by default what transformers has for the configuration.
+        config: the configuration of a decoder-only language model.
+        model_class: the class to build; by default the one that transformers has for the configuration.
+        eager: False builds a model to capture: its attention and experts go through our interfaces of transformers.
+            True builds the model to run, with transformers' own eager attention and experts. Both are decided here,
+            because a class that writes its attention out can't change it later.
 
     Raises:
         UnsupportedModelError: no decoder-only language model, or one whose attention isn't on transformers' interface.
@@ -49,20 +54,11 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
     config.use_cache = False
     attention_interface.register()
     experts_interface.register()
-    options: dict[str, Any] = {
-        "attn_implementation": attention_interface.NAME,
-        "experts_implementation": experts_interface.NAME,
-        "dtype": torch.float32,
-    }
     try:
-        try:
-            model = _from_config(config, model_class, options)
-        except KeyError as e:
-            if e.args != (attention_interface.NAME,):
-                raise
-            # Attention classes of its own: the one that writes attention out, with masks of ours.
-            model = _from_config(config, model_class, options | {"attn_implementation": "eager"})
-            model.config._attn_implementation = attention_interface.NAME
+        if eager:
+            model = _from_config(config, model_class, "eager", "eager")
+        else:
+            model = _captured_from_config(config, model_class)
     except _UNBUILDABLE as e:
         raise UnsupportedModelError(
             f"transformers can't build {architecture(config)} from its configuration: {e}",
@@ -73,9 +69,26 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
     return model
 
 
+def _captured_from_config(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
+    try:
+        return _from_config(config, model_class, attention_interface.NAME, experts_interface.NAME)
+    except KeyError as e:
+        if e.args != (attention_interface.NAME,):
+            raise
+    # Attention classes of its own: the one that writes attention out, with masks of ours.
+    model = _from_config(config, model_class, "eager", experts_interface.NAME)
+    model.config._attn_implementation = attention_interface.NAME
+    return model
+
+
 def _from_config(
-    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, options: dict[str, Any]
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, attention: str, experts: str
 ) -> PreTrainedModel:
+    options: dict[str, Any] = {
+        "attn_implementation": attention,
+        "experts_implementation": experts,
+        "dtype": torch.float32,
+    }
     with no_init_weights():
         if model_class is None:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)

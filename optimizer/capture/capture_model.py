@@ -104,22 +104,29 @@ def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
     return Source(name, tuple(parameter.shape), parameter.dtype, read)
 
 
-def build_from_directory(directory: Path, part: str | None = TEXT) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does.
+def build_from_directory(
+    directory: Path, part: str | None = TEXT, *, eager: bool = False
+) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """Builds the model of a Hugging Face directory, and names its weights, which are not read yet.
 
-    ``part``: as for ``capture``; by default the text decoder, as a bundle can't be compared with anything else.
+    Args:
+        directory: the folder of the model.
+        part: as for ``capture``; by default the text decoder, as a bundle can't be compared with anything else.
+        eager: as for ``build_model``.
+
+    Returns the model, and its weights by its own names. Raises what ``capture`` does.
     """
     source = str(directory)
     config, model_class = _decoder_of(directory, part)
     tensors = huggingface.read_tensors(directory)
     if (quantized := huggingface.read_quantization(directory)) is not None:
         tensors = unpacked(tensors, quantized)
-    model = _build(config, model_class)
+    model = _build(config, model_class, eager=eager)
     if model_class is not None:
         tensors = text_tensors(model, tensors, source)
         if unties(model, tensors):
             config.tie_word_embeddings = False
-            model = _build(config, model_class)
+            model = _build(config, model_class, eager=eager)
     named = by_model_names(model, tensors, source=source)
     if quantized is not None:
         named = without_idle_biases(named, tensors, model, model.base_model_prefix)
@@ -141,17 +148,19 @@ def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, ty
     return found.config, found.model_class
 
 
-def _build(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
-    """What ``_decoder_of`` found."""
-    model = build_model(config, model_class)
+def _build(
+    config: PretrainedConfig, model_class: type[PreTrainedModel] | None, *, eager: bool = False
+) -> PreTrainedModel:
+    """Builds what ``_decoder_of`` returned."""
+    model = build_model(config, model_class, eager=eager)
     if model_class is not None:
         simplify_rotations(model)
     return model
 
 
-def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """The same of an open GGUF file."""
-    model = build_model(gguf.read_config(file))
+def build_from_gguf(file: gguf.GgufFile, *, eager: bool = False) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """Builds the model of an open GGUF file, as ``build_from_directory`` does of a folder."""
+    model = build_model(gguf.read_config(file), eager=eager)
     return model, bind_weights(model, gguf.read_tensors(file, model), source=str(file.path))
 
 

@@ -11,7 +11,7 @@ import typer
 
 from enginewright.runtime.shared.kv_formats import CACHES
 
-from .console import command_line, drop_stdout, print_json, print_styled, reported
+from .console import command_line, drop_stdout, print_error, print_json, print_styled, reported
 from .options import AsJson
 from .progress import stage_bars
 from .report import print_summary
@@ -154,27 +154,32 @@ def command(
     if verbose and (quiet or as_json):
         raise typer.BadParameter("--verbose is for the text that --quiet and --json leave out")
     import enginewright
+    from enginewright.runtime.shared.errors import PartialExportError
 
+    partial: PartialExportError | None = None
     with stage_bars(hidden=quiet) as show:
-        report = enginewright.export(
-            model,
-            output or default_output(model),
-            revision=revision,
-            recipe=recipe,
-            targets=target or None,
-            context_length=context_length,
-            calibration=calibration,
-            recovered=recovered,
-            max_memory=max_memory,
-            gpus=gpu or None,
-            kv_cache=kv_cache,
-            partitions=[*(ranks or "").replace(",", " ").split(), *(partition or [])] or None,
-            name=name,
-            part=part,
-            overwrite=force,
-            cache=cache,
-            progress=show,
-        )
+        try:
+            report = enginewright.export(
+                model,
+                output or default_output(model),
+                revision=revision,
+                recipe=recipe,
+                targets=target or None,
+                context_length=context_length,
+                calibration=calibration,
+                recovered=recovered,
+                max_memory=max_memory,
+                gpus=gpu or None,
+                kv_cache=kv_cache,
+                partitions=[*(ranks or "").replace(",", " ").split(), *(partition or [])] or None,
+                name=name,
+                part=part,
+                overwrite=force,
+                cache=cache,
+                progress=show,
+            )
+        except PartialExportError as e:
+            partial, report = e, e.report
     try:
         if as_json:
             print_json(report.to_json())
@@ -183,6 +188,9 @@ def command(
         sys.stdout.flush()
     except BrokenPipeError:  # the bundle is there and whole: an export that leaves one ends with 0
         drop_stdout()
+    if partial is not None:
+        print_error(partial)
+        raise typer.Exit(partial.exit_code)
 
 
 def _print_summary(report: ExportReport, *, verbose: bool, named: bool) -> None:

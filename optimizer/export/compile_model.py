@@ -18,11 +18,12 @@ from enginewright.passes.quantization.report import already_quantized, quantizat
 from enginewright.plugins.cpu.processor import processor_name
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.emit.bundle_writer import BundleWriter
+from enginewright.runtime.shared.errors import PartialExportError
 from enginewright.runtime.shared.progress import ProgressEvent
 
 from .report import ExportReport
 from .request import ExportRequest
-from .rewrite import Rewritten
+from .rewrite import Rewritten, first_of
 from .stages import (
     Clock,
     OpenModel,
@@ -41,7 +42,7 @@ from .stages import (
 
 
 def compile_model(asked: ExportRequest, output: str | Path, revision: str | None, overwrite: bool) -> ExportReport:
-    """The stages of ``export``, one after the other. Raises what it raises."""
+    """Runs the stages of ``export``, one after the other. Raises what it raises."""
     clock, on_progress = Clock(), asked.on_progress
     with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
         # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
@@ -69,6 +70,7 @@ def compile_model(asked: ExportRequest, output: str | Path, revision: str | None
 
         # 4. The bundle, complete but for its name; then run as a user's will be.
         written = write_bundle(asked, model, rewritten, writer, scratch)
+        asked = replace(asked, targets=written.targets)
         clock.end("emit")
         ran = run_bundle(asked, model, rewritten, writer.folder, clock)
 
@@ -81,7 +83,22 @@ def compile_model(asked: ExportRequest, output: str | Path, revision: str | None
             writer.write_text(RECIPE_FILE, to_toml(model.recipe, RECIPE_COMMENT))
         writer.publish()
         on_progress(ProgressEvent("write", 1, 1, str(output)))
+    if written.failed:
+        raise _partial(report, written)
     return report
+
+
+def _partial(report: ExportReport, written: Written) -> PartialExportError:
+    """Makes the error of a bundle that lacks some of the targets that it was exported for."""
+    error = PartialExportError(
+        "; ".join(
+            f"target {name} failed: {e.message.removeprefix(f'target {name}: ')}" for name, e in written.failed.items()
+        ),
+        report,
+        hint=f"{report.path} was written for the others: {', '.join(report.targets)}.",
+    )
+    error.__cause__ = first_of(written.failed)
+    return error
 
 
 def _report(
@@ -130,6 +147,7 @@ def _report(
         source_bytes=source_bytes(asked.source),
         template_appends=model.template_appends,
         already_quantized=already_quantized((name, program.weights[name]) for name in program.weights),
+        failed={name: error.message for name, error in written.failed.items()},
     )
 
 

@@ -47,6 +47,7 @@ class ExportReport:
     the program is in report/diffs.json.
     ``already_quantized`` are the weights that a folder's checkpoint had quantized, with whether their values were kept.
     ``template_appends`` says whether the chat template only appends (see ``Tokenizer.template_appends``).
+    ``failed`` has the targets that the bundle lacks, each with the error that it ended in.
     ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
     are that one's.
     """
@@ -80,6 +81,7 @@ class ExportReport:
     template_appends: bool | None = None
     kept_since: str | None = None
     already_quantized: list[StoredWeight] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Makes plain values for ``--json`` and report/report.json."""

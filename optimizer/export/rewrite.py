@@ -12,6 +12,13 @@ from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.errors import (
+    EnginewrightError,
+    MissingDependencyError,
+    PassError,
+    TargetError,
+    UnsupportedModelError,
+)
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 
@@ -23,12 +30,23 @@ class Rewritten:
         programs: of each target.
         records, summaries: of every run of a pass, in order; what was measured is in the latter.
         diffs: what each changed in the program.
+        failed: the error of each target that has no program, because a pass of its own failed.
     """
 
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
     summaries: list[PassSummary] = field(default_factory=list)
     diffs: list[ProgramDiff] = field(default_factory=list)
+    failed: dict[str, EnginewrightError] = field(default_factory=dict)
+
+
+OF_ONE_TARGET = (TargetError, UnsupportedModelError, PassError, MissingDependencyError)
+"""Errors in the passes or the emitter of one target, which leave the other targets of an export as they are."""
+
+
+def first_of(failed: Mapping[str, EnginewrightError]) -> EnginewrightError:
+    """Returns the error that an export raises if all of its targets failed."""
+    return next(iter(failed.values()))
 
 
 def rewrite(
@@ -47,7 +65,7 @@ def rewrite(
         progress: called with the stage "passes".
 
     Raises:
-        PassError: a pass couldn't do what it must.
+        PassError: a pass couldn't do what it must: one of ``passes``, or of every target.
         VerificationError: a pass changed more than it may.
     """
     result = Rewritten()
@@ -71,8 +89,15 @@ def rewrite(
 
     run(passes, program)
     for target, own in of_targets.items():
-        result.programs[target] = program.copy()
-        run(own, result.programs[target], target)
+        copy = program.copy()
+        try:
+            run(own, copy, target)
+        except OF_ONE_TARGET as e:
+            result.failed[target] = e
+        else:
+            result.programs[target] = copy
+    if not result.programs:
+        raise first_of(result.failed)
     result.diffs = diffs.diffs
     result.summaries = [
         PassSummary(

@@ -85,6 +85,8 @@ def export(
         RequestError: the calibration file, or a recipe's file of lengths, is invalid, ``max_memory`` no size, or
             ``part`` none that can be taken.
         TargetError: there is no such GPU, or engines for it can't be built.
+        PartialExportError: one of several targets failed. The bundle was written, and has the others; the error's
+            ``report`` is what would have been returned.
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
             much, and what a pass changed most.
     """

@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -49,20 +49,20 @@ from enginewright.plugins.emit.base import EmitOptions
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.emit.engine_report import EngineReport
 from enginewright.plugins.gpu.recipe import EnginesSection
-from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection, TargetManifest
 from enginewright.runtime.bundle.reader import CODE, Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors.open import variants_of
 from enginewright.runtime.executors.target import Placement
 from enginewright.runtime.shared.contracts import ModelInfo
-from enginewright.runtime.shared.errors import CapacityError, SourceError, SourceWarning
+from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, SourceError, SourceWarning
 from enginewright.runtime.shared.memory import return_freed_memory
 from enginewright.runtime.shared.progress import ProgressEvent
 from enginewright.runtime.shared.targets import MEASURED
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
-from .rewrite import Rewritten, rewrite
+from .rewrite import OF_ONE_TARGET, Rewritten, first_of, rewrite
 from .token_time import check_time
 
 _FEW_BITS = 6.5
@@ -270,21 +270,28 @@ class Written:
 
     Attributes:
         info: what it says of its model.
+        targets: the targets that it has.
+        failed: the error of each target that it lacks.
         engines: that were built.
     """
 
     info: ModelInfo
+    targets: tuple[str, ...]
+    failed: Mapping[str, EnginewrightError]
     engines: tuple[EngineReport, ...] = ()
 
 
 def write_bundle(
     asked: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
 ) -> Written:
-    """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes."""
+    """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes.
+
+    A target whose emitter fails is left out, as long as there is another one. Raises its error if there is none.
+    """
     captured = model.captured
     removed = sum(record.parameters_removed for record in rewritten.records)
     info = replace(captured.model_info, parameters=captured.model_info.parameters - removed)
-    _check_disk([rewritten.programs[name] for name in asked.targets], writer.final_path)
+    _check_disk(list(rewritten.programs.values()), writer.final_path)
     engines: list[EngineReport] = []
     options = EmitOptions(
         engines=model.recipe.engines or EnginesSection(),
@@ -293,16 +300,24 @@ def write_bundle(
         record=engines.append,
         sections=model.recipe.target_tables(),
     )
-    emitted = {
-        name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)
-        for name in asked.targets
-    }
-    _write_scales(rewritten.programs[asked.targets[0]], writer)
+    emitted, failed = dict[str, TargetManifest](), dict(rewritten.failed)
+    for name, program in rewritten.programs.items():
+        built = len(engines)
+        try:
+            with writer.undone_by_error(name):
+                emitted[name] = TARGETS[name].emitter.emit(program, writer, asked.on_progress, options)
+        except OF_ONE_TARGET as e:
+            failed[name] = e
+            del engines[built:]
+    if not emitted:
+        raise first_of(failed)
+    targets = tuple(emitted)
+    _write_scales(rewritten.programs[targets[0]], writer)
     shutil.rmtree(scratch)
     for path, data in with_tables(captured.tokenizer_files or TokenizerFiles()).to_files().items():
         writer.write_bytes(path, data)
-    writer.complete(_manifest(model, info, rewritten, asked.targets), emitted)
-    return Written(info, tuple(engines))
+    writer.complete(_manifest(model, info, rewritten, targets), emitted)
+    return Written(info, targets, failed, tuple(engines))
 
 
 def _write_scales(program: Program, writer: BundleWriter) -> None:

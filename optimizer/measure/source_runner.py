@@ -61,8 +61,6 @@ class SourceRunner:
         self.model, weights = _read(source)
         if context_length is not None:
             freeze_rope(self.model, context_length)
-        self.model.set_attn_implementation("eager")
-        self.model.set_experts_implementation("eager")
         self.model.eval()
         self._kept: Mapping[str, WeightExpr] = {}
         if weight_bytes(self.model) + logit_bytes(self.model) <= keep_bytes:
@@ -151,6 +149,11 @@ class SourceRunner:
                 yield self._kept[name], parameter.data
 
 
+def has_interface(model: PreTrainedModel) -> bool:
+    """Returns True if another attention function can be set for a model: it doesn't write its attention out."""
+    return bool(model._can_set_attn_implementation())
+
+
 def weight_bytes(model: torch.nn.Module) -> int:
     """What a model's parameters take as float32; tied ones count once."""
     return sum(4 * math.prod(p.shape) for p in model.parameters())
@@ -164,7 +167,9 @@ def logit_bytes(model: PreTrainedModel) -> int:
 def _read(source: Path | PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
     if isinstance(source, PreTrainedModel):
         return _copy(source)
-    return build_from_directory(source) if source.is_dir() else build_from_gguf(gguf.open_gguf(source))
+    if source.is_dir():
+        return build_from_directory(source, eager=True)
+    return build_from_gguf(gguf.open_gguf(source), eager=True)
 
 
 def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
@@ -181,6 +186,9 @@ def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightE
             f"{type(model).__name__}: its modules can't be copied: {e}",
             hint="Save the model with save_pretrained(), and export the directory.",
         ) from e
+    if has_interface(twin):
+        twin.set_attn_implementation("eager")
+    twin.set_experts_implementation("eager")
     for buffer in twin.buffers():
         buffer.data = buffer.data.cpu().float() if buffer.is_floating_point() else buffer.data.cpu()
     tensors = module.read_module_tensors(model)

@@ -11,7 +11,7 @@ from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.targets import TARGETS
+from enginewright.optimizer.recipes.targets import TARGETS, check_kernels
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
@@ -67,17 +67,20 @@ def programs_of_model(
 def _lowered(
     captured: Program, recipe: Recipe, target: str, prepared: dict[tuple[str, ...], Program]
 ) -> LoweredProgram:
-    """The recipe's program for a target. Methods that choose numbers by what a model computes change no size: nearest
-    does instead.
+    """Lowers a recipe's program for a target. Rounding to nearest replaces methods that choose numbers by what a model
+    computes, since they change no size.
 
-    ``prepared``: what passes made before formats are chosen, by the passes that are on.
+    ``prepared``: the programs before formats are chosen, by the names of the passes that are on. Raises TargetError
+    if the target has no kernels for the recipe.
     """
+    check_kernels(recipe, (target,))
     nearest = recipe.model_copy(
         update={"weights": recipe.weights.model_copy(update={"method": "nearest", "smooth": False, "rotate": False})}
     )
     passes, required = choose_passes(recipe.passes)
     before, after = split_before(passes, ChooseFormats.name)
-    context = pass_context(nearest, required, (), scratch=None, progress=silent)
+    common = not TARGETS[target].every_format
+    context = pass_context(nearest, required, (), scratch=None, progress=silent, common_formats=common)
     key = tuple(one.name for one in before)
     if key not in prepared:
         prepared[key] = captured.copy()

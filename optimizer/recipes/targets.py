@@ -18,11 +18,15 @@ TARGETS = Halves("compile.target", Target)
 """The targets by the names of recipes and bundles; those of other packages come last."""
 
 
-def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the GPU that lacks a format of the recipe.
+def check_kernels(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target that lacks kernels for the recipe: of weights, KV caches or attention."""
+    check_formats_of(recipe, targets)
+    check_cache(recipe, targets)
+    check_context(recipe, targets)
 
-    GPUs that engines can't be built for at all are refused here, too, and formats that another target alone reads.
-    """
+
+def check_formats_of(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target that has no kernels for a weight format of the recipe."""
     for weight_format, key in _formats(recipe):
         lacking = [name for name in targets if not (weight_format.everywhere or TARGETS[name].every_format)]
         if lacking:
@@ -30,6 +34,14 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
                 f"target {lacking[0]}: it has no kernels for {weight_format}, which recipe {recipe.name} has in {key}",
                 hint="Give it another format there, or export for --target cpu alone.",
             )
+
+
+def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target or the GPU that lacks a weight format of the recipe.
+
+    GPUs that engines can't be built for at all are refused here, too.
+    """
+    check_formats_of(recipe, targets)
     asked = {weight_format.storage: key for weight_format, key in _formats(recipe)}
     for target in (TARGETS[name] for name in targets):
         if target.gpus:

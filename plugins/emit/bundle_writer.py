@@ -13,7 +13,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.bundle import MANIFEST_PATH
-from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
+from enginewright.runtime.bundle.hashed_file import HashedFile, Mark, sync_folder, writing
 from enginewright.runtime.bundle.manifest import (
     REPORT_FOLDER,
     FileSection,
@@ -152,6 +154,24 @@ class BundleWriter:
         self._files[path] = FileSection(bytes=size, sha256=digest.hexdigest())
         return self._files[path]
 
+    @contextmanager
+    def undone_by_error(self, target: str) -> Iterator[None]:
+        """Takes back what was written within for ``target``, if an error leaves the block: its files and its weights.
+
+        A blob that was completed within keeps its bytes, which no tensor of the index refers to.
+        """
+        files, weights = dict(self._files), self.weights()
+        before = weights.mark()
+        try:
+            yield
+        except BaseException:
+            weights.rewind(before)
+            shutil.rmtree(self._folder / target_folder(target), ignore_errors=True)
+            for path in [path for path in self._files if path not in files and path not in weights.blob_paths]:
+                (self._folder / path).unlink(missing_ok=True)
+                del self._files[path]
+            raise
+
     @property
     def bytes_written(self) -> int:
         """Bytes of the files that the manifests list."""
@@ -267,6 +287,23 @@ class BundleWriter:
             self._files[path] = FileSection(bytes=file.bytes, sha256=file.digest())
 
 
+@dataclass(frozen=True)
+class WeightsMark:
+    """A place in the weights of a bundle.
+
+    Attributes:
+        blobs: the number of complete blobs.
+        at: the place in the open blob; None if there is none.
+        tensors: the entries of the index, by name.
+        places: blob and offset of each tensor, by the SHA-256 of its bytes.
+    """
+
+    blobs: int
+    at: Mark | None
+    tensors: dict[str, TensorEntry]
+    places: dict[bytes, tuple[int, int]]
+
+
 class WeightsWriter:
     """Streams tensors into blobs. Holds no more of them than the chunk being written.
 
@@ -345,6 +382,24 @@ class WeightsWriter:
         if file.bytes >= BLOB_BYTES:
             self._end_blob()
         return entry
+
+    @property
+    def blob_paths(self) -> frozenset[str]:
+        """The files of the blobs that are complete."""
+        return frozenset(blob.file for blob in self._blobs)
+
+    def mark(self) -> WeightsMark:
+        """Returns the place that ``rewind`` returns to."""
+        at = None if self._file is None else self._file.mark()
+        return WeightsMark(len(self._blobs), at, dict(self._tensors), dict(self._places))
+
+    def rewind(self, mark: WeightsMark) -> None:
+        """Takes back the tensors that were added since ``mark``, which may be used once, and their bytes in the open
+        blob."""
+        if self._file is not None:
+            at = mark.at if len(self._blobs) == mark.blobs else None
+            self._file.rewind(at or Mark(0, hashlib.sha256()))
+        self._tensors, self._places = mark.tensors, mark.places
 
     def finish(self) -> None:
         """Completes the last blob and writes the index; called by ``BundleWriter.finish_weights``."""

@@ -225,8 +225,14 @@ class GraphBuilder:
         return self.once((name, form), lambda: self.op("Cast", narrow, to=TensorProto.FLOAT))
 
     def stored(self, name: str, form: Form, stored: Stored) -> str:
-        """A weight as external data, in a type that it is stored in."""
-        tensor = self.weights.add(name, self.program.weights[name], form, stored)
+        """Adds a weight as external data, in a type that it is stored in, and returns its name."""
+        return self._added(self.weights.add(name, self.program.weights[name], form, stored))
+
+    def scales(self, name: str, form: Form) -> str:
+        """Adds the scales that a weight is dequantized by as external data, all positive, and returns their name."""
+        return self._added(self.weights.add(name, self.program.weights[name], form, self.floats, positive=True))
+
+    def _added(self, tensor: TensorProto) -> str:
         self.initializers[tensor.name] = tensor
         return str(tensor.name)
 

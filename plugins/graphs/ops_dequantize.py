@@ -33,7 +33,7 @@ def stored_weight(b: GraphBuilder, node: Node, form: Form) -> str:
 def _dequantized(b: GraphBuilder, node: Node, form: Form) -> str:
     a = bound_arguments(node)
     values = b.stored(str(a["values"].target), form, "fp8")
-    scales = b.stored(str(a["scales"].target), form, b.floats)  # [.., G, N] or [.., N, G]
+    scales = b.scales(str(a["scales"].target), form)  # [.., G, N] or [.., N, G]
     rank, size, group = len(b.expressions(node)), int(b.expressions(node)[-1]), a["group_size"]
     grouped = rank - 2 if form == "columns" else rank - 1  # the axis that groups lie along
     if group or rank > 2:

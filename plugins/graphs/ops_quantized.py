@@ -36,7 +36,7 @@ def _dequantized(b: GraphBuilder, a: Mapping[str, Any]) -> str:
     """A weight [.., N, K] as floats [.., K, N], without its offsets."""
     weight, scales = a["weight"], a["weight_scales"]
     values = b.stored(str(weight.target), "columns", _integers(a["weight_bits"], a["weight_offsets"]))
-    factors = b.stored(str(scales.target), "columns", b.floats)  # [.., G, N]
+    factors = b.scales(str(scales.target), "columns")  # [.., G, N]
     rank, size = len(b.expressions(weight)), int(b.expressions(weight)[-1])
     group = a["weight_group"]
     if group and (group != size or rank != 2):
@@ -59,9 +59,8 @@ def _offset_product(b: GraphBuilder, x: str, a: Mapping[str, Any], rank: int) ->
     groups = int(b.expressions(a["weight_offsets"])[-1])
     shape = b.integers(*[0] * (rank - 1), groups, a["weight_group"])  # 0: as it is
     sums = b.op("ReduceSum", b.op("Reshape", x, shape), b.integers(-1), keepdims=0)
-    scales, offsets = (
-        b.stored(str(a[name].target), "columns", b.floats) for name in ("weight_scales", "weight_offsets")
-    )
+    scales = b.scales(str(a["weight_scales"].target), "columns")
+    offsets = b.stored(str(a["weight_offsets"].target), "columns", b.floats)
     # The integers are stored less 8. What compensates for it doesn't depend on them: a constant once it is loaded.
     return b.op("MatMul", sums, b.op("Add", offsets, b.op("Mul", scales, b.number(8.0, _F32))))
 

@@ -33,6 +33,8 @@ bytes u8 [.., K/2] to the graph, for operators that know no 4 bits. 0 .. 15 less
 _DTYPES: Mapping[Stored, Dtype] = {"u4 less 8": "i4", "i4 pairs": "i4", "u4 pairs": "u4"}
 """The types of those that are not called as these are."""
 _MOST_F16 = 65504
+_LEAST_SCALE: Mapping[Stored, float] = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-24}
+"""The least positive scale by its type. For f16 it is subnormal: 127 of it are less than 1e-5."""
 _CHUNK_BYTES = 32 << 20
 """A weight is transposed and written in pieces of about this size."""
 
@@ -56,10 +58,18 @@ class ExternalWeights:
         self._panels: dict[str, TensorProto] = {}
         self._names: set[str] = set()
 
-    def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
-        """The initializer that stands for a weight of the program, without data of its own.
+    def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored, *, positive: bool = False) -> TensorProto:
+        """Returns the initializer that stands for a weight of the program, without data of its own.
 
         One weight is in memory at a time, or one expert of those that are stored one by one.
+
+        Args:
+            name: the weight's name in the program.
+            expr: its values.
+            form: the order of its axes.
+            stored: the type of its elements.
+            positive: True for the scales of a weight, of which no element may be 0. The scale of a group of zeros
+                becomes the least positive number: TensorRT-RTX refuses others, and the products are the same.
 
         Raises:
             SourceError: its values aren't finite.
@@ -68,7 +78,7 @@ class ExternalWeights:
         """
         key = (name, form, stored)
         if key not in self._tensors:
-            self._tensors[key] = self._write(name, expr, form, stored)
+            self._tensors[key] = self._write(name, expr, form, stored, positive)
             self._names.add(name)
             self._progress(ProgressEvent("emit", min(len(self._names), self._total), self._total, name))
         return self._tensors[key]
@@ -83,7 +93,7 @@ class ExternalWeights:
             self._panels[label] = _external(label, entry, element, entry.stored_shape)
         return self._panels[label]
 
-    def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
+    def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored, positive: bool) -> TensorProto:
         shape = expr.shape if form == "rows" else (*expr.shape[:-2], expr.shape[-1], expr.shape[-2])
         dtype = _dtype(stored)
         layout: Layout = "nibbles" if DTYPES[dtype].bits == 4 else "rows"
@@ -91,7 +101,7 @@ class ExternalWeights:
         label = f"{name}.{self._suffix}" if form == "rows" else f"{name}.{self._suffix}.columns"
         axis = 1 if form == "columns" and len(shape) == 2 else 0
         parts = tuple(part_rows(part) for part in expr.parts(axis))
-        chunks = _chunks(name, expr, form, stored)
+        chunks = _chunks(name, expr, form, stored, positive)
         entry = self._writer.weights().add(label, chunks, layout, parts, shape=shape, dtype=dtype)
         if "pairs" in stored:
             return _external(label, entry, DTYPES["u8"].onnx, (*shape[:-1], shape[-1] // 2))
@@ -110,10 +120,13 @@ def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]
     return tensor
 
 
-def _chunks(name: str, expr: WeightExpr, form: Form, stored: Stored) -> Iterator[Array]:
-    """The stored elements in order."""
+def _chunks(name: str, expr: WeightExpr, form: Form, stored: Stored, positive: bool) -> Iterator[Array]:
+    """Yields the stored elements in order."""
     for part in pieces(expr):
         value = part.evaluate()
+        if positive:
+            value = value.to(TORCH_DTYPES[stored])
+            value = torch.where(value == 0, torch.tensor(_LEAST_SCALE[stored], dtype=value.dtype), value)
         if stored == "f16" and not value.abs().max() <= _MOST_F16:
             raise UnsupportedModelError(
                 f"weight {name}: it has values beyond {_MOST_F16:,}, which f16 does not have",

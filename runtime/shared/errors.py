@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -176,3 +177,17 @@ class TargetError(EnginewrightError):
     """A target that can't be built or run: a GPU that isn't known or lacks a format, a library of another version."""
 
     exit_code = 15
+
+
+class PartialExportError(TargetError):
+    """Some targets of an export failed. The bundle was written, and has the others.
+
+    Attributes:
+        report: the export's report, whose ``failed`` has each error.
+    """
+
+    exit_code = 17
+
+    def __init__(self, message: str, report: Any, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report

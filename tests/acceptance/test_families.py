@@ -84,18 +84,33 @@ def expected_logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
-def compare(
-    model: PreTrainedModel, bundle: Path, lengths: Sequence[int], steps: int, *ways: str, whole: Path | None = None
-) -> None:
-    """Exports ``model``; prompts of these lengths in one step, then ``steps`` tokens more of each, all together.
+def saved(model: PreTrainedModel, folder: Path) -> Path:
+    """Saves a model as its user has it; returns ``folder``."""
+    model.save_pretrained(folder)
+    return folder
 
-    ``ways``: instruction sets to do it with, each by itself; "best" is the best there is. ``whole``: the model's
-    folder, of which the text decoder is exported.
+
+def compare(
+    model: PreTrainedModel,
+    bundle: Path,
+    lengths: Sequence[int],
+    steps: int,
+    *ways: str,
+    source: Path | PreTrainedModel | None = None,
+    part: str | None = None,
+) -> None:
+    """Compares a bundle's logits with a model's: prompts of ``lengths`` in one step, then ``steps`` tokens of each.
+
+    Args:
+        model: the model that gives the expected logits.
+        bundle: the folder to export to.
+        lengths: the number of tokens of each prompt.
+        steps: the number of decode steps after the prompts, each with a token of every request.
+        ways: instruction sets to run with, one after the other; "best" is the best of this machine.
+        source: what is exported; by default the model, saved to a folder next to the bundle.
+        part: the part of the source to export; see ``export``.
     """
-    if whole is None:
-        export(model, bundle)
-    else:
-        export(whole, bundle, part="text")
+    export(source or saved(model, bundle.with_suffix(".saved")), bundle, part=part)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 256, n).tolist() for n in lengths]
     texts = [p + rng.integers(3, 256, steps).tolist() for p in prompts]
@@ -181,6 +196,6 @@ def test_slopes_of_linear_biases(tiny_model: Callable[..., PreTrainedModel], tmp
     plain = tiny_model("Llama")
     model = _AlibiForCausalLM._from_config(plain.config, attn_implementation="eager").eval()
     model.load_state_dict(plain.state_dict())
-    compare(model, tmp_path / "tiny.bundle", (21, 3), 3, "best")
+    compare(model, tmp_path / "tiny.bundle", (21, 3), 3, "best", source=model)  # its class is this file's
     ids = [5, 9, 7, 11]
     assert np.abs(expected_logits(model, ids) - expected_logits(plain, ids)).max() > 1e-2

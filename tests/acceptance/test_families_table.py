@@ -21,7 +21,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.runtime.shared.errors import UnsupportedModelError, VerificationError
 
-from .test_families import compare
+from .test_families import compare, saved
 from .tiny_configs import WHOLES, NoTinyModelError, tiny_family, tiny_whole
 
 _ORIGINAL = "requests within the context that is fixed at export (`--context`)"
@@ -68,8 +68,8 @@ _BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 HEADING = """# Families
 
 Every family of decoders that transformers has, and what becomes of it. This page is made by
-`tests/acceptance/test_families_table.py`, which exports and runs a tiny random model of each, and fails when a row is
-out of date.
+`tests/acceptance/test_families_table.py`, which saves, exports and runs a tiny random model of each, and fails when
+a row is out of date.
 
 - **works**: a prefill and 8 decode steps through the CPU runtime in 32-bit floats are within 1e-4 of transformers'
   logits. The number is what `int8` stays below on random tokens: the mean KL divergence per token from the same model
@@ -92,26 +92,21 @@ family may have a row of its own: gemma3_text for Gemma 3, mistral for Mistral 3
 def _row(family: str, folder: Path, stated: float | None) -> str:
     """The row of a family. ``stated`` is the KL bound that the page has now, kept where it holds."""
     model_type, overrides = VARIANTS.get(family, (family, {}))
-    whole: Path | None = None
+    part = "text" if family in PARTS else None
     try:
-        if family in PARTS:
-            model = tiny_whole(PARTS[family])
-            whole = folder / "whole"
-            model.save_pretrained(whole)
-        else:
-            model = tiny_family(model_type, **overrides)
+        model = tiny_whole(PARTS[family]) if part else tiny_family(model_type, **overrides)
     except NoTinyModelError as e:
         return _cells(family, "not tried", "", _plain(str(e)))
+    source = saved(model, folder / "saved")
     try:
-        compare(model, folder / "exact.bundle", (21, 3), 8, "best", whole=whole)
+        compare(model, folder / "exact.bundle", (21, 3), 8, "best", source=source, part=part)
     except UnsupportedModelError as e:
         return _cells(family, "refused", "", _plain(e.message))
     except VerificationError as e:  # its figures are left out: they are another processor's as well
         return _cells(family, "refused", "", _plain(e.message.partition(":")[0]))
     recipe = load_recipe("int8").model_copy(update={"budget": BudgetSection(max_kl=_BOUNDS[-1])})
-    part = None if whole is None else "text"
     try:
-        (verification,) = export(whole or model, folder / "int8.bundle", recipe=recipe, part=part).verification
+        (verification,) = export(source, folder / "int8.bundle", recipe=recipe, part=part).verification
     except UnsupportedModelError as e:  # calibration
         return _cells(family, "works", "", f"int8: {_plain(e.message)}")
     kl = verification.random_tokens.kl_mean

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,14 @@ from enginewright.passes.ir.scaled import hadamard
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, unpack
-from enginewright.runtime.shared.errors import BundleError, CapacityError, SourceError, VerificationError
+from enginewright.runtime.shared.errors import (
+    BundleError,
+    CapacityError,
+    PartialExportError,
+    SourceError,
+    TargetError,
+    VerificationError,
+)
 from enginewright.runtime.shared.progress import ProgressEvent
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -339,3 +347,64 @@ def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel
     layers = range(model.config.num_hidden_layers) if rotate else ()
     ends = ("v_proj.output_rotation", "o_proj.input_rotation")
     assert sorted(rotations) == sorted(f"model.layers.{i}.self_attn.{end}" for i in layers for end in ends)
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, *targets: str) -> None:
+    """The emitters of ``targets`` fail once they have written everything."""
+    from enginewright.optimizer.recipes.targets import TARGETS
+
+    for name in targets:
+        kind = type(TARGETS[name].emitter)
+
+        def emit(*args: Any, _emit: Any = kind.emit, _name: str = name, **options: Any) -> Any:
+            _emit(*args, **options)
+            raise TargetError(f"target {_name}: planted", hint="None.")
+
+        monkeypatch.setattr(kind, "emit", emit)
+
+
+def test_a_target_that_fails_leaves_the_others(
+    tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle is what an export for the others gives, but for the report, which says what failed."""
+    model = tiny_model("Llama")
+    export(model, tmp_path / "cpu.bundle", targets=["cpu"])
+    with monkeypatch.context() as patch:
+        _failing(patch, "onnx")
+        with pytest.raises(PartialExportError, match="target onnx failed: planted") as caught:
+            export(model, tmp_path / "some.bundle", targets=["onnx", "cpu"])
+    assert caught.value.report.failed == {"onnx": "target onnx: planted"}
+    assert caught.value.report.targets == ["cpu"]
+    assert caught.value.exit_code == 17
+    assert json.loads((tmp_path / "some.bundle/report/report.json").read_text())["failed"] == caught.value.report.failed
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for folder in (tmp_path / "some.bundle",)
+        for path in folder.rglob("*")
+        if path.is_file() and "report" not in path.parts
+    }
+    assert files == {name: (tmp_path / "cpu.bundle" / name).read_bytes() for name in files}
+    assert set(Bundle.open(tmp_path / "some.bundle").targets) == {"cpu"}
+
+
+def test_an_export_whose_targets_all_fail_leaves_nothing(
+    tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing(monkeypatch, "onnx", "cpu")
+    with pytest.raises(TargetError, match="target onnx: planted"):
+        export(tiny_model("Llama"), tmp_path / "a.bundle", targets=["onnx", "cpu"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+def test_rows_of_zeros_are_built_for_tensorrt_rtx(recipe: str, tiny_model: MakeModel, tmp_path: Path) -> None:
+    """Rows of padding tokens have scales of 0, which TensorRT-RTX refuses."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed")
+    model = tiny_model("Llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = 0
+        model.lm_head.weight[3] = 0
+        model.model.layers[0].mlp.down_proj.weight[5, 32:] = 0
+    report = export(model, tmp_path / "a.bundle", recipe=recipe, targets=["tensorrt-rtx"], gpus=["8.9"])
+    assert report.targets == ["tensorrt-rtx"] and len(report.engines) > 0

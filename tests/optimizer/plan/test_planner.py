@@ -294,3 +294,14 @@ def test_this_machine_is_measured_once_a_recipe(
 def test_batches_out_of_range(batches: tuple[int, ...], tiny_bundle: Path) -> None:
     with pytest.raises(RequestError, match="batch: "):
         on(tiny_bundle, batches=batches)
+
+
+def test_recipes_whose_formats_a_target_lacks_are_omitted(tiny_folder: Path) -> None:
+    """The cuda target has no kernels for int3 and 4-bit floats; the others of the recipes are planned."""
+    names = ("int3", "int8", "mxfp4", "nvfp4", "q4_k")
+    result = plan(tiny_folder, PlanOptions(devices=("l4",), recipes=names, context=CONTEXT, prompt=PROMPT))
+    assert [p.recipes for p in result.plans] == [("int8",)]
+    assert [one.recipes for one in result.omitted] == [("int3",), ("mxfp4",), ("nvfp4",), ("q4_k",)]
+    assert all("target cuda: it has no kernels for " in one.why for one in result.omitted)
+    with pytest.raises(TargetError, match=r"target cuda: it has no kernels for .* which recipe int3 has in"):
+        plan(tiny_folder, PlanOptions(devices=("l4",), recipes=("int3",), context=CONTEXT, prompt=PROMPT))

@@ -18,6 +18,7 @@ from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle import hashed_file
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import WeightsIndex
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
 Make = Callable[..., Path]
@@ -346,3 +347,46 @@ def test_a_file_is_moved_into_the_bundle(tmp_path: Path, manifest: Manifest) -> 
     bundle = Bundle.open(tmp_path / "b")
     assert bundle.files["targets/t/engine.plan"] == section
     bundle.verify_hashes()
+
+
+class _Failed(Exception):
+    pass
+
+
+def test_what_a_target_wrote_is_taken_back(manifest: Manifest, tmp_path: Path) -> None:
+    """The bundle is the one of the other targets, byte for byte, also where they read the same tensors."""
+    shared, own = np.arange(300, dtype=np.float32), np.arange(77, dtype=np.float32)
+
+    def write(name: str, *, failing: bool) -> dict[str, bytes]:
+        with BundleWriter(tmp_path / name) as writer:
+            if failing:
+                with pytest.raises(_Failed), writer.undone_by_error("onnx"):
+                    writer.write_text("targets/onnx/model.txt", "half")
+                    writer.write_text("code/onnx.txt", "half")
+                    writer.weights().add("shared.onnx", shared)
+                    writer.weights().add("own.onnx", own)
+                    raise _Failed
+            writer.write_text("targets/cpu/program.txt", "whole")
+            writer.weights().add("shared.cpu", shared)
+            writer.weights().add("own.onnx", own[:5])
+            writer.commit(manifest, {"cpu": TargetManifest()})
+        return contents(tmp_path / name)
+
+    assert write("failing.bundle", failing=True) == write("other.bundle", failing=False)
+
+
+def test_a_complete_blob_keeps_its_bytes(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BLOB_BYTES", 100)
+    with BundleWriter(tmp_path / "a.bundle") as writer:
+        writer.weights().add("first", np.arange(5, dtype=np.float32))
+        with pytest.raises(_Failed), writer.undone_by_error("onnx"):
+            for i in range(4):
+                writer.weights().add(f"lost{i}", np.full(30, i, np.float32))
+            raise _Failed
+        writer.weights().add("last", np.arange(9, dtype=np.float32))
+        writer.commit(manifest, {"cpu": TargetManifest()})
+    bundle = Bundle.open(tmp_path / "a.bundle")
+    index = WeightsIndex.from_json((tmp_path / "a.bundle/weights/index.json").read_text())
+    assert sorted(index.tensors) == ["first", "last"]
+    np.testing.assert_array_equal(bundle.weight("first"), np.arange(5))
+    np.testing.assert_array_equal(bundle.weight("last"), np.arange(9))
