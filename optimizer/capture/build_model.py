@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import (
@@ -29,6 +30,9 @@ _UNBUILDABLE: tuple[type[Exception], ...] = (
     ArithmeticError,
 )
 _UNBUILDABLE += (AssertionError, MemoryError)
+
+_DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+"""The names of transformers' classes for causal language models."""
 
 
 def build_model(
@@ -123,9 +127,24 @@ def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | No
         or any(hasattr(config, part) for part in ("vision_config", "audio_config"))
         or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING if model_class is None else not _is_decoder(model_class))
         or (
-            getattr(config, "architectures", None) and not architecture(config).endswith(("ForCausalLM", "LMHeadModel"))
+            getattr(config, "architectures", None)
+            and architecture(config) not in _DECODERS
+            and not architecture(config).endswith(("ForCausalLM", "LMHeadModel"))
         )
     )
+
+
+def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Returns the decoder that a configuration was saved with, if transformers lists that class for a whole alone.
+
+    ``Emu3ForCausalLM``, for instance, has a configuration of its own, but is listed for that of the whole Emu3. None
+    for a configuration that has a decoder of its own, or names none.
+    """
+    name = architecture(config)
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or name not in _DECODERS:
+        return None
+    named = getattr(transformers, name, None)
+    return named if isinstance(named, type) and named.config_class is type(config) else None
 
 
 def _hint(config: PretrainedConfig) -> str:
@@ -143,5 +162,4 @@ def _hint(config: PretrainedConfig) -> str:
 
 def _is_decoder(model_class: type[PreTrainedModel]) -> bool:
     """Whether it, or what it is derived from, is one of transformers' classes for causal language models."""
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    return is_text_with_head(model_class) or any(c.__name__ in known for c in model_class.__mro__)
+    return is_text_with_head(model_class) or any(c.__name__ in _DECODERS for c in model_class.__mro__)

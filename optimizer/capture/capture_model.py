@@ -18,7 +18,7 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
-from .build_model import build_model, check_decoder, is_decoder
+from .build_model import build_model, check_decoder, class_of_part, is_decoder
 from .check_source import CONFIG, TEXT, check_file
 from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
@@ -143,8 +143,9 @@ def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, ty
     if part == TEXT and not is_decoder(config):
         found = find_text_part(config, str(directory / CONFIG))
     if found is None:
-        check_decoder(config)
-        return config, None
+        model_class = class_of_part(config)
+        check_decoder(config, model_class)
+        return config, model_class
     return found.config, found.model_class
 
 
