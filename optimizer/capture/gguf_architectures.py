@@ -97,6 +97,7 @@ class Architecture:
         drafts: blocks after the last layer may hold a model for drafts, which is left out.
         latent: keys and values are made of a latent vector: their widths are several fields.
         longrope: the rotary frequencies may have divisors for short and for long contexts.
+        mixed_layers: layers may differ in their numbers of heads and widths.
         harmless: keys that llama.cpp doesn't read for the architecture, or that nothing here depends on.
         read: reads the other keys.
     """
@@ -114,6 +115,7 @@ class Architecture:
     drafts: bool = False
     latent: bool = False
     longrope: bool = False
+    mixed_layers: bool = False
     harmless: tuple[str, ...] = ()
     read: Callable[[Reading], None] | None = None
 
@@ -146,14 +148,15 @@ _DENSE_APART = {**_TOP, **_ATTENTION_APART, **_NORMS, **_MLP}
 
 
 def _experts(block: str, router: str) -> dict[str, Place]:
-    """The places of a mixture of experts whose gate and up matrices are one weight."""
-    merged = f"{block}.experts.gate_up_proj"
+    """The places of a mixture of experts whose gate and up matrices are one weight; the block "" is the layer."""
+    block = block and f"{block}."
+    merged = f"{block}experts.gate_up_proj"
     return {
-        "ffn_gate_inp": Place(f"{block}.{router}"),
+        "ffn_gate_inp": Place(f"{block}{router}"),
         "ffn_gate_exps.weight": Place(merged, None, 0, 1, whole=True),
         "ffn_up_exps.weight": Place(merged, None, 1, 1, whole=True),
         "ffn_gate_up_exps.weight": Place(merged, whole=True),
-        "ffn_down_exps.weight": Place(f"{block}.experts.down_proj", whole=True),
+        "ffn_down_exps.weight": Place(f"{block}experts.down_proj", whole=True),
     }
 
 
@@ -253,6 +256,56 @@ def _read_gemma3(r: Reading) -> None:
     r.fields["query_pre_attn_scalar"] = _query_scale(r, 62)
     r.fields["final_logit_softcapping"] = r.keys.number("final_logit_softcapping", 0.0) or None
     r.fields["attn_logit_softcapping"] = None
+    rope = r.ropes.pop(None)
+    r.ropes[FULL], r.ropes[SLIDING] = rope, Rope(_read_swa_base(r, 10000.0))
+
+
+def _read_gemma4(r: Reading) -> None:
+    kinds = r.keys.flags_by_layer("attention.sliding_window_pattern", r.layers)
+    if kinds is None:
+        raise r.keys.refusal("attention.sliding_window_pattern", "isn't one value for each layer")
+    r.fields["sliding_window"] = r.keys.integer("attention.sliding_window")
+    r.fields["layer_types"] = [SLIDING if slides else FULL for slides in kinds]
+    if not r.fields["sliding_window"] or kinds[-1]:
+        raise r.keys.refusal("attention.sliding_window_pattern", "has no window, or one in the last layer")
+    width, sliding_width = r.head_dim, r.keys.integer("attention.key_length_swa")
+    if r.keys.integer("attention.value_length_swa") != sliding_width:
+        raise r.keys.refusal("attention.value_length_swa", f"differs from the length of keys, {sliding_width}")
+    for name, expected in (("rope.dimension_count", width), ("rope.dimension_count_swa", sliding_width)):
+        if r.keys.integer(name, width) != expected:
+            raise r.keys.refusal(name, f"isn't {expected}, the width of a head")
+    heads = {True: set[int](), False: set[int]()}
+    for slides, count in zip(kinds, r.keys.by_layer("attention.head_count_kv", r.layers, r.heads), strict=True):
+        heads[slides].add(count)
+    if any(len(counts) > 1 for counts in heads.values()):
+        raise r.keys.refusal("attention.head_count_kv", f"is {heads}: layers of one kind that differ in it")
+    full = {"head_dim": width, "num_key_value_heads": min(heads[False])}
+    shared = r.keys.integer("attention.shared_kv_layers", 0)
+    own = r.layers - shared
+    r.fields |= {
+        "head_dim": sliding_width,
+        "num_key_value_heads": min(heads[True] or heads[False]),
+        "per_layer_config": {i: full for i, slides in enumerate(kinds) if not slides},
+        "num_kv_shared_layers": shared,
+        "attention_k_eq_v": not r.has(f"blk.{kinds.index(False)}.attn_v.weight"),
+        "final_logit_softcapping": r.keys.number("final_logit_softcapping", 0.0) or None,
+        "hidden_size_per_layer_input": r.keys.integer("embedding_length_per_layer_input"),
+    }
+    if shared >= r.layers:
+        raise r.keys.refusal("attention.shared_kv_layers", f"is {shared}, of {r.layers} layers")
+    for i in range(own, r.layers):
+        r.skipped += [f"blk.{i}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")]
+    widths = r.keys.by_layer("feed_forward_length", r.layers)
+    doubled = shared > 0 and widths[-1] == 2 * widths[0]
+    if widths != [widths[0] * (1 + (doubled and i >= own)) for i in range(r.layers)]:
+        raise r.keys.refusal("feed_forward_length", f"is {sorted(set(widths))}: layers that differ in it")
+    r.fields |= {"intermediate_size": widths[0], "use_double_wide_mlp": doubled}
+    if r.fields["hidden_size_per_layer_input"]:
+        r.fields["vocab_size_per_layer_input"] = size_of(r.file, "per_layer_token_embd.weight")
+    r.fields["enable_moe_block"] = bool(r.keys.integer("expert_count", 0))
+    if r.fields["enable_moe_block"]:
+        _read_experts(r, "num_experts", "top_k_experts", "moe_intermediate_size")
+    size_of(r.file, "rope_freqs.weight")  # says which frequencies of layers without a window are 0
     rope = r.ropes.pop(None)
     r.ropes[FULL], r.ropes[SLIDING] = rope, Rope(_read_swa_base(r, 10000.0))
 
@@ -587,6 +640,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         read=_read_gemma3,
     ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        {
+            **_TOP,
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            **_MLP,
+            **_experts("", "router.proj"),
+            "per_layer_token_embd": Place("=model.embed_tokens_per_layer"),
+            "per_layer_model_proj": Place("=model.per_layer_model_projection"),
+            "per_layer_proj_norm": Place("=model.per_layer_projection_norm"),
+            "attn_norm": Place("input_layernorm"),
+            "post_attention_norm": Place("post_attention_layernorm"),
+            "ffn_norm": Place("pre_feedforward_layernorm"),
+            "post_ffw_norm": Place("post_feedforward_layernorm"),
+            "post_ffw_norm_1": Place("post_feedforward_layernorm_1"),
+            "post_ffw_norm_2": Place("post_feedforward_layernorm_2"),
+            "pre_ffw_norm_2": Place("pre_feedforward_layernorm_2"),
+            "ffn_gate_inp.scale": Place("router.scale", whole=True),
+            "ffn_down_exps.scale": Place("router.per_expert_scale", whole=True),
+            "inp_gate": Place("per_layer_input_gate"),
+            "proj": Place("per_layer_projection"),
+            "post_norm": Place("post_per_layer_input_norm"),
+            "layer_output_scale.weight": Place("layer_scalar", whole=True),
+        },
+        mixed_layers=True,
+        read=_read_gemma4,
+    ),
     "falcon": Architecture(
         "falcon",
         {
@@ -730,6 +811,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names={"rms_norm_eps": "norm_eps"},
         fixed={"block_auto_adjust_ff_dim": False, "conv_bias": False},
         free_heads=False,
+        mixed_layers=True,
         read=_read_lfm2,
     ),
     "minimax-m2": Architecture(
@@ -1014,7 +1096,7 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
     hidden, context = keys.integer("embedding_length"), keys.integer("context_length")
     heads = keys.same_for_all("attention.head_count", blocks)
     kv = max(keys.by_layer("attention.head_count_kv", blocks, heads))
-    if known.model_type != "lfm2":
+    if not known.mixed_layers:
         kv = keys.same_for_all("attention.head_count_kv", blocks, heads)
     if not heads or not kv or heads % kv:
         raise keys.refusal("attention.head_count_kv", f"is {kv}, for {heads} heads")
@@ -1032,9 +1114,11 @@ def _read_common(keys: Keys, known: Architecture) -> Reading:
         "rms_norm_eps": keys.number(known.epsilon),
         "vocab_size": size_of(file, "token_embd.weight"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "intermediate_size": keys.same_for_all("feed_forward_length", blocks, 0),
+        "intermediate_size": max(keys.by_layer("feed_forward_length", blocks, 0)),
         **known.fixed,
     }
+    if not known.mixed_layers:
+        keys.same_for_all("feed_forward_length", blocks, 0)
     if known.free_heads:
         fields["head_dim"] = head_dim
     ropes: dict[str | None, Rope] = {}
@@ -1059,4 +1143,7 @@ def _rope_parameters(r: Reading) -> Fields:
     common: Fields = r.fields["rope_parameters"]
     if None in r.ropes:
         return common
-    return {kind: {**common, "rope_theta": rope.theta} for kind, rope in r.ropes.items() if kind is not None}
+    parameters = {kind: {**common, "rope_theta": rope.theta} for kind, rope in r.ropes.items() if kind is not None}
+    if r.model_type == "gemma4_text":  # all frequencies of a head, of which the file's divisors leave some
+        parameters[FULL] |= {"rope_type": "proportional", "partial_rotary_factor": 1.0}
+    return parameters

@@ -5,6 +5,7 @@ Nothing here uses the reader under test: names are those of the package ``gguf``
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,13 +82,14 @@ def build(case: Case, seed: int = 0, **config: Any) -> PreTrainedModel:
 
 def common_keys(case: Case, model: PreTrainedModel) -> dict[str, Any]:
     """The keys that every architecture has."""
-    config = model.config
+    config = copy.deepcopy(model.config)
+    config.allow_global_per_layer_attribute_access = True
 
     def get(name: str, default: Any = None) -> Any:
         return getattr(config, case.names.get(name, name), default)
 
     heads = get("num_attention_heads")
-    head_dim = getattr(config, "head_dim", None) or get("hidden_size") // heads
+    head_dim = case.config.get("head_dim") or get("hidden_size") // heads
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
     keys = {
@@ -172,6 +174,8 @@ def tensors_of(architecture: str, model: PreTrainedModel) -> dict[str, Array]:
             final = table.get_name(renamed, try_suffixes=(".weight", ".bias")) or renamed
             assert final.startswith(("blk.", "token", "output", "position", "per_layer")), (name, final)
             tensors[final] = part
+    if architecture == "gemma4":
+        tensors["rope_freqs.weight"] = np.array([1.0] * 6 + [1e30] * 6, np.float32)
     return tensors
 
 
@@ -297,6 +301,41 @@ def _hunyuan_moe(name: str, value: Array, config: Any) -> Tensors:
     yield from _experts(name, value, config)
 
 
+def _gemma4(name: str, value: Array, config: Any) -> Tensors:
+    places = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "router.proj.weight": "ffn_gate_inp.weight",
+    }
+    for end, place in places.items():
+        if name.endswith(end):
+            yield f"blk.{_block(name)}.{place}", value
+            return
+    yield from _experts(name, value, config)
+
+
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000000.0},
+    },
+}
+_GEMMA4_KEYS = {
+    "attention.sliding_window": 8,
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 24,
+    "rope.dimension_count_swa": 16,
+    "embedding_length_per_layer_input": 16,
+}
 _GRANITE = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.2}
 _ROUTED = {
     "expert_shared_count": 1,
@@ -361,6 +400,23 @@ CASES: dict[str, Case] = {
         },
         {"attention.sliding_window": 8},
         _plus_one,
+    ),
+    "gemma4": Case(
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+        {
+            **_GEMMA4_KEYS,
+            "attention.sliding_window_pattern": [True, False, True, False],
+            "attention.shared_kv_layers": 2,
+            "feed_forward_length": [96, 96, 192, 192],
+        },
+        _gemma4,
     ),
     "falcon": Case(
         "falcon",
