@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model, check_decoder, class_of_part, is_decoder
-from .check_source import CONFIG, TEXT, check_file
+from .check_source import CONFIG, GENERATION_CONFIG, TEXT, check_file
+from .check_tokenizer import SourceTokenizer, check_tokenizer
 from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
+from .generation_settings import generation_defaults
 from .model_info import model_info
 from .quantized_checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
-from .tokenizer import load_tokenizer, tokenizer_files
+from .tokenizer import load_tokenizer, read_tokenizer_json, tokenizer_files
 from .trace import trace
 
 __all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "capture"]
@@ -36,12 +39,21 @@ Tokenizer = PreTrainedTokenizerBase | str | Path
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """A model as captured. ``tokenizer_files`` is None if the source has no tokenizer."""
+    """A model as captured.
+
+    Attributes:
+        program: its graph, with weights that aren't read yet.
+        model_info: what the runtime must know of it.
+        tokenizer_files: what a bundle keeps of the tokenizer; None if the source has none.
+        source: what the bundle says of the source.
+        warnings: what the source says that isn't followed, and what may be wrong with it, for people.
+    """
 
     program: Program
     model_info: ModelInfo
     tokenizer_files: TokenizerFiles | None
     source: SourceSection
+    warnings: tuple[str, ...] = ()
 
 
 def capture(
@@ -185,14 +197,15 @@ def _capture_module(
     module.copy_computed_buffers(model, twin)
     context = freeze_rope(twin, context_length)
     settings = getattr(model, "generation_config", None)
-    name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+    name = Path(str(getattr(model.config, "_name_or_path", "") or type(model).__name__)).name
     generation = settings.to_diff_dict() if settings is not None else {}
-    return CapturedModel(
-        trace(twin, weights),
-        model_info(twin, Path(name).name, context, generation, getattr(tokenizer, "eos_token_id", None)),
-        None if tokenizer is None else tokenizer_files(tokenizer),
-        SourceSection(kind="module", name=type(model).__name__),
-    )
+    described = SourceSection(kind="module", name=type(model).__name__)
+    files = None if tokenizer is None else tokenizer_files(tokenizer)
+    original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
+    eos = getattr(tokenizer, "eos_token_id", None)
+    info = model_info(twin, name, context, generation, eos, where="generation_config")
+    warnings = _warnings(info, generation, "generation_config", files, original, type(model).__name__)
+    return CapturedModel(trace(twin, weights), info, files, described, warnings)
 
 
 def _capture_directory(
@@ -200,14 +213,17 @@ def _capture_directory(
 ) -> CapturedModel:
     model, weights = build_from_directory(directory, part)
     context = freeze_rope(model, context_length)
+    own = tokenizer is None
     tokenizer = tokenizer or load_tokenizer(directory)
-    generation = huggingface.read_generation_settings(directory)
-    return CapturedModel(
-        trace(model, weights),
-        model_info(model, model_name(directory), context, generation, getattr(tokenizer, "eos_token_id", None)),
-        None if tokenizer is None else tokenizer_files(tokenizer),
-        describe_source(directory),
-    )
+    files = None if tokenizer is None else tokenizer_files(tokenizer)
+    generation, where = huggingface.read_generation_settings(directory), str(directory / GENERATION_CONFIG)
+    eos = getattr(tokenizer, "eos_token_id", None)
+    info = model_info(model, model_name(directory), context, generation, eos, where=where)
+    original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
+    if own and (tokenizer_json := read_tokenizer_json(directory)) is not None:
+        original = SourceTokenizer.of_json(tokenizer_json)
+    warnings = _warnings(info, generation, where, files, original, str(directory))
+    return CapturedModel(trace(model, weights), info, files, describe_source(directory), warnings)
 
 
 def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
@@ -221,13 +237,27 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
         tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
         files = None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
     name = model_name(path, file.metadata.get("general.name"))
-    eos = getattr(tokenizer, "eos_token_id", None)
-    return CapturedModel(
-        trace(model, weights),
-        model_info(model, name, context, gguf.generation_settings(file), eos),
-        files,
-        describe_source(path),
-    )
+    generation = gguf.generation_settings(file)
+    info = model_info(model, name, context, generation, getattr(tokenizer, "eos_token_id", None), where=str(path))
+    original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
+    warnings = _warnings(info, generation, str(path), files, original, str(path))
+    return CapturedModel(trace(model, weights), info, files, describe_source(path), warnings)
+
+
+def _warnings(
+    info: ModelInfo,
+    generation: Mapping[str, Any],
+    where: str,
+    files: TokenizerFiles | None,
+    original: SourceTokenizer | None,
+    source: str,
+) -> tuple[str, ...]:
+    """Warnings of generation settings that aren't followed, and of the tokenizer. Raises what checking it raises."""
+    warnings = generation_defaults(generation, where)[1]
+    if files is not None and original is not None:
+        ends = info.eos_token_ids
+        warnings += check_tokenizer(files, original, info.vocab_size, end_tokens=ends, source=source)
+    return tuple(warnings)
 
 
 def _open_gguf(path: Path) -> gguf.GgufFile:

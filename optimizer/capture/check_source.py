@@ -21,6 +21,7 @@ from .quantization_config import CONFIGS_BESIDE, QuantizedFolder, parse_quantiza
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER = "adapter_config.json"
+GENERATION_CONFIG = "generation_config.json"
 MAGIC = b"GGUF"
 TEXT = "text"
 """The part of a model that can be taken alone: what decodes text."""
@@ -107,10 +108,13 @@ def check_file(path: Path) -> None:
         raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises SourceError naming the file."""
+def read_json(path: Path, *, repeats: bool = False) -> dict[str, Any]:
+    """A JSON object from a file. Raises SourceError naming the file.
+
+    ``repeats`` takes the last of several keys of one name, as other readers do; else they are an error.
+    """
     try:
-        value = parse_json(read_regular(path, most=MOST_TEXT_BYTES))
+        value = parse_json(read_regular(path, most=MOST_TEXT_BYTES), repeats=repeats)
     except (OSError, ValueError) as e:
         raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
     if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
-from .check_source import CONFIG, INDEX, SINGLE, check_folder, quantization_of, read_json
+from .check_source import CONFIG, GENERATION_CONFIG, INDEX, SINGLE, check_folder, quantization_of, read_json
 from .config_sizes import check_sizes
 from .quantization_config import QuantizedFolder
 from .tensor_file import read_tensor, tensor_places
@@ -60,7 +60,7 @@ def read_quantization(directory: Path) -> QuantizedFolder | None:
 
 def read_generation_settings(directory: Path) -> dict[str, Any]:
     """What generation_config.json says; empty if there is none. Raises SourceError if it isn't a JSON object."""
-    path = directory / "generation_config.json"
+    path = directory / GENERATION_CONFIG
     return read_json(path) if path.is_file() else {}
 
 

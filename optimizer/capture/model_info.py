@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -10,15 +10,7 @@ from transformers import PreTrainedModel
 from enginewright.runtime.shared.contracts import ModelInfo
 
 from .build_model import architecture
-
-_DEFAULTS: dict[str, type] = {
-    "do_sample": bool,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-}
+from .generation_settings import generation_defaults, token_ids
 
 
 def model_info(
@@ -27,8 +19,10 @@ def model_info(
     context_length: int,
     generation: Mapping[str, Any],
     tokenizer_eos: int | None = None,
+    *,
+    where: str = "generation settings",
 ) -> ModelInfo:
-    """Describes ``model``.
+    """Describes ``model``. Raises SourceError naming a generation setting that has a wrong type.
 
     Args:
         model: from ``build_model``.
@@ -36,6 +30,7 @@ def model_info(
         context_length: in tokens, from ``freeze_rope``.
         generation: generation settings as in generation_config.json; what isn't set there is no default.
         tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
+        where: the file of the generation settings, for messages.
     """
     config = model.config.get_text_config()
     named = architecture(model.config) if getattr(model.config, "architectures", None) else type(model).__name__
@@ -44,22 +39,14 @@ def model_info(
         eos = getattr(config, "eos_token_id", None)
     if eos is None:
         eos = tokenizer_eos
-    defaults = {
-        key: kind(generation[key]) for key, kind in _DEFAULTS.items() if isinstance(generation.get(key), int | float)
-    }
     bos = generation.get("bos_token_id", getattr(config, "bos_token_id", None))
     return ModelInfo(
         name=name,
         architecture=named,
         vocab_size=int(config.vocab_size),
         context_length=context_length,
-        eos_token_ids=_tokens(eos if isinstance(eos, list | tuple) else [eos], int(config.vocab_size)),
-        bos_token_id=next(iter(_tokens([bos], int(config.vocab_size))), None),
+        eos_token_ids=token_ids(eos, int(config.vocab_size), f"{where}: eos_token_id"),
+        bos_token_id=next(iter(token_ids(bos, int(config.vocab_size), f"{where}: bos_token_id")), None),
         parameters=sum(p.numel() for p in model.parameters()),
-        generation_defaults=defaults,
+        generation_defaults=generation_defaults(generation, where)[0],
     )
-
-
-def _tokens(named: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
-    """Those that the model has: configurations name some that it can't give, such as -1."""
-    return tuple(int(token) for token in named if token is not None and 0 <= int(token) < vocab_size)

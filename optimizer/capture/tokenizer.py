@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -22,7 +25,7 @@ from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
 from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenizers_raises
 from enginewright.runtime.text.tokenizer_limits import check_tokenizer_json
 
-from .check_source import read_json
+from .check_source import CONFIG, read_json
 from .gguf_quick_reader import quick_reader
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -31,42 +34,102 @@ _TRIED = (
     "The quick brown fox's 3 hens: isn't it 12,345.67 km?\n\n\tdef f(x):\n        return x**2  # naïve\r\n",
     "Ünïcödé, ﬁ, Ⅷ, ½, e\u0301, 東京で会いましょう。 Привет, мир! שלום עולם مرحبا 🧑‍🚀👍🏽 \u00a0\u200b\ufeff\0\x07",
 )
-_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+TOKENIZER_JSON = "tokenizer.json"
+_VERSIONS_OF_JSON = re.compile(r"tokenizer(\.[0-9.]+)?\.json")
+"""A folder may have others for other versions of transformers, which tokenizer_config.json lists."""
+_FILES = (TOKENIZER_JSON, "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model directory or a GGUF file in it, None if it has none. Never touches the network.
 
+    Where a directory has a tokenizer.json, that decides which tokens a text has. Classes of transformers, which
+    tokenizer_config.json names, would put pre-tokenizers, normalizers and decoders of their own in its place.
+
     Raises SourceError naming the directory or file if there is one that can't be read.
     """
     if gguf_file is None and not any((directory / f).is_file() for f in _FILES):
         return None
-    if (directory / "tokenizer.json").is_file() and gguf_file is None:
-        model = read_json(directory / "tokenizer.json").get("model")
-        if not isinstance(model, dict):
-            raise SourceError(f"{directory / 'tokenizer.json'}: model is missing", hint="Download the file again.")
-        try:
-            check_tokenizer_json(read_regular(directory / "tokenizer.json", most=MOST_TEXT_BYTES).decode())
-        except (OSError, ValueError) as e:
-            raise SourceError(f"{directory / 'tokenizer.json'}: {e}", hint="Download the file again.") from e
-    for file in sorted(directory.iterdir()) if gguf_file is None else ():
+    has_json = gguf_file is None and (directory / TOKENIZER_JSON).is_file()
+    if gguf_file is None:
+        _check_files(directory)
+    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    source = directory / gguf_file if gguf_file else directory
+    hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
+    explained = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
+    loader = TokenizersBackend if has_json else AutoTokenizer
+    with explained, quick_reader():
+        loaded = loader.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
+        assert isinstance(loaded, PreTrainedTokenizerBase)
+        if has_json:
+            _name_special_tokens(loaded, directory)
+    if not loaded.chat_template and gguf_file is None:
+        loaded.chat_template = _processor_template(directory)
+    return loaded
+
+
+def read_tokenizer_json(directory: Path) -> str | None:
+    """The text of a directory's tokenizer.json, None if it has none.
+
+    Raises SourceError naming the file if it can't be read, or would take endless time or memory.
+    """
+    path = directory / TOKENIZER_JSON
+    return _checked_json(path) if path.is_file() else None
+
+
+def _checked_json(path: Path) -> str:
+    if not isinstance(read_json(path, repeats=True).get("model"), dict):
+        raise SourceError(f"{path}: model is missing", hint="Download the file again.")
+    try:
+        text = read_regular(path, most=MOST_TEXT_BYTES).decode()
+        check_tokenizer_json(text)
+    except (OSError, ValueError) as e:
+        raise SourceError(f"{path}: {e}", hint="Download the file again, or take another tokenizer.") from e
+    return text
+
+
+def _check_files(directory: Path) -> None:
+    """Raises SourceError naming a file of a tokenizer that transformers would wait for, fail on or be misled by."""
+    for file in sorted(directory.iterdir()):
         if file.suffix in _SUFFIXES and not file.is_dir():
             try:
                 open_regular(file, most=MOST_TEXT_BYTES).close()  # transformers would wait for a pipe
             except OSError as e:
                 raise SourceError(f"{file}: can't be read: {e.strerror}", hint="Download the file again.") from e
-    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
-    source = directory / gguf_file if gguf_file else directory
-    hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
-    explained = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
-    with explained, quick_reader():
-        loaded = AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False, **options
-        )
-    assert isinstance(loaded, PreTrainedTokenizerBase)
-    if not loaded.chat_template and gguf_file is None:
-        loaded.chat_template = _processor_template(directory)
-    return loaded
+        if file.is_file() and _VERSIONS_OF_JSON.fullmatch(file.name):
+            _checked_json(file)
+    for name in ("special_tokens_map.json", "added_tokens.json", "tokenizer_config.json"):
+        config = read_json(directory / name) if (directory / name).is_file() else {}
+    check_templates(config.get("chat_template"), f"{directory / 'tokenizer_config.json'}: chat_template")
+
+
+def check_templates(template: object, where: str) -> None:
+    """Raises SourceError if that is neither a chat template nor several with names, in one of transformers' forms."""
+    listed = template if isinstance(template, list) else [template]
+    if isinstance(template, dict):
+        listed = [{"name": name, "template": text} for name, text in template.items()]
+    for one in listed:
+        texts = [one.get("name"), one.get("template")] if isinstance(one, dict) else [one]
+        if not all(isinstance(text, str) for text in texts) and template is not None:
+            raise SourceError(
+                f"{where} is {template!r:.60}, and no chat template", hint="Correct it, or leave the field out."
+            )
+
+
+def _name_special_tokens(loaded: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Names the special tokens that only the tokenizer's class in transformers names, where tokenizer.json has them."""
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    kind = config.get("tokenizer_class")
+    if kind is None and (directory / CONFIG).is_file():
+        document = read_json(directory / CONFIG)
+        kind = document.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(str(document.get("model_type")))
+    known = tokenizer_class_from_name(kind) if isinstance(kind, str) else None
+    vocabulary = loaded.get_vocab()
+    for name, parameter in inspect.signature(known.__init__).parameters.items() if known is not None else ():
+        default = parameter.default
+        if name in _SPECIAL and name not in config and getattr(loaded, name, None) is None and default in vocabulary:
+            setattr(loaded, name, default)
 
 
 def _processor_template(directory: Path) -> str | None:
@@ -179,5 +242,6 @@ def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def _chat_templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """The chat templates by name; the only one is "default"."""
     template = tokenizer.chat_template
+    check_templates(template, "the tokenizer's chat_template")
     templates: dict[str, str] = template if isinstance(template, dict) else {"default": template}
     return {name: text for name, text in templates.items() if text}

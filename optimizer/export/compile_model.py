@@ -146,6 +146,7 @@ def _report(
         exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
         source_bytes=source_bytes(asked.source),
         template_appends=model.template_appends,
+        source_warnings=list(model.captured.warnings),
         already_quantized=already_quantized((name, program.weights[name]) for name in program.weights),
         failed={name: error.message for name, error in written.failed.items()},
     )

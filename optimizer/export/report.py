@@ -46,6 +46,7 @@ class ExportReport:
     the source's weights as they are stored; how fast it ran is in the first of ``verification``. What passes changed in
     the program is in report/diffs.json.
     ``already_quantized`` are the weights that a folder's checkpoint had quantized, with whether their values were kept.
+    ``source_warnings`` are what the source says that isn't followed, and what may be wrong with its tokenizer.
     ``template_appends`` says whether the chat template only appends (see ``Tokenizer.template_appends``).
     ``failed`` has the targets that the bundle lacks, each with the error that it ended in.
     ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
@@ -82,6 +83,7 @@ class ExportReport:
     kept_since: str | None = None
     already_quantized: list[StoredWeight] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    source_warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Makes plain values for ``--json`` and report/report.json."""

@@ -171,6 +171,8 @@ def open_model(asked: ExportRequest) -> OpenModel:
         name=asked.name,
         part=asked.part,
     )
+    for text in captured.warnings:
+        warnings.warn(text, SourceWarning, stacklevel=2)
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None

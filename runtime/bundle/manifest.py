@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, field
 
-from ..shared.contracts import ModelInfo
+from ..shared.contracts import Default, ModelInfo
 from ..shared.errors import BundleError
 from ..shared.json_document import parse_json, parse_shown
 from ..shared.lowered_program import LoweredProgram
@@ -63,7 +63,7 @@ class ModelSection(Record, frozen=True, kw_only=True):
     eos_token_ids: tuple[TokenId, ...] = ()
     bos_token_id: int | None = None
     parameters: Count = 0
-    generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
+    generation_defaults: dict[str, Default] = field(default_factory=dict)
 
     @classmethod
     def from_info(cls, info: ModelInfo) -> ModelSection:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..shared.contracts import Default
 from ..shared.errors import RequestError, shown
 from .structured import StructuredOutputsParams
 from .vllm_names import OF_SAMPLING, takes_vllm_names
@@ -25,6 +26,9 @@ MOST_BAD_TEXT = 1 << 15
 MOST_ANSWERS = 128
 MOST_BEAMS = 32
 MOST_PENALTY = 1e4
+DEFAULTS_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+DEFAULTS_ALWAYS = ("repetition_penalty", "min_tokens", "max_tokens", "stop", "bad_words")
+"""Options for which a bundle may have defaults: those of sampling, and those that hold for greedy answers too."""
 _NOT_WITH_BEAMS = (
     *("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop", "best_of", "prompt_logprobs"),
@@ -247,16 +251,28 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     @classmethod
-    def from_defaults(cls, defaults: Mapping[str, float | int | bool], **overrides: object) -> SamplingParams:
+    def from_defaults(cls, defaults: Mapping[str, Default], **overrides: object) -> SamplingParams:
         """From a bundle's generation defaults (``do_sample`` false means greedy) and what the caller says."""
-        fields: dict[str, object] = {k: v for k, v in defaults.items() if k == "repetition_penalty"}
+        fields: dict[str, object] = {k: v for k, v in defaults.items() if k in DEFAULTS_ALWAYS}
         if defaults.get("do_sample", "temperature" in defaults):
             fields["temperature"] = 1.0
-            fields |= {k: v for k, v in defaults.items() if k in ("temperature", "top_k", "top_p", "min_p")}
-        return cls(**(fields | overrides))  # type: ignore[arg-type]  # __post_init__ checks every value
+            fields |= {k: v for k, v in defaults.items() if k in DEFAULTS_OF_SAMPLING}
+        return cls(**fitting_defaults(fields, overrides))  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
 SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)  # type: ignore[method-assign]
+
+
+def fitting_defaults(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller says, and the defaults that go with it: none that a beam search hasn't, nor more tokens than asked
+    for."""
+    fields = {**defaults, **overrides}
+    beams, most = fields.get("num_beams"), fields.get("max_tokens")
+    if isinstance(beams, int) and beams > 1:
+        fields = {k: v for k, v in fields.items() if k in overrides or k not in (*_NOT_WITH_BEAMS, "temperature")}
+    if "min_tokens" not in overrides and isinstance(most, int) and fields.get("min_tokens", 0) > most:
+        fields["min_tokens"] = most
+    return fields
 
 
 @dataclass(frozen=True)

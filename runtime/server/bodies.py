@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from ..requests.sampling import SamplingParams
+from ..requests.sampling import DEFAULTS_ALWAYS, DEFAULTS_OF_SAMPLING, SamplingParams, fitting_defaults
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
@@ -158,9 +158,12 @@ class Body(Fields, kw_only=True):
     def params(self, model: ModelInfo) -> dict[str, Any]:
         """Fields of SamplingParams: the protocol's defaults, the model's recommendation, what the body says."""
         recommended = model.generation_defaults
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        names = (*DEFAULTS_OF_SAMPLING, *DEFAULTS_ALWAYS)
         fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
-        fields |= {name: value for name in self._same if (value := getattr(self, name)) is not None}
+        overrides = {name: value for name in self._same if (value := getattr(self, name)) is not None}
+        if (most := self.most_tokens()) is not None:
+            overrides["max_tokens"] = most
+        fields = fitting_defaults(fields, overrides)
         if fields.get("num_beams", 1) > 1:
             fields |= {"temperature": self.temperature or 0.0}
         if self.logit_bias:
@@ -172,6 +175,10 @@ class Body(Fields, kw_only=True):
         if (form := self.form()) is not None:
             fields["structured_outputs"] = form
         return fields
+
+    def most_tokens(self) -> int | None:
+        """The most new tokens that the body asks for; None if it doesn't say."""
+        return self.max_tokens
 
     def form(self) -> dict[str, Any] | None:
         """The form that an answer has, as fields of StructuredOutputsParams. Raises RequestError."""
@@ -218,13 +225,15 @@ class ChatBody(Body, kw_only=True):
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
         fields = super().params(model)
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        fields["max_tokens"] = most
+        fields.setdefault("max_tokens", None)
         if self.top_logprobs is not None and not self.logprobs and self.top_logprobs:
             raise RequestError("top_logprobs: it needs logprobs", hint='Set "logprobs": true.')
         if self.logprobs:
             fields["logprobs"] = _within("top_logprobs", self.top_logprobs or 0, MOST_TOP_LOGPROBS)
         return fields
+
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class CompletionBody(Body, kw_only=True):
@@ -238,7 +247,7 @@ class CompletionBody(Body, kw_only=True):
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
         fields = super().params(model)
-        fields["max_tokens"] = 16 if self.max_tokens is None else self.max_tokens
+        fields.setdefault("max_tokens", 16)
         if self.echo and fields["max_tokens"] == 0:  # the prompt's log-probabilities alone
             fields["max_tokens"] = 1
         if self.logprobs is not None:

@@ -288,6 +288,10 @@ class ExecutorCaps:
     hidden: tuple[int, ...] = ()
 
 
+Default = float | int | bool | list[str | list[int]]
+"""The default of a request's option, as ``SamplingParams`` has it; texts and lists of tokens are listed."""
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """What the runtime must know of the model apart from its programs."""
@@ -299,4 +303,4 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     parameters: int = 0
-    generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
+    generation_defaults: dict[str, Default] = field(default_factory=dict)

@@ -38,18 +38,28 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, repeats: bool = True) -> Any:
     """The value of a JSON document.
 
     Raises ValueError for all that is wrong with it: also for arrays nested too deep, and for escapes such as
-    "\\ud800", which Python takes and no other reader or file does.
+    "\\ud800", which Python takes and no other reader or file does. Without ``repeats``, an object that has a key
+    twice is an error too.
     """
     try:
         if isinstance(text, bytes):
             text = text.decode()
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=None if repeats else _without_repeats)
     except RecursionError as e:
         raise ValueError("it is nested too deep") from e
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, names the character
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"the key {key!r:.80} is there twice")
+        value[key] = item
     return value

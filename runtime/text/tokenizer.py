@@ -351,10 +351,14 @@ class Tokenizer:
         """The token that ends a text; a model may have more of them: ``LLM.model.eos_token_ids``."""
         return self._id_of("eos_token")
 
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its text in the tokenizer's file; None if it isn't one."""
+        index: int | None = self._tokenizer.token_to_id(text)
+        return index
+
     def _id_of(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
-        found: int | None = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
-        return found
+        return self.token_id(token) if isinstance(token, str) else None
 
     def chat_template(self, name: str = "default") -> ChatTemplate:
         """One of ``chat_templates``. Raises RequestError if there is none of that name, and BundleError naming its file

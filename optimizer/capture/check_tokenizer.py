@@ -1,0 +1,164 @@
+"""Compares a bundle's tokenizer with its source's, and both with the model's table of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import tokenizers
+from transformers import PreTrainedTokenizerBase
+
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.shared.errors import EnginewrightError, SourceError, shown
+from enginewright.runtime.text.tokenizer import Tokenizer, what_tokenizers_raises
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    " leading space, and two  spaces, and   three; trailing ",
+    "It's 12,345.67 km, or 3 1/2 hours: we'll see what they've DONE, won't we?",
+    "1234567890 007 3.14159 1e-9 0x7f",
+    "def f(x):\n    return [x**2 for x in range(10)]  # squares\n\n\n\tif x != y:\r\n\t\tpass\n",
+    '{"name": "value", "list": [1, 2, 3], "path": "C:\\\\temp"}',
+    "naïve café Ünïcödé e\u0301 ﬁ Ⅷ ½ ﷺ",
+    "東京で会いましょう。 你好，世界！ 안녕하세요",
+    "Привет, мир! שלום עולם مرحبا बहुत धन्यवाद ไทย",
+    "🧑‍🚀👍🏽 🇩🇪 ❤️ \u00a0\u200b\ufeff\u2028",
+    "\x00\x07\x1b[0m <|user|> [INST] <s> </s> <0x0A> ▁ Ġ ##",
+    "a" * 40 + " " * 40 + "\n" * 8 + "é" * 20,
+)
+"""A dozen texts: words, numbers, code, spaces, writing of many kinds, and what looks like a special token."""
+_SHOWN = 5
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class SourceTokenizer:
+    """A source's own tokenizer.
+
+    Attributes:
+        encode: gives the tokens of a text.
+        token_id: gives the id of a token by its text; None if it isn't one.
+    """
+
+    encode: Encode
+    token_id: Callable[[str], int | None]
+
+    @classmethod
+    def of_json(cls, tokenizer_json: str) -> SourceTokenizer:
+        """The `tokenizers` library on a tokenizer.json that was checked, without truncation."""
+        library = tokenizers.Tokenizer.from_str(tokenizer_json)
+        library.no_truncation()
+        library.no_padding()
+        return cls(lambda text: list(library.encode(text).ids), library.token_to_id)
+
+    @classmethod
+    def of_transformers(cls, tokenizer: PreTrainedTokenizerBase) -> SourceTokenizer:
+        """A tokenizer as transformers has it."""
+        return cls(lambda text: list(tokenizer(text)["input_ids"]), tokenizer.get_vocab().get)
+
+
+def check_tokenizer(
+    files: TokenizerFiles, original: SourceTokenizer, vocab_size: int, *, end_tokens: Sequence[int] = (), source: str
+) -> list[str]:
+    """Compares what a bundle keeps of a tokenizer with the source's own. Returns warnings, one a line.
+
+    Args:
+        files: what the bundle keeps.
+        original: the source's tokenizer. A start token that the runtime is told to add may be missing.
+        vocab_size: rows of the model's table of tokens.
+        end_tokens: what ends a text, by the model's configuration.
+        source: folder or file, for messages.
+
+    Raises:
+        SourceError: a text has other tokens, a token that the model hasn't, or a start or end token that it hasn't.
+    """
+    if files.tokenizer_json is None:
+        return []
+    bundled = Tokenizer(files)
+    start = bundled.bos_token_id if files.special_tokens.get("add_bos") else None
+    for text in TEXTS:
+        ids = _encoded(bundled.encode, text)
+        expected = _encoded(original.encode, text)
+        if expected is not None and start is not None and expected[:1] != [start]:
+            expected = [start, *expected]
+        if ids != expected:
+            raise SourceError(
+                f"{source}: the tokenizer doesn't survive the export: {shown(text)} has the tokens "
+                f"{_few(expected)}, and the bundle's tokenizer gives {_few(ids)}",
+                hint="Pass a tokenizer of your own, or a directory with another tokenizer.json.",
+            )
+        if ids and max(ids) >= vocab_size:
+            token = max(ids)
+            raise SourceError(
+                f"{source}: the tokenizer gives token {token} ({shown(bundled.spelled(token))}) for {shown(text)}, and "
+                f"the model has tokens 0 to {vocab_size - 1}",
+                hint="Pass the tokenizer that belongs to the model.",
+            )
+    return [*_beyond(bundled, vocab_size, source), *_special(bundled, files, original, vocab_size, end_tokens, source)]
+
+
+def _encoded(encode: Encode, text: str) -> list[int] | None:
+    """The tokens of a text; None if the tokenizer can't write it."""
+    with suppress(EnginewrightError), what_tokenizers_raises(lambda e: SourceError(str(e))):
+        return encode(text)
+    return None
+
+
+def _few(ids: Sequence[int] | None) -> str:
+    if ids is None:
+        return "none"
+    return f"{', '.join(map(str, ids[:12]))}{', ...' if len(ids) > 12 else ''}"
+
+
+def _beyond(bundled: Tokenizer, vocab_size: int, source: str) -> list[str]:
+    """A warning of tokens that a text may have and the model hasn't."""
+    beyond = sorted(index for index in bundled.vocabulary if index >= vocab_size)
+    if not beyond:
+        return []
+    names = ", ".join(shown(bundled.spelled(index)) for index in beyond[:_SHOWN])
+    return [
+        f"{source}: the tokenizer has {len(beyond):,} tokens that the model, with {vocab_size:,}, hasn't ({names}"
+        f"{', ...' if len(beyond) > _SHOWN else ''}): a request that has one is refused"
+    ]
+
+
+def _special(
+    bundled: Tokenizer,
+    files: TokenizerFiles,
+    original: SourceTokenizer,
+    vocab_size: int,
+    end_tokens: Sequence[int],
+    source: str,
+) -> list[str]:
+    """Warnings of special tokens that aren't one token.
+
+    Raises SourceError for one that has another id than in the source, and for a start or end token beyond the model.
+    """
+    warnings = []
+    for name, text in files.special_tokens.items():
+        if not name.endswith("_token") or not isinstance(text, str):
+            continue
+        index, expected = bundled.token_id(text), original.token_id(text)
+        if expected is not None and index != expected:
+            raise SourceError(
+                f"{source}: the tokenizer doesn't survive the export: {name} is token {expected}, and the bundle's "
+                f"tokenizer has {index}",
+                hint="Pass a tokenizer of your own, or a directory with another tokenizer.json.",
+            )
+        if index is None:
+            warnings.append(f"{source}: {name} is {shown(text)}, which is no token of the tokenizer")
+        elif index >= vocab_size and name in ("bos_token", "eos_token"):
+            raise SourceError(
+                f"{source}: {name} is {shown(text)}, token {index}, and the model has tokens 0 to {vocab_size - 1}",
+                hint="Pass the tokenizer that belongs to the model.",
+            )
+    own = bundled.eos_token_id
+    if own is not None and end_tokens and own not in end_tokens:
+        listed = ", ".join(map(str, end_tokens[:_SHOWN]))
+        warnings.append(
+            f"{source}: the tokenizer's eos_token is token {own}, and the configuration ends texts at {listed}: "
+            "that decides"
+        )
+    return warnings
