@@ -148,7 +148,7 @@ def _special(
                 hint="Pass a tokenizer of your own, or a directory with another tokenizer.json.",
             )
         if index is None:
-            warnings.append(f"{source}: {name} is {shown(text)}, which is no token of the tokenizer")
+            warnings.append(f"{source}: {name} is {shown(text)}, which isn't a token of the tokenizer")
         elif index >= vocab_size and name in ("bos_token", "eos_token"):
             raise SourceError(
                 f"{source}: {name} is {shown(text)}, token {index}, and the model has tokens 0 to {vocab_size - 1}",

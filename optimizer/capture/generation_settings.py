@@ -58,7 +58,6 @@ _USED: Mapping[str, tuple[str, Callable[[object], Default | None], str]] = {
     "typical_p": ("typical_p", _number, "a number"),
     "repetition_penalty": ("repetition_penalty", _number, "a number"),
     "min_new_tokens": ("min_tokens", _count, "a whole number"),
-    "max_new_tokens": ("max_tokens", _count, "a whole number"),
     "stop_strings": ("stop", _texts, "a text, or a list of texts"),
     "bad_words_ids": ("bad_words", _token_lists, "a list of lists of tokens"),
     "suppress_tokens": ("bad_words", _tokens, "a list of tokens"),

@@ -27,7 +27,7 @@ MOST_ANSWERS = 128
 MOST_BEAMS = 32
 MOST_PENALTY = 1e4
 DEFAULTS_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-DEFAULTS_ALWAYS = ("repetition_penalty", "min_tokens", "max_tokens", "stop", "bad_words")
+DEFAULTS_ALWAYS = ("repetition_penalty", "min_tokens", "stop", "bad_words")
 """Options for which a bundle may have defaults: those of sampling, and those that hold for greedy answers too."""
 _NOT_WITH_BEAMS = (
     *("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),

@@ -14,7 +14,7 @@ from enginewright.runtime.shared.errors import SourceError
 def test_settings_become_defaults_of_requests() -> None:
     settings: dict[str, Any] = {
         **{"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
-        **{"repetition_penalty": 1.1, "min_new_tokens": 2, "max_new_tokens": 64, "stop_strings": ["END", "\n\n"]},
+        **{"repetition_penalty": 1.1, "min_new_tokens": 2, "stop_strings": ["END", "\n\n"]},
         **{"bad_words_ids": [[5, 6], [7]], "suppress_tokens": [9, 10.0]},
     }
     defaults, warnings = generation_defaults(settings, "generation_config.json")
@@ -27,7 +27,7 @@ def test_settings_become_defaults_of_requests() -> None:
         0.05,
         0.9,
     )
-    assert (params.repetition_penalty, params.min_tokens, params.max_tokens) == (1.1, 2, 64)
+    assert (params.repetition_penalty, params.min_tokens) == (1.1, 2)
     assert params.stop == ("END", "\n\n")
     assert [list(word) for word in params.bad_words] == [[5, 6], [7], [9], [10]]
     assert SamplingParams.from_defaults(defaults, max_tokens=1).min_tokens == 1
@@ -43,6 +43,7 @@ def test_settings_become_defaults_of_requests() -> None:
         ("forced_eos_token_id", 5),
         ("forced_decoder_ids", [[1, 2]]),
         ("num_beams", 4),
+        ("max_new_tokens", 64),
         ("penalty_alpha", 0.6),
         ("encoder_repetition_penalty", 1.5),
         ("epsilon_cutoff", 0.1),
@@ -88,7 +89,7 @@ def test_what_asks_for_nothing_is_no_news() -> None:
         ("bad_words_ids", [1, 2]),
         ("bad_words_ids", [["x"]]),
         ("suppress_tokens", "all"),
-        ("max_new_tokens", []),
+        ("min_new_tokens", []),
     ],
 )
 def test_values_of_another_type_are_refused_by_name(name: str, value: Any) -> None:
