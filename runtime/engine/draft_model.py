@@ -163,7 +163,7 @@ class DraftModel:
         if len(step.ids) <= DRAFT_ROWS:
             self._times.took(len(step.ids), self._clock() - began)
             self._steps += 1
-        self.cache.landed()
+        self.cache.landed(step)
         for chunk in chunks:
             chunk.request.computed = chunk.start + chunk.count
         return [] if output.tokens is None else output.tokens.tolist()

@@ -16,7 +16,6 @@ and an owner's blocks make whole splits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -116,7 +115,7 @@ class CacheManager:
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
         self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
         self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
-        self._handed: deque[Pins] = deque()  # of steps that have begun and may not have run, oldest first
+        self._handed: dict[int, Pins] = {}  # a step's id -> what it got by ``hand_over``, until it has run
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
@@ -466,7 +465,6 @@ class CacheManager:
     def hand_over(self, step: StepInput) -> None:
         """Gives a step the blocks to clear and to copy before it runs. They stay pinned until it has: ``landed``."""
         if not self.copies and not self.clears:
-            self._handed.append(())
             return
         copies, self.copies = self.copies, {}
         clears, self.clears = self.clears, {}
@@ -481,18 +479,20 @@ class CacheManager:
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
         copied = [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]
-        self._handed.append([*copied, *((name, block) for name, blocks in clears.items() for block in blocks)])
+        self._handed[id(step)] = [*copied, *((name, block) for name, blocks in clears.items() for block in blocks)]
 
-    def landed(self, steps: int = 1) -> None:
-        """The oldest ``steps`` that got blocks by ``hand_over`` have run, or never will."""
-        for _ in range(min(steps, len(self._handed))):
-            self._unpin(self._handed.popleft())
+    def landed(self, step: StepInput) -> None:
+        """A step has run, or never will: what it got by ``hand_over`` is free for others."""
+        if self._handed:
+            self._unpin(self._handed.pop(id(step), ()))
 
     def drop_copies(self) -> None:
         """Makes no copy that is pending, and frees what all steps had: none of them will run."""
         copies, self.copies = self.copies, {}
         self._unpin((name, block) for name, pairs in copies.items() for pair in pairs for block in pair)
-        self.landed(len(self._handed))
+        handed, self._handed = self._handed, {}
+        for pins in handed.values():
+            self._unpin(pins)
 
     def _unpin(self, pins: Iterable[tuple[str, int]]) -> None:
         for name, block in pins:
@@ -502,7 +502,7 @@ class CacheManager:
     def _pins(self, name: str, block: int) -> int:
         """Returns how many pins a block has, for copies and clears that are pending or handed over."""
         pending = [each for pair in self.copies.get(name, ()) for each in pair]
-        return pending.count(block) + sum(list(pins).count((name, block)) for pins in self._handed)
+        return pending.count(block) + sum(list(pins).count((name, block)) for pins in self._handed.values())
 
     def _read(self, index: PrefixIndex, request: Request, place: _Place, disk: DiskTier | None) -> bool:
         """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.

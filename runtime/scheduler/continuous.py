@@ -183,7 +183,7 @@ class ContinuousScheduler:
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         count, now = len(batch.step.ids), self._clock()
-        self.cache.landed()
+        self.cache.landed(batch.step)
         self._landed(chunk.request for chunk in batch.chunks)
         if self.cache.disk is not None:
             self.cache.disk.computed(count, now - batch.began)
@@ -208,24 +208,29 @@ class ContinuousScheduler:
         return advanced + [told for search in searches if (told := self._branched(search)) is not None]
 
     def give_up(self, batch: Batch) -> None:
-        """Takes note that a step gives nothing: its requests are to be failed."""
-        self._landed(chunk.request for chunk in batch.chunks)
-        for inputs in self._inputs:
-            inputs.forget()
+        """Takes note that a step never ran: its requests are to be failed, and others that it was to copy something for
+        begin again."""
+        of_step = {one for chunk in batch.chunks for one in together(chunk.request)}
+        self._compute_again(batch, {}, set(), kept=of_step)
 
     def compute_again(self, batch: Batch, lost: Mapping[str, Collection[int]]) -> None:
         """Has the requests of a step that failed begin again, and others that hold ``lost`` blocks of a cache group, or
         blocks that the step was to copy something to: with what is left of what they computed."""
-        self.cache.landed()
+        self._compute_again(batch, lost, {one for chunk in batch.chunks for one in together(chunk.request)}, kept=set())
+
+    def _compute_again(
+        self, batch: Batch, blocks_lost: Mapping[str, Collection[int]], again: set[Request], kept: set[Request]
+    ) -> None:
+        """Has ``again`` begin again, and whoever holds blocks that are lost, but those of ``kept``."""
+        self.cache.landed(batch.step)
         self._landed(chunk.request for chunk in batch.chunks)
-        lost = {name: {*blocks} for name, blocks in lost.items()}
+        lost = {name: {*blocks} for name, blocks in blocks_lost.items()}
         for name, pairs in batch.step.copies.items():
             lost[name] = lost.get(name, set()) | set(pairs[:, 1].tolist())
-        again = {one for chunk in batch.chunks for one in together(chunk.request)}
         for request in self.running:
             if any(not set(blocks).isdisjoint(request.tables.get(name, ())) for name, blocks in lost.items()):
                 again.update(together(request))
-        self._preempt([request for request in self.running if request in again])
+        self._preempt([request for request in self.running if request in again and request not in kept])
         for name, blocks in lost.items():
             self.cache.lose(name, blocks)
 

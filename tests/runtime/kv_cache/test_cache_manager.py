@@ -470,3 +470,20 @@ def test_who_waits_for_a_copy_of_a_step_that_failed_begins_again(toy: Any) -> No
     check(engine)
     assert run(engine) == [] and first.tokens[3:] == alone(toy, (0,), first)
     assert second.tokens[14:] == alone(toy, (0,), second)
+
+
+def test_who_waits_for_a_copy_of_a_step_that_is_given_up_begins_again(toy: Any) -> None:
+    """Those of the step itself keep what they have: they are to be failed."""
+    engine = engine_of(toy)
+    scheduler = engine.scheduler
+    run(engine, ask(list(range(20))))
+    engine.add_request(first := ask([50, 51, 52]))
+    engine.step()
+    engine.add_request(second := ask([*range(12), 99, 98]))
+    batch = scheduler.schedule()
+    scheduler.give_up(replace(batch, chunks=batch.chunks[:1]))
+    assert scheduler.running == [first] and [*scheduler.waiting] == [second] and first.tables
+    engine.fail(first, ValueError("no"))
+    check(engine)
+    run(engine)
+    assert second.tokens[14:] == alone(toy, (0,), second)
