@@ -15,7 +15,9 @@ Distributions = Mapping[tuple[str, ...], tuple[str, ...]]
 
 DISTRIBUTIONS: Distributions = {("msgspec", "pydantic"): (), ("ml-dtypes",): ("--no-deps",)}
 """With pip's options: what pydantic stands on must be of its version; numpy, jinja2 and tokenizers are there."""
-SERVER: Distributions = {("msgspec", "pydantic", "fastapi", "uvicorn", "llguidance>=1.9.1"): ()}
+SERVER: Distributions = {
+    ("msgspec", "pydantic", "fastapi", "httptools", "prometheus-client", "uvicorn", "llguidance>=1.9.1"): ()
+}
 """Needed as well where a server runs, and for structured answers."""
 _MODULES = ("msgspec", "pydantic", "ml_dtypes")
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

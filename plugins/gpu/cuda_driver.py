@@ -52,7 +52,9 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """An open GPU with one stream, on which everything runs in order. It belongs to the thread that opened it.
+    """An open GPU with one stream, on which everything runs in order.
+
+    It belongs to the thread that opened it, or that called ``enter`` last.
 
     All raise CapacityError where memory runs out, and EnginewrightError for what else the driver refuses.
     """
@@ -110,6 +112,12 @@ class Device(Protocol):
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> Callable[[], None]:
         """What does that again and again with these arguments, which are put together once."""
+
+    def enter(self) -> None:
+        """Makes its context the calling thread's."""
+
+    def empty(self) -> None:
+        """Frees all that was allocated and loaded. The stream stays, and the device can be used again."""
 
     def close(self) -> None:
         """Frees all that was allocated, and the stream."""
@@ -215,9 +223,9 @@ class _Device:
         self._call = call
         self.gpu = gpu
         self._device = _device(call, gpu.index)
-        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
-        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        call("cuCtxSetCurrent", context)
+        self._context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self.enter()
         call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
         self._stream = stream
         self._allocated: set[int] = set()
@@ -227,6 +235,9 @@ class _Device:
     @property
     def stream(self) -> int:
         return self._stream.value or 0
+
+    def enter(self) -> None:
+        self._call("cuCtxSetCurrent", self._context)
 
     def free_bytes(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -336,7 +347,7 @@ class _Device:
 
         return launch
 
-    def close(self) -> None:
+    def empty(self) -> None:
         self.synchronize()
         for address in list(self._allocated):
             self.free(address)
@@ -344,6 +355,9 @@ class _Device:
             self._call("cuMemFreeHost", self._pinned.pop())
         while self._modules:
             self._call("cuModuleUnload", self._modules.pop())
+
+    def close(self) -> None:
+        self.empty()
         self._call("cuStreamDestroy_v2", self._stream)
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 

@@ -25,7 +25,7 @@ from enginewright.runtime.shared.errors import BundleError, CapacityError, Engin
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import default_budget, format_bytes
 
-from ...gpu.cuda_driver import InstalledGpu, load_cuda
+from ...gpu.cuda_driver import Device, InstalledGpu, load_cuda
 from ...gpu.health import GpuHealth, WatchedStep
 from ...gpu.jit_launcher import JitLauncher
 from ...gpu.sampling import check_options, lacks_of, missing_kernels
@@ -190,6 +190,14 @@ class _Interpreted:
         return ()
 
 
+_idle: dict[int, list[Device]] = {}
+"""The opened devices that no executor uses, by the number of their GPU.
+
+Their streams must outlive all tensors of the process: when torch frees pinned memory, it records an event on each
+stream that copied from or to it. A stream that was destroyed makes that fail, and the process aborts.
+"""
+
+
 class _OnGpu:
     """A GPU that the bundle has kernels for, and the stream on which all runs."""
 
@@ -199,7 +207,9 @@ class _OnGpu:
         self.device = torch.device("cuda", found.index)
         torch.cuda.init()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self._opened = load_cuda().open(found)
+        idle = _idle.get(found.index)
+        self._opened = idle.pop() if idle else load_cuda().open(found)
+        self._opened.enter()
         self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -212,10 +222,11 @@ class _OnGpu:
         self._stream.synchronize()
 
     def close(self) -> None:
-        """Gives back what torch keeps for later, then kernels and stream."""
+        """Gives back what torch keeps for later, then kernels; the stream waits for the next executor."""
         torch.cuda.set_stream(torch.cuda.default_stream(self.device))
         torch.cuda.empty_cache()
-        self._opened.close()
+        self._opened.empty()
+        _idle.setdefault(self._opened.gpu.index, []).append(self._opened)
 
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)

@@ -140,9 +140,15 @@ class FakeDevice:
     def launcher(self, *given: Any) -> Callable[[], None]:
         return lambda: self.launch(*given)
 
-    def close(self) -> None:
+    def enter(self) -> None:
+        """Every thread may use it."""
+
+    def empty(self) -> None:
         assert not self.contexts, "memory is freed under contexts"
         self.memory.clear()
+
+    def close(self) -> None:
+        self.empty()
         self.closed = True
 
 

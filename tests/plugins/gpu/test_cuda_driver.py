@@ -140,6 +140,10 @@ def test_memory(library: str) -> None:
     with pytest.raises(CapacityError, match="the GPU's memory is full"):
         device.allocate(1 << 30)
     device.free(device.allocate(0))
+    device.empty()
+    assert ctypes.CDLL(library).blocks_left() == 0
+    device.enter()
+    device.upload(device.allocate(48), values)  # it can be used again, on the same stream
     device.close()
     assert ctypes.CDLL(library).blocks_left() == 0
     with pytest.raises(EnginewrightError, match="cuDeviceGet failed: error 101"):

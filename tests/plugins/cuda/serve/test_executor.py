@@ -40,6 +40,7 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.shared.lowered_program import Affine
 from tests.passes.small_programs import Steps, random_sequences
 from tests.plugins.cuda.serve import cuda_cases as cases
+from tests.plugins.gpu.fake_driver import FakeCuda
 from tests.triton_interpreter import interpreter as interpreter
 
 EXACT = 1e-5
@@ -434,16 +435,60 @@ def test_products_add_in_float32_and_settings_are_kept() -> None:
     assert [getattr(products, name) for name in names] == before == [True, True]
 
 
-def test_a_gpu_gets_back_what_torch_kept_then_kernels_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    place: Any = object.__new__(cuda_blocks._OnGpu)
-    place.device = torch.device("cuda", 0)
-    place._opened = SimpleNamespace(close=lambda: done.append("kernels and stream"))
+def on_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Callable[[], Any]:
+    """What opens the first GPU of a driver in memory, where torch has no CUDA."""
+    processors = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(cuda_blocks, "load_cuda", lambda: cuda)
+    monkeypatch.setattr(cuda_blocks, "_idle", {})
+    return lambda: cuda_blocks._OnGpu(cuda.gpus[0], "8.9")
+
+
+def test_a_gpu_gets_back_what_torch_kept_then_memory_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    place = on_gpu(monkeypatch, FakeCuda())()
     monkeypatch.setattr(torch.cuda, "set_stream", done.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
+    monkeypatch.setattr(place._opened, "empty", lambda: done.append("memory and kernels"))
     place.close()
-    assert done == ["default", "cache", "kernels and stream"]
+    assert done == ["default", "cache", "memory and kernels"]
+
+
+def test_a_stream_outlives_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch records an event on it when pinned memory is freed, which may be at the end of the process."""
+    cuda = FakeCuda()
+    opened = on_gpu(monkeypatch, cuda)
+    first = opened()
+    first._opened.allocate(8)
+    first.close()
+    assert [(device.closed, device.memory) for device in cuda.devices] == [(False, {})]
+    again, other = opened(), opened()
+    assert again._opened is first._opened  # opening and closing adds no streams
+    assert other._opened is not again._opened
+    again.close()
+    other.close()
+    opened()
+    assert [device.closed for device in cuda.devices] == [False, False]
+
+
+def test_a_lost_gpu_is_not_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    opened = on_gpu(monkeypatch, cuda)
+    place = opened()
+
+    def lost() -> None:
+        raise EnginewrightError("CUDA: cuStreamSynchronize failed")
+
+    monkeypatch.setattr(place._opened, "empty", lost)
+    with pytest.raises(EnginewrightError):
+        place.close()
+    assert opened()._opened is not place._opened
 
 
 def drawn() -> list[tuple[list[int], list[int]]]:
