@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer.main
@@ -122,6 +124,47 @@ def test_a_page_s_example_runs(command: str, line: str, tiny_folder: Path, tiny_
     done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def written_commands(page: str) -> list[str]:
+    """The lines with ``optimize`` of a page: those of its blocks of shell, and those that stand in its prose."""
+    blocks = [
+        line for block in re.findall(r"^```(?:sh|bash)\n(.*?)^```", page, re.S | re.M) for line in block.splitlines()
+    ]
+    prose = re.findall(r"`(optimize [^`]+)`", re.sub(r"^```.*?^```", "", page, flags=re.S | re.M))
+    return [line for line in (*blocks, *prose) if re.match(r"(\S+/)?optimize ", line)]
+
+
+PAGES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "SECURITY.md", *PAGES])
+def test_commands_of_a_page_have_the_options_that_it_names(page: str) -> None:
+    """Also where they aren't run as printed, since they want a GPU, another machine or a file of the reader's."""
+    group: Any = typer.main.get_command(app)
+    for line in written_commands((REPOSITORY / page).read_text(encoding="utf-8")):
+        _, *words = shlex.split(re.sub(r"[|>&;].*", "", line.replace("BUNDLE|MODEL", "BUNDLE")), comments=True)
+        flags = {word.partition("=")[0].strip("[]()") for word in words if word.strip("[(").startswith("-")}
+        name = next((word for word in words if not word.startswith("-")), None)
+        if name is None or not name.islower():  # options of the command as a whole
+            known = {option for one in group.params for option in one.opts} | {"--help"}
+        else:
+            assert name in group.commands, f"{page}: {line}"
+            params = group.commands[name].params
+            known = {option for one in params for option in (*one.opts, *one.secondary_opts)} | {"--help", "--port"}
+        assert flags <= known, f"{page}: {line}: {flags - known}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_the_help_have_the_options_that_they_name(command: str) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    sub = commands[command]
+    lines = [line.strip() for line in (sub.epilog or "").splitlines() if line.strip().startswith("optimize ")]
+    assert lines, "its help has no example"
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        known = {option for one in commands[words[1]].params for option in (*one.opts, *one.secondary_opts)}
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
 
 
 @pytest.mark.parametrize("command", COMMANDS)

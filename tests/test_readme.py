@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.doc_snippets import run_python, script_of
-from tests.waiting import HANG
+from tests.waiting import HANG, wait_until
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -24,6 +24,26 @@ WORDS_A_MINUTE = 300
 def commands() -> list[str]:
     """The lines of the README's ``sh`` blocks."""
     return [line for line in script_of(README.read_text(encoding="utf-8"), "sh").splitlines() if line]
+
+
+def prose_commands() -> list[str]:
+    """The whole commands that stand in the README's prose: those with a bundle or a model."""
+    return [
+        line for line in re.findall(r"`(optimize [^`]+)`", README.read_text(encoding="utf-8")) if len(line.split()) > 2
+    ]
+
+
+def serve(command: str, folder: Path) -> None:
+    """Starts the server of a command at a free port, and ends it once it serves."""
+    log = folder / "server.log"
+    shell = ["bash", "-ec", f"source .venv/bin/activate; exec {command} --port 0"]
+    with log.open("w") as file, subprocess.Popen(shell, cwd=folder, stdout=file, stderr=file) as server:
+        try:
+            wait_until(lambda: "serving at" in log.read_text() or server.poll() is not None)
+            assert server.poll() is None, log.read_text()
+        finally:
+            server.terminate()
+        assert server.wait(HANG) == 0, log.read_text()
 
 
 def run(command: str, folder: Path, said: str = "") -> str:
@@ -114,6 +134,13 @@ def test_its_commands_run_as_printed(tmp_path: Path, smollm2_gguf: Path) -> None
     said = run("\n".join(lines), tmp_path)
     assert "ocean" in said and "KL" in said
     assert "ocean" in run_python(README, tmp_path, {}).stdout
+
+    asked = "What is water made of?\n"
+    for command in prose_commands():
+        if command.startswith("optimize serve "):
+            serve(command, tmp_path)
+        else:
+            assert run(f"source .venv/bin/activate; model={smollm2_gguf}; {command}", tmp_path, asked).strip(), command
 
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "smollm2.bundle").symlink_to(tmp_path / "smollm2.bundle")

@@ -144,7 +144,7 @@ def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or name not in _DECODERS:
         return None
     named = getattr(transformers, name, None)
-    return named if isinstance(named, type) and named.config_class is type(config) else None
+    return named if isinstance(named, type) and getattr(named, "config_class", None) is type(config) else None
 
 
 def _hint(config: PretrainedConfig) -> str:

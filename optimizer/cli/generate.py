@@ -23,7 +23,7 @@ EPILOG = (
     "Examples:\n\n"
     '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
     '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
-    '  optimize generate smollm2.bundle "Is the sky blue?" --chat --choice yes --choice no\n\n'
+    '  optimize generate smollm2.bundle "Is the sky blue?" --choice yes --choice no\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
     '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'
     '  optimize generate smollm2.bundle "Name a fruit." --param num_beams=4 --param n=2\n\n'
