@@ -204,10 +204,10 @@ class GrammarProcess:
             problem = "structured_outputs: it takes long to compile, and others wait for theirs"
             self._remember(source, _Failure(problem, stopped=True), tenant)
             raise OverloadError(problem, retry_after=5.0)
-        problem = trial.problem if trial.ended else f"it takes more than {self._seconds:g} s to compile"
-        if problem is not None:
-            self._remember(source, _Failure(problem), tenant)
-        return problem, trial.bytes
+        failure = trial.problem if trial.ended else f"it takes more than {self._seconds:g} s to compile"
+        if failure is not None:
+            self._remember(source, _Failure(failure), tenant)
+        return failure, trial.bytes
 
     def _remember(self, source: str, failure: _Failure, tenant: str) -> None:
         self._failures.put(_digest(source), failure, tenant, 256 + len(failure.problem))

@@ -148,7 +148,10 @@ class StructuredOutputsParams:
             else:
                 options["whitespace_pattern"] = self.whitespace_pattern or JSON_WHITESPACE
             schema = self.json if isinstance(self.json, str) else '{"type": "object"}'
-            return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
+            try:
+                return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
+            except ValueError as e:  # such as a number that no float has
+                raise RequestError(f"structured_outputs.json: {shown(str(e), 300)}", hint="Pass another schema.") from e
         if self.regex is not None:
             return str(LLMatcher.grammar_from_regex(self.regex))
         if self.choice is not None:

@@ -6,7 +6,7 @@ from enginewright.runtime.requests.outputs import TokenLogprobs
 from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import StepOutput
-from ..shared.errors import EnginewrightError
+from ..shared.errors import EnginewrightError, RequestError
 
 
 def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightError:
@@ -19,7 +19,7 @@ def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightEr
         grammar = request.rules.grammar
         if grammar is not None and grammar.error is not None:
             return grammar.error
-        return EnginewrightError(
+        return RequestError(
             f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
             "bad_words, min_tokens and structured_outputs ban all, or the model's logits are NaN or infinite",
             hint="Allow more. Other requests went on.",

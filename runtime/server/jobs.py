@@ -239,11 +239,14 @@ class Job:
 
     async def _whole(self) -> dict[str, Any]:
         running = self.submit()
+        waiting = [asyncio.ensure_future(one.result()) for one in running]
         try:
-            results = await asyncio.gather(*(one.result() for one in running))
+            results = await asyncio.gather(*waiting)
         except BaseException as e:
-            for one in running:
+            for one, task in zip(running, waiting, strict=True):
                 self.model.abort(one.number)
+                task.cancel()  # where one fails, the others would wait for ever
+            await asyncio.gather(*waiting, return_exceptions=True)
             if not isinstance(e, ReplacedError):
                 self.aborted(sum(len(given.ids) for given in self.given), 0, e)
             raise

@@ -115,6 +115,7 @@ def test_other_fields_of_a_mapping_are_refused() -> None:
         ({"json": {"type": "array", "minItems": 3, "maxItems": 2}}, r"json: .*minItems \(3\)"),
         ({"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "json: nothing can meet it"),
         ({"json": {"enum": []}}, "json: Unsatisfiable"),
+        ({"json": '{"maximum": 1' + "0" * 400 + "}"}, "json: .*number out of range"),
         ({"regex": "(a"}, "regex: invalid regex.* unclosed group"),
         ({"grammar": "start: b"}, 'grammar: unknown name: "b"'),
         ({"grammar": "start: <|nobody|>"}, "grammar: unknown special token"),

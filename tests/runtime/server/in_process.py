@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +33,8 @@ class InProcess:
 
         async def receive() -> Any:
             nonlocal asked
-            if asked:
-                return {"type": "http.disconnect"}
+            if asked:  # the client stays until it has the answer
+                await asyncio.get_running_loop().create_future()
             asked = True
             return {"type": "http.request", "body": data, "more_body": False}
 
