@@ -95,7 +95,7 @@ class Server:
     def with_keys(cls, bundle: Path, folder: Path) -> Server:
         """One with keys of an honest tenant, of hostile ones and of an operator."""
         entries = [("operator", "admin = true"), ("honest", "")]
-        entries += [(name, "requests = 16\ntokens_per_minute = 60000") for name in HOSTILE_KEYS]
+        entries += [(name, "requests = 16") for name in HOSTILE_KEYS]
         lines = [
             f'[[keys]]\nhash = "sha256:{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{more}\n'
             for name, more in entries

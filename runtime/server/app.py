@@ -117,7 +117,7 @@ def make_app(front: Front) -> Gate:
         body, _, charge = await front.body(request, TokenizeBody)
         with charge:
             work = partial(_tokenized, front, front.model(body.model), body)
-            found = await front.in_thread(charge.tenant.name, work)
+            found = await front.in_thread(charge.tenant.name, work, charge.size)
             charge.tokens = found["count"]
             return json_response(found)
 
@@ -128,7 +128,7 @@ def make_app(front: Front) -> Gate:
         with charge:
             charge.tokens = len(body.tokens)
             work = partial(_detokenized, front.model(body.model), body.tokens)
-            text = await front.in_thread(charge.tenant.name, work)
+            text = await front.in_thread(charge.tenant.name, work, charge.size)
             return json_response({"prompt": text, "content": text})
 
     @app.get("/tokenizer_info")

@@ -94,7 +94,9 @@ class Front:
         charge = Charge(request.state.tenant, len(data))
         try:
             work = partial(decoded, data, kind, self.sizes)
-            body, ignored = work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work)
+            body, ignored = (
+                work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work, len(data))
+            )
         except BaseException:
             charge.end()
             raise
@@ -128,9 +130,9 @@ class Front:
             self._turns[model.hash] = Turns([end for end in ends if end])
         return self._turns[model.hash]
 
-    async def in_thread(self, tenant: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, done beside the event loop; tenants alternate."""
-        async with self.rendering.turn(tenant):
+    async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
+        """Returns what ``work`` returns, done beside the event loop in fair turns. ``size``: of its body, in bytes."""
+        async with self.rendering.turn(tenant, size):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def fingerprint(self, model: Model) -> str | None:
@@ -186,7 +188,7 @@ class Front:
                 tools = tool_choice(own.tools, own.tool_choice, own.parallel_tool_calls)
                 return len(self.chat_prompt(self.model(own.model), own, tools, "", splice=False)[0].ids)
 
-            charge.tokens = await self.in_thread(charge.tenant.name, count)
+            charge.tokens = await self.in_thread(charge.tenant.name, count, charge.size)
             return charge.tokens
 
     def _variables(self, tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolChoice) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Job:
 
     async def prepare(self) -> None:
         """Makes the prompts; again where the model's bundle has been replaced since."""
-        await self.front.in_thread(self.tenant.name, self._prepare)
+        await self.front.in_thread(self.tenant.name, self._prepare, self.charge.size)
 
     def _prepare(self) -> None:
         if not self._checked:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import hmac
+import itertools
 import os
 import re
 import time
 import tomllib
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -142,6 +143,7 @@ class Charge:
         size: of the body, in bytes: a body that is refused has taken work, too.
 
     Attributes:
+        size: of the body, in bytes.
         tokens: of prompts and answers.
         requests: that run at a time.
         handed_on: whether ``end`` is called elsewhere.
@@ -151,7 +153,7 @@ class Charge:
 
     def __init__(self, tenant: Tenant, size: int) -> None:
         tenant.begin()
-        self.tenant, self._size = tenant, size
+        self.tenant, self.size = tenant, size
         self.tokens, self.requests = 0, 1
         self.handed_on = False
 
@@ -162,7 +164,7 @@ class Charge:
 
     def end(self) -> None:
         """Counts the tokens, and frees the places of the requests."""
-        self.tenant.end(max(self.tokens, self._size // _BYTES_A_TOKEN), self.requests)
+        self.tenant.end(max(self.tokens, self.size // _BYTES_A_TOKEN), self.requests)
 
     def __enter__(self) -> Charge:
         return self
@@ -248,38 +250,56 @@ class Tenants:
 
 
 class FairTurns:
-    """Has callers go one after the other, those of each tenant in turn: nobody's crowd holds up another tenant."""
+    """Has callers go one after the other. The tenant that has taken least time goes first, so that neither many works
+    of another one nor long ones delay its short ones by more than one work. A tenant's small works go before its large
+    ones.
 
-    def __init__(self, at_once: int = 1) -> None:
-        self._free = at_once
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+    Args:
+        at_once: callers whose turn it is at a time.
+        clock: seconds.
+    """
+
+    def __init__(self, at_once: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._free, self._clock = at_once, clock
+        self._waiting: dict[str, list[tuple[int, int, asyncio.Future[None]]]] = {}
+        self._numbers = itertools.count()
+        self._taken: dict[str, float] = {}
+        self._least = 0.0  # what the tenant had taken whose turn came last: nobody saves up more
 
     @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Within it, it is this caller's turn."""
+    async def turn(self, tenant: str, size: int = 0) -> AsyncIterator[None]:
+        """Within it, it is this caller's turn. ``size``: of the work, in bytes."""
         if self._free:
             self._free -= 1
         else:
             future = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(tenant, deque()).append(future)
+            size_class = (size >> 16).bit_length()  # works below 64 KiB are alike
+            heapq.heappush(self._waiting.setdefault(tenant, []), (size_class, next(self._numbers), future))
             try:
                 await future
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
                     self._next()
                 raise
+        began = self._clock()
         try:
             yield
         finally:
+            self._taken[tenant] = self._taken_by(tenant) + self._clock() - began
             self._next()
+
+    def _taken_by(self, tenant: str) -> float:
+        return max(self._taken.get(tenant, 0.0), self._least)
 
     def _next(self) -> None:
         while self._waiting:
-            tenant, queue = self._waiting.popitem(last=False)
-            future = queue.popleft()
-            if queue:
-                self._waiting[tenant] = queue
+            tenant = min(self._waiting, key=self._taken_by)
+            _, _, future = heapq.heappop(self._waiting[tenant])
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
             if not future.done():
+                self._least = self._taken_by(tenant)
                 future.set_result(None)
                 return
         self._free += 1
+        self._taken = {name: taken for name, taken in self._taken.items() if taken > self._least}

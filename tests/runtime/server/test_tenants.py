@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.server.tenants import Charge, Key, QuotaError, Tenant, Tenants
+from enginewright.runtime.server.tenants import Charge, FairTurns, Key, QuotaError, Tenant, Tenants
 from enginewright.runtime.shared.errors import RequestError
 
 from .in_process import InProcess
@@ -98,3 +98,54 @@ def test_a_long_text_is_refused_before_it_is_tokenized(tiny_bundle: Path) -> Non
         await app.front.close()
 
     asyncio.run(check())
+
+
+def order(works: list[tuple[str, int, float]]) -> list[str]:
+    """The order of works (tenant, bytes, seconds) that come while the first one runs, on a clock that they move."""
+    now, went = 0.0, list[str]()
+    turns = FairTurns(clock=lambda: now)
+
+    async def one(tenant: str, size: int, seconds: float) -> None:
+        nonlocal now
+        async with turns.turn(tenant, size):
+            went.append(tenant)
+            await asyncio.sleep(0)
+            now += seconds
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(*work) for work in works))
+
+    asyncio.run(all_of_them())
+    assert turns._free == 1 and not turns._waiting
+    return went
+
+
+def test_short_works_wait_for_one_long_work_of_another_tenant() -> None:
+    works = [("hog", 0, 1.0)] * 3 + [("other hog", 0, 1.0)] * 3 + [("a", 0, 0.01)] * 8
+    went = order(works)
+    assert went[0] == "hog" and went.index("a") <= 2
+    last = len(went) - 1 - went[::-1].index("a")
+    assert last <= 9  # all eight, after at most one work of each of the others
+    assert sorted(went) == sorted(tenant for tenant, _, _ in works)
+
+
+def test_a_tenant_that_was_away_saves_nothing_up() -> None:
+    went = order([("a", 0, 1.0)] * 10 + [("b", 0, 1.0)] * 5)
+    assert went[:10].count("b") == 5  # in turn, and not all at once before the others
+    assert went[1:4] != ["b", "b", "b"]
+
+
+def test_a_tenant_s_small_works_go_first() -> None:
+    turns = FairTurns()
+    went: list[int] = []
+
+    async def one(size: int) -> None:
+        async with turns.turn("a", size):
+            await asyncio.sleep(0)
+            went.append(size)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*map(one, [10, 5 << 20, 1 << 20, 100, 0]))
+
+    asyncio.run(all_of_them())
+    assert went == [10, 100, 0, 1 << 20, 5 << 20]
