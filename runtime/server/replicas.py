@@ -86,6 +86,7 @@ class Cluster:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if self.local:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            _hold_token()
             cpus = len(os.sched_getaffinity(0))
             _start(num_cpus=cpus, include_dashboard=False, object_store_memory=100 << 20, **quiet)
         else:
@@ -110,6 +111,16 @@ class Cluster:
                 with contextlib.suppress(RayError, RayServeException):
                     serve.shutdown()
             ray.shutdown()
+
+
+def _hold_token() -> None:
+    """Gives a Ray that is started here a token that its processes alone have, unless the environment says otherwise.
+
+    Ray's ports are open at all interfaces, and who has the token can run programs here. Ray itself would write a token
+    to ~/.ray/auth_token, which others may read.
+    """
+    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # by which Ray asks for it, too
 
 
 def _start(**given: Any) -> None:

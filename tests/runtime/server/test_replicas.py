@@ -104,13 +104,17 @@ def kill(row: dict[str, Any]) -> None:
 
 @pytest.mark.matrix
 @needs_ray
-def test_two_replicas(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_two_replicas(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of a server without; a conversation stays where it is; a request is tried again; nothing stays."""
     plain = Server(tiny_bundle, "--threads", "1", errors=tmp_path / "plain")
     wanted = plain.complete("a", **LONG, seed=1).text
     plain.stop()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
     with serving(tiny_bundle, *SERVE, errors=tmp_path / "stderr") as server:
         before = both(server)
+        assert not list(tmp_path.rglob("auth_token"))  # which others could read
         assert server.complete("a", **LONG, seed=1, stream=True).text == wanted
         prompt = list(range(40, 140))
         first = server.complete(prompt, max_tokens=2)
