@@ -397,7 +397,6 @@ class Model:
 
     async def _supervise(self) -> None:
         while True:
-            self._opened_at, self._refusal = None, ""
             why = await self._serve()
             self._ready.set()
             if self.state in ("closed", "unloaded", "failed"):
@@ -418,6 +417,7 @@ class Model:
     async def _serve(self) -> str:
         """Runs one engine's process until it ends; returns why."""
         loop = asyncio.get_running_loop()
+        self._opened_at, self._refusal = None, ""
         if self._engine is None or not self._fresh:
             try:
                 self._engine = Engine(self.path, self.options)
