@@ -5,6 +5,7 @@ Nothing here needs torch or transformers, which take longer to import than most 
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -62,6 +63,7 @@ def check_folder(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{directory} has no {CONFIG}", hint="Pass a Hugging Face model directory or a GGUF file.")
     raw = read_json(path)
+    _check_numbers(raw, str(path))
     model_type = raw.get("model_type")
     if raw.get("auto_map"):
         raise UnsupportedModelError(
@@ -120,6 +122,16 @@ def read_json(path: Path, *, repeats: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SourceError(f"{path}: must be a JSON object", hint="Download the file again.")
     return value
+
+
+def _check_numbers(value: object, where: str) -> None:
+    """Raises SourceError naming a field that is NaN or infinite. Limits of steps in time may be infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SourceError(f"{where} is {value}, which isn't a number that a model has", hint="Correct the field.")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if not (isinstance(key, str) and key.endswith("_limit")):
+            _check_numbers(item, f"{where}: {key}" if isinstance(key, str) else f"{where}[{key}]")
 
 
 def _check_kind(directory: Path) -> None:

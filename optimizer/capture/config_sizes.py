@@ -16,9 +16,12 @@ _MOST = {
     "vocab_size": 1 << 26,
 }
 
+_ABOVE_ZERO = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta")
+_NOT_BELOW_ZERO = ("max_position_embeddings", "sliding_window")
+
 
 def check_sizes(config: PretrainedConfig, source: str) -> None:
-    """Raises SourceError naming the first size of ``config`` that no model has; ``source`` is its file."""
+    """Raises SourceError naming the first number of ``config`` that no model has; ``source`` is its file."""
     for field, most in _MOST.items():
         try:
             value = getattr(config, field, None)
@@ -28,3 +31,11 @@ def check_sizes(config: PretrainedConfig, source: str) -> None:
             raise SourceError(
                 f"{source}: {field} is {value}, which is not in [0, {most}]", hint="Download or convert the file again."
             )
+    for fields, least in ((_ABOVE_ZERO, "above 0"), (_NOT_BELOW_ZERO, "at least 0")):
+        for field in fields:
+            value = getattr(config, field, None)
+            if not isinstance(value, int | float) or value > 0 or (value == 0 and fields is _NOT_BELOW_ZERO):
+                continue
+            if field == "sliding_window" and value == -1:  # none, in older files
+                continue
+            raise SourceError(f"{source}: {field} is {value}, not {least}", hint="Download or convert the file again.")

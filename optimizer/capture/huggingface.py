@@ -61,7 +61,7 @@ def read_quantization(directory: Path) -> QuantizedFolder | None:
 def read_generation_settings(directory: Path) -> dict[str, Any]:
     """What generation_config.json says; empty if there is none. Raises SourceError if it isn't a JSON object."""
     path = directory / GENERATION_CONFIG
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def read_tensors(directory: Path) -> dict[str, WeightExpr]:

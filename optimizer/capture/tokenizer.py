@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import warnings
 from contextlib import suppress
@@ -48,7 +49,7 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
 
     Raises SourceError naming the directory or file if there is one that can't be read.
     """
-    if gguf_file is None and not any((directory / f).is_file() for f in _FILES):
+    if gguf_file is None and not any(os.path.lexists(directory / f) for f in _FILES):
         return None
     has_json = gguf_file is None and (directory / TOKENIZER_JSON).is_file()
     if gguf_file is None:
@@ -91,7 +92,7 @@ def _checked_json(path: Path) -> str:
 def _check_files(directory: Path) -> None:
     """Raises SourceError naming a file of a tokenizer that transformers would wait for, fail on or be misled by."""
     for file in sorted(directory.iterdir()):
-        if file.suffix in _SUFFIXES and not file.is_dir():
+        if file.suffix in _SUFFIXES and (not file.is_dir() or file.name in _FILES):
             try:
                 open_regular(file, most=MOST_TEXT_BYTES).close()  # transformers would wait for a pipe
             except OSError as e:
