@@ -32,7 +32,7 @@ def _count(value: object) -> Default | None:
 
 def _texts(value: object) -> Default | None:
     listed = [value] if isinstance(value, str) else value
-    return listed if isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) else None
+    return list(listed) if isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) else None
 
 
 def _tokens(value: object) -> Default | None:

@@ -257,7 +257,7 @@ class SamplingParams:
         if defaults.get("do_sample", "temperature" in defaults):
             fields["temperature"] = 1.0
             fields |= {k: v for k, v in defaults.items() if k in DEFAULTS_OF_SAMPLING}
-        return cls(**fitting_defaults(fields, overrides))  # type: ignore[arg-type]  # __post_init__ checks every value
+        return cls(**fitting_defaults(fields, overrides))
 
 
 SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)  # type: ignore[method-assign]
