@@ -1,0 +1,145 @@
+"""A disk whose records are objects in memory: writes become visible late, reads fail, as the scenario says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from enginewright.runtime.kv_cache.block_store import Payload, StoreUse
+
+from .model import mix
+
+Record = tuple[tuple[str, ...], tuple[int, ...], list[Payload]]
+"""A namespace, the tokens of a block, and its payloads."""
+
+
+class Folder:
+    """The records of a folder. They outlive the engine that wrote them."""
+
+    def __init__(self) -> None:
+        self.records: OrderedDict[bytes, Record] = OrderedDict()
+
+
+class SimulatedStore:
+    """What ``kv_cache.block_store.BlockStore`` is to a ``DiskTier``.
+
+    Args:
+        folder: its records.
+        seed: of what fails, and of how late a write is.
+        fails: of 16 reads or writes, how many fail.
+        seconds: of a read.
+        took: is called with the seconds that a read took.
+        most: records that it has room for.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        seed: int,
+        fails: int = 0,
+        seconds: float = 1e-4,
+        took: Callable[[float], None] = lambda seconds: None,
+        most: int = 64,
+    ) -> None:
+        self.folder = folder
+        self.use = StoreUse()
+        self.problem: str | None = None
+        self.seconds_per_block: float | None = None
+        self.usable = self.writable = True
+        self._seed, self._fails, self._seconds, self._took, self._most = seed, fails, seconds, took, most
+        self._calls = 0
+        self._waiting: deque[tuple[bytes, Record]] = deque()
+
+    def root(self, namespace: Sequence[str]) -> bytes:
+        """See ``BlockStore``."""
+        return hashlib.blake2b("\0".join(("root", *namespace)).encode(), digest_size=16).digest()
+
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        """See ``BlockStore``."""
+        return hashlib.blake2b(parent + np.asarray(tokens, "<i4").tobytes(), digest_size=16).digest()
+
+    def has(self, name: bytes) -> bool:
+        """See ``BlockStore``."""
+        self._write_some()
+        return name in self.folder.records
+
+    def read(self, name: bytes, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload] | None:
+        """See ``BlockStore``."""
+        if name not in self.folder.records:
+            return None
+        self._took(self._seconds)
+        _, known, payloads = self.folder.records[name]
+        if self._failing() or known != tuple(tokens) or [len(one) for one in payloads] != list(sizes):
+            del self.folder.records[name]
+            self.use.refused += 1
+            return None
+        self.seconds_per_block = self._seconds
+        self.use.read += 1
+        return [payload.copy() for payload in payloads]
+
+    def write(
+        self,
+        name: bytes,
+        namespace: Sequence[str],
+        tokens: Sequence[int],
+        payloads: list[Payload],
+        *,
+        wait: bool = False,
+    ) -> None:
+        """See ``BlockStore``."""
+        if name in self.folder.records or any(name == other for other, _ in self._waiting):
+            return
+        if self._failing() and not wait:
+            self.use.skipped += 1
+            return
+        self._waiting.append((name, (tuple(namespace), tuple(tokens), payloads)))
+
+    def used(self, names: Sequence[bytes]) -> None:
+        """See ``BlockStore``."""
+        for name in reversed(names):
+            if name in self.folder.records:
+                self.folder.records.move_to_end(name)
+
+    def delete(self, namespace: Sequence[str] | None = None) -> int:
+        """See ``BlockStore``."""
+        self.flush()
+        gone = [n for n, (of, _, _) in self.folder.records.items() if namespace is None or of == tuple(namespace)]
+        for name in gone:
+            del self.folder.records[name]
+        return len(gone)
+
+    def flush(self) -> None:
+        """See ``BlockStore``."""
+        while self._waiting:
+            self._write_one()
+
+    def close(self) -> None:
+        """See ``BlockStore``."""
+        self.flush()
+        self.usable = self.writable = False
+
+    def describe(self) -> dict[str, object]:
+        """See ``BlockStore``."""
+        return dict(vars(self.use))
+
+    def _number(self) -> int:
+        self._calls += 1
+        return mix(self._seed * 1000003 + self._calls)
+
+    def _failing(self) -> bool:
+        return self._fails > 0 and self._number() % 16 < self._fails
+
+    def _write_some(self) -> None:
+        while self._waiting and self._number() % 3:
+            self._write_one()
+
+    def _write_one(self) -> None:
+        name, record = self._waiting.popleft()
+        while len(self.folder.records) >= self._most:
+            self.folder.records.popitem(last=False)
+            self.use.deleted += 1
+        self.folder.records[name] = record
+        self.use.written += 1
