@@ -403,7 +403,7 @@ class _Maker:
         if setup.scheduling in ("classes", "strict"):
             ask = replace(ask, request_class=rng.choice(tuple(SCHEDULING[setup.scheduling]["classes"])))
         kind = rng.random()
-        if self.profile == "guided" and kind < 0.7 or kind < 0.08:
+        if (self.profile == "guided" and kind < 0.7) or kind < 0.08:
             ask = self._with_form(ask)
         if self._may_beam(setup) and (rng.random() < (0.6 if self.profile == "beams" else 0.06)):
             return self._with_beams(setup, ask, longest)

@@ -43,7 +43,7 @@ from .executor import Clock, SimulatedExecutor, Submitted, ViolationError
 from .grammars import form, grammar, simulated_grammars
 from .model import END, VOCAB, Model, mix
 from .reference import Answer, answer
-from .scenario import SCHEDULING, Ask, Scenario, Setup
+from .scenario import SCHEDULING, Ask, Scenario
 from .troubles import HELPERS, plant
 
 PLAN = BucketPlan.from_sizes((4, 16, 64), (1, 2, 4), 4)
