@@ -5,7 +5,7 @@
     python benchmarks/scheduling.py page --json FILE --page docs/inside/notes-cpu.md
 
 Load: bursts of five times the usual rate, 4 of 20 seconds; 85 % of requests are of class "chat", the others long ones
-of class "batch" (``schedule_simulator.bursts``). A chat is within its targets if its first token and its time per token
+of class "batch" (``loads.bursts``). A chat is within its targets if its first token and its time per token
 are both in time; goodput is how many of these there are a second. Who is refused isn't within.
 """
 
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, simulate, summary
+from loads import Arrival, Served, bursts, by_tenant, greedy, simulate, summary
 
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle

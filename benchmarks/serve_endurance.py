@@ -10,7 +10,7 @@
   honest ones; then 20 well-behaved clients that send as many bytes in as many requests, next to the same honest ones.
   All honest answers must come and be right, the longest (p99) be at most twice as long next to hostile clients, and
   the server's memory stay below a limit. See ``hostile_clients``.
-- day: 24 hours of requests in the simulator of ``schedule_simulator``, at some rate: all must end, all blocks be free.
+- day: 24 hours of requests in ``tests/simulator``, at some rate: all must end, all blocks be free.
 
 What must hold ends the program with 1 where it doesn't. Times are told, and nothing is asked of them.
 """
@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 import hostile_clients
+from loads import day, simulate
 from peers.machine import commit, machine
-from schedule_simulator import day, simulate
 
 from enginewright.optimizer.loadtest.own_server import start, stop
 from enginewright.runtime.scheduler.options import Scheduling

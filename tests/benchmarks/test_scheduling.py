@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import scheduling
-from schedule_simulator import Arrival, Served, bursts, by_tenant, greedy, seconds, simulate, summary
+from loads import bursts, by_tenant, greedy, summary
 from scheduling import BEGIN, END, FAIR_RATE, TARGETS, deadlines, shares, table
 
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_times import StepSize
+from tests.simulator.loads import Arrival, Served, seconds, simulate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 (RESULT,) = (REPOSITORY / "benchmarks" / "results").glob("scheduling-*.json")
