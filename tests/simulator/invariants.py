@@ -23,7 +23,11 @@ def step(pending: Submitted, scheduler: ContinuousScheduler) -> None:
         held = {block for block in table.ravel().tolist() if 0 <= block < total}
         check(all(map(holders, held)), f"a table of {name} has a block that nobody holds")
         written = {block for block in (step.slots[name] // group.block_size).tolist() if block < total}
-        check(all(holders(block) == 1 for block in written), f"a block of {name} is written that several hold")
+        several = [block for block in written if holders(block) != 1]  # a copy's pin is no owner
+        check(
+            all(holders(block) == 1 + scheduler.cache._pins(name, block) for block in several),
+            f"a block of {name} is written that several hold",
+        )
         if group.window and scheduler.caps.shared_blocks and scheduler.caps.owners == 1:
             seen = np.maximum(step.kv_len - pending.counts - group.window + 1, 0) // group.block_size
             before = table[np.arange(table.shape[1]) < seen[:, None]]
@@ -46,11 +50,10 @@ def blocks(scheduler: ContinuousScheduler) -> None:
     for i, (name, pool) in enumerate(scheduler.pools.items()):
         requests = [*scheduler.running, *(r for r in scheduler._leaving if r not in scheduler.running)]
         held = Counter(b for r in requests for b in r.tables.get(name, ()) if b != NO_BLOCK)
-        sources = Counter(source for source, _ in cache.copies.get(name, ()))
         holders = list(map(pool.holders, range(pool.total_blocks)))
         for block, count in enumerate(holders):
             if count != held[block]:
-                check(held[block] <= count <= held[block] + sources[block], f"block {block} of {name}: {count} holders")
+                check(count == held[block] + cache._pins(name, block), f"block {block} of {name}: {count} holders")
         kept, free = _kept_and_free(pool)
         used = [block for block, count in enumerate(holders) if count]
         check(sorted([*kept, *free, *used]) == list(range(pool.total_blocks)), f"a block of {name} is lost")
