@@ -73,13 +73,14 @@ class Submitted:
         self._executor, self.step, self.number = executor, step, number
         self.output: StepOutput | None = None
         self.error: Exception | None = None
-        self.ran = False
+        self.ran = self.taken = False
         self.digest = 0
         self.counts = np.diff(step.q_start)  # [B]
         self.owner = np.repeat(np.arange(len(step.kv_len)), self.counts)  # [T]
 
     def result(self) -> StepOutput:
         """See ``executors.base.Pending``."""
+        self.taken = True
         self._executor.run_until(self)
         if self.error is not None:
             self._executor.faulted.append(self._executor.fault_of(self.number))
@@ -152,7 +153,7 @@ class SimulatedExecutor:
         pending = Submitted(self, step, number)
         self.submitting(pending)
         self._check(pending)
-        self._flying = [one for one in self._flying if not one.ran]
+        self._flying = [one for one in self._flying if not one.taken]
         self.overlapped += bool(self._flying)
         check(len(self._flying) < self.caps.in_flight, "more steps in flight than the executor takes")
         self._check_beside(step)

@@ -55,9 +55,14 @@ def plant(engine: Engine, troubles: Sequence[Trouble], raised: list[str]) -> Non
     """Has helpers of an engine raise; ``raised`` gets their names when they do."""
     for trouble in troubles:
         helper = HELPERS[trouble.helper]
-        owner = helper.of(engine)
+        owner = _unguarded(helper.of(engine))
         if owner is not None:
             setattr(owner, helper.name, _Raising(getattr(owner, helper.name), trouble, raised))
+
+
+def _unguarded(helper: Any) -> Any:
+    """The helper itself, below the wrapper that keeps its errors from the engine."""
+    return helper.__dict__["_guarded"][1] if "_guarded" in getattr(helper, "__dict__", {}) else helper
 
 
 class _Raising:

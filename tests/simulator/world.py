@@ -461,6 +461,9 @@ class World:
         scheduler = self.engine.scheduler
         if scheduler.running or scheduler.waiting or self.engine.steps_in_flight:
             self._fail(f"requests are left: {self._state()}")
+        errors = getattr(scheduler, "helper_errors", Counter()) and scheduler.helper_errors.counts
+        if errors and not self.scenario.troubles:
+            self._fail(f"helpers failed: {errors}")
         invariants.all_free(scheduler)
         if self.draft_model is not None:
             invariants.nothing_held(self.draft_model.cache)
@@ -483,7 +486,7 @@ class World:
         if client.reason is None:
             self._fail(f"{name} has no end")
             return
-        if client.reason == "error" and expected.reason != "error":
+        if client.reason == "error" and (self._may_fail(client) or expected.reason != "error"):
             if not self._may_fail(client):
                 cause = request.error.__cause__ if request.error is not None else None
                 self._fail(f"{name} ended with {request.error}; {type(cause).__name__}: {cause}")
@@ -494,7 +497,6 @@ class World:
     def _may_fail(self, client: _Client) -> bool:
         error = client.request.error
         if isinstance(error, (OverloadError, RequestError)) and self.setup.scheduling == "strict":
-            self.counts["refused"] += 1
             return not client.tokens
         if isinstance(error, CapacityError) and "full" in self.faults[client.faults :]:
             return True
@@ -564,6 +566,7 @@ class World:
             if isinstance(request, Generation):
                 counts["drafted"] += request.drafted
                 counts["accepted"] += request.accepted
+            counts["refused"] += isinstance(request.error, OverloadError)
             counts["beams"] += ask.beams > 1
             counts["guided"] += bool(ask.form)
             counts["guided beams"] += ask.beams > 1 and bool(ask.form)
