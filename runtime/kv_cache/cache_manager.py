@@ -116,6 +116,9 @@ class CacheManager:
         self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
         self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
         self._handed: dict[int, Pins] = {}  # a step's id -> what it got by ``hand_over``, until it has run
+        # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
+        self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
+        self._unverified: set[Request] = set()  # whose computed tokens no finite row follows yet
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
@@ -267,7 +270,7 @@ class CacheManager:
             return self._grow_in_splits(request, needed, force)
         for name, count in needed.items():
             pool = self.pools[name]
-            request.tables.extend(name, (pool.allocate(request.tenant) for _ in range(count)))
+            request.tables.extend(name, (self._cleared(name, pool.allocate(request.tenant)) for _ in range(count)))
         request.capacity = min(
             (len(request.tables[name]) * group.block_size for name, group in self.groups.items()), default=tokens
         )
@@ -284,12 +287,24 @@ class CacheManager:
             count = min(count, blocks * group.block_size - request.computed)
         return count
 
-    def after_step(self, request: Request) -> None:
-        """After a step of a request: blocks that got full can be found, and those before a window are given back."""
+    def after_step(self, request: Request, *, finite: bool = True) -> None:
+        """After a step of a request: blocks that got full can be found, and those before a window are given back.
+
+        ``finite``: whether the step gave a row of its last token, which is finite. Then so is all that it depends on.
+        """
+        if finite:
+            self._unverified.discard(request)
+        else:
+            self.doubt(request)
         if self.index is not None:
             self._add_full_blocks(self.index, request)
         for name in self.windows:
             self._give_back(request, name)
+
+    def doubt(self, request: Request) -> None:
+        """Notes that a request's last tokens may have keys that aren't finite: what it releases is cleared."""
+        if self._shared_blocks:
+            self._unverified.add(request)
 
     def release(self, request: Request, *, partly: bool = True) -> None:
         """Takes all blocks of a request. What it computed can be found as long as nobody needs the memory; without
@@ -315,7 +330,9 @@ class CacheManager:
             self._slots.keep(request)
         if request.error is not None and self._shared_blocks:
             self._clear(request)
+            self._unverified.discard(request)
         self._take_all(request)
+        self._unverified.discard(request)
         self.changes += 1
 
     def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
@@ -410,7 +427,7 @@ class CacheManager:
         for name, of in owners.items():
             pool = self.pools[name]
             assert isinstance(pool, DividedPool)
-            request.tables.extend(name, map(partial(pool.allocate, request.tenant), of))
+            request.tables.extend(name, (self._cleared(name, pool.allocate(request.tenant, owner)) for owner in of))
         request.capacity = min(len(request.tables[name]) * group.block_size for name, group in self.groups.items())
         return True
 
@@ -418,11 +435,19 @@ class CacheManager:
         """One more block of a group for a request: of the owner of block ``like``, or of who is next."""
         pool = self.pools[name]
         if not isinstance(pool, DividedPool):
-            return pool.allocate(request.tenant)
+            return self._cleared(name, pool.allocate(request.tenant))
         if like is not None:
-            return pool.allocate(request.tenant, like % self.owners)
+            return self._cleared(name, pool.allocate(request.tenant, like % self.owners))
         owners = self._owners_of_next(request, name, 1, force=True) or [request.tables[name][-1] % self.owners]
-        return pool.allocate(request.tenant, owners[0])
+        return self._cleared(name, pool.allocate(request.tenant, owners[0]))
+
+    def _cleared(self, name: str, block: int) -> int:
+        """Has the next step clear a block that was just taken, if what it holds may not be finite."""
+        if block in self._doubtful[name]:
+            self._doubtful[name].remove(block)
+            if block not in (pending := self.clears.setdefault(name, [])):
+                pending.append(block)
+        return block
 
     def _joined(self, parent: Node, at: int, tokens: tuple[int, ...], blocks: Sequence[int]) -> list[int]:
         """Which of these blocks may be those of the node of ``tokens`` behind ``parent``.
@@ -597,6 +622,8 @@ class CacheManager:
         if since is not None:
             at = min(at, since - 1)
         while at >= 0 and table[at] != NO_BLOCK:
+            if request in self._unverified:
+                self._doubtful[name].add(table[at])
             self.pools[name].release(table[at])
             request.tables.drop(name, at)
             self.changes += 1
@@ -624,6 +651,8 @@ class CacheManager:
         if self.copies:
             self._cancel_copies(request)
         for name, table in request.tables.items():
+            if request in self._unverified:
+                self._doubtful[name].update(block for block in table if block != NO_BLOCK)
             for block in reversed(table):  # the last goes first: without those before it is of no use to anybody
                 if block != NO_BLOCK:
                     self.pools[name].release(block)

@@ -242,11 +242,11 @@ class ContinuousScheduler:
         request, end = chunk.request, first + chunk.rows
         if chunk.draft and drawn[0] != NO_TOKEN:
             self.drafts.verify(chunk, drawn, output, first)
-            self.cache.after_step(request)
+            self.cache.after_step(request, finite=NO_TOKEN not in drawn)
             self._retire(request)
             return request
         request.computed = chunk.start + chunk.count
-        self.cache.after_step(request)
+        self.cache.after_step(request, finite=bool(drawn) and NO_TOKEN not in drawn)
         sound = drawn.index(NO_TOKEN) if NO_TOKEN in drawn else chunk.rows
         if chunk.scores and isinstance(request, Generation):
             request.accept_scored(chunk.start, sound, scored(request, output, chunk.start, first, sound))
@@ -304,6 +304,7 @@ class ContinuousScheduler:
     def _release(self, request: Request) -> None:
         if request in self._flying:  # what the next owner of its blocks reads from the disk would be written over
             self._leaving.add(request)
+            self.cache.doubt(request)  # nobody looks at what the step gives
             return
         self.cache.release(request)
         self.drafts.release(request)

@@ -242,7 +242,7 @@ class _Maker:
         at = 0
         if self.profile == "estimator":
             asks, at = self._only_prompts(setup, longest)
-        for _ in range(rng.randint(1, 3) if many else rng.randint(2, 8)):
+        for _ in range(rng.randint(1, 2) if many else rng.randint(2, 6)):
             at += rng.choice((0, 0, 0, 1, 2, 5, 12))
             asks.append(self._ask(setup, at, longest))
         if self.profile == "pipeline" and setup.scheduling and rng.random() < 0.6:
@@ -385,7 +385,7 @@ class _Maker:
     def _ask(self, setup: Setup, at: int, longest: int) -> Ask:
         rng = self.rng
         prompt = self._prompt(longest - 4)
-        new = rng.randint(1, max(1, min(longest - len(prompt), rng.choice((3, 12, 28)))))
+        new = rng.randint(1, max(1, min(longest - len(prompt), rng.choice((3, 8, 20)))))
         ask = Ask(
             at,
             prompt=prompt,

@@ -228,7 +228,7 @@ def test_a_distribution() -> None:
     for value in range(50):
         order = model.distribution(mix(value), Draw(97))
         top = order.top(VOCAB - 1)
-        assert [token for token, _ in top][0] == order.best() and POISON not in dict(top)
+        assert next(token for token, _ in top) == order.best() and POISON not in dict(top)
         assert [logprob for _, logprob in top] == sorted((logprob for _, logprob in top), reverse=True)
         assert all(order.logprob(token) == logprob for token, logprob in top)
         assert order.best({3, 4}) == order.top(1, {3, 4})[0][0] and order.best(set()) == -1
