@@ -37,15 +37,20 @@ FORMS = {
 
 
 class SimulatedGrammars(Grammars):
-    """Compiles on the caller's thread. Masks are computed when they are asked for, or, where ``late`` says so, when
+    """Grammars that take no thread. Masks are computed when they are asked for, or, where ``late`` says so, when
     somebody waits for them."""
 
     def __init__(self) -> None:
         super().__init__(byte_tokens_json((END,)), VOCAB, [END])
         self.late: Callable[[], bool] = lambda: False
 
-    def _compiled(self, kind: str, source: str) -> Any:
-        return _matcher(self._tokens, source)
+    @cached_property
+    def _matchers(self) -> dict[str, Any]:
+        return {name: _matcher(self._tokens, one.source()) for name, one in FORMS.items()}
+
+    def named(self, name: str) -> Grammar:
+        """The grammar of one of ``FORMS``, at its beginning."""
+        return Grammar(self, self._matchers[name].deep_copy(), FORMS[name].kind)
 
     @cached_property
     def _pool(self) -> Any:
@@ -98,7 +103,7 @@ def simulated_grammars() -> SimulatedGrammars:
 
 def grammar(name: str) -> Grammar:
     """A form's grammar, at its beginning."""
-    return simulated_grammars().grammar(FORMS[name])
+    return simulated_grammars().named(name)
 
 
 class Form:

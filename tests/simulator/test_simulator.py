@@ -187,7 +187,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     figures = tmp_path / "figures.json"
     assert __main__.main(["--seeds", "2", "--from", "0", "--json", str(figures), "--quiet"]) == 0
     assert json.loads(figures.read_text())["seeds"] == 2
-    monkeypatch.setattr(seeds, "RECORDED", tmp_path)
+    monkeypatch.setattr(seeds, "RECORDED", tmp_path / "kept")
     reordered_commits(monkeypatch)
     seed = next(seed for seed in range(60) if run(scenario(seed)).failures)
     assert __main__.main(["--seeds", "1", "--from", str(seed), "--quiet"]) == 1
@@ -195,9 +195,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     assert __main__.main(["--replay", str(seed), "--minimise", "--record", "one"]) == 1
     (small,) = recorded().values()
     assert run(small).failures
-    assert __main__.main(["--replay", str(tmp_path / "one.json")]) == 1
+    assert __main__.main(["--replay", str(tmp_path / "kept" / "one.json")]) == 1
     monkeypatch.undo()
-    assert __main__.main(["--replay", str(tmp_path / "one.json")]) == 0
+    assert __main__.main(["--replay", str(tmp_path / "kept" / "one.json")]) == 0
 
 
 # Its parts
