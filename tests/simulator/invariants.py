@@ -23,7 +23,7 @@ def step(pending: Submitted, scheduler: ContinuousScheduler) -> None:
         held = {block for block in table.ravel().tolist() if 0 <= block < total}
         check(all(map(holders, held)), f"a table of {name} has a block that nobody holds")
         written = {block for block in (step.slots[name] // group.block_size).tolist() if block < total}
-        several = [block for block in written if holders(block) != 1]  # a copy's pin is no owner
+        several = [block for block in written if holders(block) != 1]  # a pin doesn't own
         check(
             all(holders(block) == 1 + scheduler.cache._pins(name, block) for block in several),
             f"a block of {name} is written that several hold",
