@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,8 @@ import numpy as np
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .gguf_blocks import Q2_0, SIZES, Bytes, GgufTensor, Type, floats
-from .gguf_header import GgufArray, Header, Scalar, StoredTensor, Value, read_header
+from .gguf_header import GgufArray, Header, Scalar, StoredTensor, Value, part_paths, read_header
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf\Z", re.IGNORECASE)
 _AGAIN = "Download or convert the file again."
 
 _KINDS = {
@@ -93,40 +91,6 @@ def open_gguf(path: Path) -> GgufFile:
     if not tensors:
         raise _not_a_model(path, "vocab")
     return GgufFile(path, tensors, metadata, parts)
-
-
-def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
-    """All files of the model whose first file is ``path``. Raises SourceError if it isn't the first, or one is missing.
-
-    Parts are named by llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf.
-    """
-    count, number = header.keys.get("split.count", 0), header.keys.get("split.no", 0)
-    for key, value in (("split.count", count), ("split.no", number)):
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 100_000:
-            raise SourceError(f"{path}: key {key} is {value!r:.80}, and not a number of parts", hint=_AGAIN)
-    assert isinstance(count, int) and isinstance(number, int)
-    if count <= 1:
-        return (path,)
-    match = _PART.search(path.name)
-    first = path.name if match is None else f"{path.name[: match.start()]}-{1:05d}-of-{match[2]}.gguf"
-    if number:
-        raise SourceError(
-            f"{path} is part {number + 1} of a model in {count} files", hint=f"Pass the first of them: {first}."
-        )
-    if match is None or int(match[1]) != 1 or int(match[2]) != count:
-        raise SourceError(
-            f"{path}: split.count is {count}, and the file isn't named NAME-00001-of-{count:05d}.gguf",
-            hint="Give the parts their names again: the others are found by them.",
-        )
-    stem = path.name[: match.start()]
-    parts = tuple(path.with_name(f"{stem}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count))
-    for part in parts[1:]:
-        if not part.is_file():
-            raise SourceError(
-                f"{path} is the first of {count} files, and {part.name} isn't next to it",
-                hint="Download all parts into one folder.",
-            )
-    return (path, *parts[1:])
 
 
 def _header_of_part(part: Path, index: int, count: int) -> Header:

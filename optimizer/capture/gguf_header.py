@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf\Z", re.IGNORECASE)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The struct format of each number type, by GGUF's number of the type."""
 _SMALLEST_KEY = 8 + 4 + 1
@@ -108,15 +110,62 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return _Cursor(Path(path), data).header()
 
 
+def part_paths(path: Path, header: Header) -> tuple[Path, ...]:
+    """All files of the model whose first file is ``path``. Raises SourceError if it isn't the first, or one is missing.
+
+    Parts are named by llama.cpp's ``llama-gguf-split``: NAME-00001-of-00003.gguf.
+    """
+    count, number = header.keys.get("split.count", 0), header.keys.get("split.no", 0)
+    for key, value in (("split.count", count), ("split.no", number)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 100_000:
+            raise SourceError(
+                f"{path}: key {key} is {value!r:.80}, and not a number of parts",
+                hint="Download or convert the file again.",
+            )
+    assert isinstance(count, int) and isinstance(number, int)
+    if count <= 1:
+        return (path,)
+    match = _PART.search(path.name)
+    first = path.name if match is None else f"{path.name[: match.start()]}-{1:05d}-of-{match[2]}.gguf"
+    if number:
+        raise SourceError(
+            f"{path} is part {number + 1} of a model in {count} files", hint=f"Pass the first of them: {first}."
+        )
+    if match is None or int(match[1]) != 1 or int(match[2]) != count:
+        raise SourceError(
+            f"{path}: split.count is {count}, and the file isn't named NAME-00001-of-{count:05d}.gguf",
+            hint="Give the parts their names again: the others are found by them.",
+        )
+    stem = path.name[: match.start()]
+    parts = tuple(path.with_name(f"{stem}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count))
+    for part in parts[1:]:
+        if not part.is_file():
+            raise SourceError(
+                f"{path} is the first of {count} files, and {part.name} isn't next to it",
+                hint="Download all parts into one folder.",
+            )
+    return (path, *parts[1:])
+
+
+def all_parts(path: Path) -> tuple[Path, ...]:
+    """The file, and the others of a split one; the file alone if it can't be read."""
+    try:
+        return part_paths(path, read_header(path))
+    except SourceError:
+        return (path,)
+
+
 def has_kept_blocks(path: str | os.PathLike[str]) -> bool:
     """Returns True if a matrix of the file is stored in one of KEPT_BLOCKS.
 
     False too for what isn't a GGUF file, and for a damaged one: the code that reads all of it says what is wrong.
     """
     try:
-        tensors = read_header(path).tensors
+        first = read_header(path)
+        headers = [first, *(read_header(part) for part in part_paths(Path(path), first)[1:])]
     except SourceError:
         return False
+    tensors = (tensor for header in headers for tensor in header.tensors)
     return any(len(tensor.dimensions) > 1 and tensor.kind in KEPT_BLOCKS for tensor in tensors)
 
 

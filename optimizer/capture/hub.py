@@ -142,8 +142,8 @@ def choose_file(wanted: HubId, files: Collection[str], where: str) -> str | None
         )
     if part := _PART.search(found[0]):
         raise UnsupportedModelError(
-            f"{wanted}: {found[0]} is one of {int(part[1])} parts, which can't be read",
-            hint="Join them first: llama-gguf-split --merge FIRST_PART WHOLE.gguf; then pass that file.",
+            f"{wanted}: {found[0]} is one of {int(part[1])} parts, which aren't fetched",
+            hint="Download all parts into one folder, and pass the path of the first.",
         )
     return found[0]
 

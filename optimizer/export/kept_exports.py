@@ -33,6 +33,7 @@ import msgspec
 
 import enginewright
 from enginewright.optimizer.capture.find_source import describe_source
+from enginewright.optimizer.capture.gguf_header import all_parts
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.report.document import REPORT_PATH
@@ -305,7 +306,7 @@ def _files_of_source(source: Path) -> dict[str, Path]:
     if source.is_dir():
         return {path: source / path for path in sorted(files_in(source)) if (source / path).is_file()}
     beside = [p for p in sorted(source.parent.iterdir()) if p.name in _BESIDE and p.is_file()]
-    return {p.name: p for p in (source, *beside)}
+    return {p.name: p for p in (*all_parts(source), *beside)}
 
 
 def _foreign() -> set[str]:

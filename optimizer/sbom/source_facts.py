@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginewright.optimizer.capture.find_source import describe_source, find_source
-from enginewright.optimizer.capture.gguf_header import read_header
+from enginewright.optimizer.capture.gguf_header import all_parts, read_header
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
@@ -54,7 +54,7 @@ def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent
             f"source: {bundle.path} was made from {said.name} ({said.kind}), and {source} is called {name}",
             hint="Pass the model that the bundle was exported from, or leave --source out.",
         )
-    paths = [source]
+    paths = [*all_parts(source)] if source.is_file() else [source]
     if source.is_dir():
         paths = sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith("."))
     try:

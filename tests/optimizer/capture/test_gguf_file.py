@@ -14,6 +14,7 @@ import pytest
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.gguf import read_config
 from enginewright.optimizer.capture.gguf_file import open_gguf
+from enginewright.optimizer.capture.gguf_header import all_parts, has_kept_blocks
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .gguf_models import CASES, Array, add_key, build, tensors_of, write_model
@@ -175,6 +176,24 @@ def test_parts_are_joined(parts: list[Path], tmp_path: Path) -> None:
     for name, tensor in joined.tensors.items():
         assert tensor.data.tobytes() == one.tensors[name].data.tobytes(), name
     assert capture(parts[0]).model_info.name == "big"
+
+
+def test_blocks_are_looked_for_in_all_parts(tmp_path: Path) -> None:
+    for number in range(2):
+        path = tmp_path / f"big-{number + 1:05d}-of-00002.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        if number:
+            writer.add_tensor("w", np.zeros((2, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    assert has_kept_blocks(tmp_path / "big-00001-of-00002.gguf")
+    assert [part.name for part in all_parts(tmp_path / "big-00001-of-00002.gguf")][1:] == [path.name]
+    path.unlink()
+    assert not has_kept_blocks(tmp_path / "big-00001-of-00002.gguf")
 
 
 def test_a_part_that_is_not_the_first_names_the_first(parts: list[Path]) -> None:
