@@ -95,11 +95,11 @@ def padded(body: dict[str, Any], size: int) -> bytes:
     return data + b" " * (size - len(data))
 
 
-def ask(server: Server, data: bytes) -> tuple[int, bytes]:
-    """A whole answer to an honest or well-behaved client: its status and its body."""
+def ask(server: Server, data: bytes, key: str = "") -> tuple[int, bytes]:
+    """A whole answer to a client: its status and its body. ``key``: by default the honest clients'."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     try:
-        headers = {"content-type": "application/json", "authorization": f"Bearer {server.honest_key}"}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key or server.honest_key}"}
         connection.request("POST", "/v1/completions", data, headers)
         response = connection.getresponse()
         return response.status, response.read()
@@ -137,7 +137,7 @@ def honest(server: Server, clients: int, seconds: float, expected: dict[int, str
 
 
 def well_behaved(server: Server, clients: int, seconds: float, rate: float, size: int) -> Tally:
-    """Has well-behaved clients ask for some seconds, at a rate of all of them together, in bodies of ``size`` bytes."""
+    """Has well-behaved clients, with hostile ones' keys, ask for some seconds in bodies of ``size`` bytes."""
     tally, end, gate = Tally(), time.monotonic() + seconds, Rate(rate)
 
     def one(client: int) -> None:
@@ -147,7 +147,7 @@ def well_behaved(server: Server, clients: int, seconds: float, rate: float, size
                 return
             data = padded(chat(number, 1), size)
             try:
-                status, body = ask(server, data)
+                status, body = ask(server, data, server.hostile_keys[client % len(server.hostile_keys)])
                 tally.note("well-behaved", len(data), b"HTTP/1.1 %d" % status)
                 if status != 200:
                     tally.wrong.append(f"well-behaved: {status} {body[:200]!r}")

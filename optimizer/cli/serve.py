@@ -73,7 +73,7 @@ class Bounds:
     max_requests: Annotated[int | None, typer.Option(help="Requests of a model that run at a time; default 64.")] = None
     max_waiting: Annotated[int | None, typer.Option(help="More that may wait; the rest get 429. Default 256.")] = None
     max_body: Annotated[int | None, typer.Option(help="Bytes of a request's body; default 16 MiB.")] = None
-    max_held: Annotated[int | None, typer.Option(help="Bytes of all requests' bodies together; default 64 MiB.")] = None
+    max_held: Annotated[int | None, typer.Option(help="Bytes of all bodies together; default 128 MiB.")] = None
     max_connections: Annotated[int | None, typer.Option(help="Open connections; default 1024.")] = None
     max_loaded: Annotated[int | None, typer.Option(help="Models loaded at a time; default: all.")] = None
     request_seconds: Annotated[float | None, typer.Option(help="Longest answer, in seconds; default: none.")] = None

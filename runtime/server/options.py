@@ -67,8 +67,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_certificate: str | None = None
     tls_key: str | None = None
     max_body: int = 16 << 20
-    max_held: int = 64 << 20
-    max_tenant_held: int = 32 << 20
+    max_held: int = 128 << 20
+    max_tenant_held: int = 64 << 20
     max_connections: int = 1024
     max_tenant_connections: int = 512
     max_waiting: int = 256
