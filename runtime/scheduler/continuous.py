@@ -442,7 +442,10 @@ class ContinuousScheduler:
             self._promise(request, promised)
         while tokens_left > 0 and self.waiting:
             request, taken = self.waiting[0], places_taken(self.running)
-            if taken + places(request) > self._most_running or taken >= self.policy.most_running(self.running):
+            # The policy may leave a search waiting, but never a part of it: its sequences wait for each other.
+            begun = request.search is not None and any(one in self.running for one in request.search.members)
+            most = self._most_running if begun else self.policy.most_running(self.running)
+            if taken + places(request) > self._most_running or taken >= most:
                 break
             try:
                 chunk = self._begun(request, tokens_left, promised)

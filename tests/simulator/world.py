@@ -301,8 +301,7 @@ class World:
         if self.setup.in_flight == 1 or scheduler.waiting or self.setup.scheduling in ("classes", "strict"):
             return False
         running = [r for r in scheduler.running if not r.finished]
-        apart = {id(r.search) if r.search is not None else id(r) for r in running}
-        return len(apart) >= self.setup.in_flight and all(r.remaining == 1 for r in running)
+        return len(running) >= self.setup.in_flight and all(r.remaining == 1 and r.search is None for r in running)
 
     def _restart(self) -> None:
         """What a supervisor does: the memory is gone, the folders are there, and the next requests are served."""
