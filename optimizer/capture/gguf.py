@@ -34,8 +34,9 @@ def read_config(file: GgufFile) -> PretrainedConfig:
         SourceError: metadata is missing or wrong.
     """
     described = describe(file)
+    fields: dict[str, Any] = {**described.fields, **_special_tokens(file)}
     try:
-        config = CONFIG_MAPPING[described.model_type](**described.fields, **_special_tokens(file))
+        config = CONFIG_MAPPING[described.model_type](**fields)
     except _UNUSABLE as e:
         raise SourceError(
             f"{file.path}: no usable configuration: {e}", hint="Download or convert the file again."

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginewright.optimizer.capture.find_source import older_reader
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.json_document import parse_shown
@@ -142,6 +141,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
 
 
 def _print_summary(bundle: Bundle) -> None:
+    from enginewright.optimizer.capture.find_source import older_reader
     from enginewright.runtime.bundle.buckets import KINDS
     from enginewright.runtime.executors.open import carried_code
     from enginewright.runtime.shared.memory import format_bytes
