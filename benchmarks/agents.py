@@ -312,13 +312,19 @@ def scripted_bundle() -> Path:
 
 def made_bundle(model: Path, path: Path) -> None:
     """Exports a tiny random model with the tokens of a GGUF file, a template with tools, and a long context."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from enginewright.optimizer.capture.tokenizer import load_tokenizer
+    from enginewright.optimizer.capture.gguf import open_gguf, read_tokenizer
     from enginewright.optimizer.export import export
+    from enginewright.runtime.text.tokenizer import library_tokenizer
 
-    tokenizer = load_tokenizer(model.parent, gguf_file=model.name)
-    assert tokenizer is not None
+    files, _ = read_tokenizer(open_gguf(model))
+    assert files is not None and files.tokenizer_json is not None
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=library_tokenizer(files.tokenizer_json),
+        bos_token=files.special_tokens["bos_token"],
+        eos_token=files.special_tokens["eos_token"],
+    )
     tokenizer.chat_template = TEMPLATE
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -230,16 +230,15 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
     file = _open_gguf(path)
     model, weights = build_from_gguf(file)
     context = freeze_rope(model, context_length)
-    files: TokenizerFiles | None = None
-    if tokenizer is not None:
-        files = tokenizer_files(tokenizer)
-    elif "tokenizer.ggml.model" in file.metadata:
-        tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
-        files = None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
+    if tokenizer is None:
+        files, generation = gguf.read_tokenizer(file)
+    else:
+        files, generation = tokenizer_files(tokenizer), gguf.generation_settings(file)
     name = model_name(path, file.metadata.get("general.name"))
-    generation = gguf.generation_settings(file)
     info = model_info(model, name, context, generation, getattr(tokenizer, "eos_token_id", None), where=str(path))
     original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
+    if tokenizer is None and files is not None and files.tokenizer_json is not None:
+        original = SourceTokenizer.of_json(files.tokenizer_json)
     warnings = _warnings(info, generation, str(path), files, original, str(path))
     return CapturedModel(trace(model, weights), info, files, describe_source(path), warnings)
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from enginewright.passes.ir.weights import WeightExpr
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 
 from .config_sizes import check_sizes
@@ -20,8 +21,10 @@ from .gguf_architectures import Description, describe
 from .gguf_file import GgufFile, open_gguf
 from .gguf_rope import set_frequencies
 from .gguf_tensors import place_tensors, values_of
+from .gguf_tokenizer import build_files
+from .gguf_vocabulary import read_vocabulary
 
-__all__ = ["GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "wants_bos"]
+__all__ = ["GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "read_tokenizer"]
 
 _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, StrictDataclassError)
 
@@ -74,17 +77,25 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     )
 
 
+def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:
+    """The tokenizer of a GGUF file, None if it has none, and its generation settings: which tokens end a text.
+
+    Raises:
+        UnsupportedModelError: names a tokenizer or pre-tokenizer that can't be read.
+        SourceError: names the key of the tokenizer that is missing or wrong.
+    """
+    vocabulary = read_vocabulary(file.path, file.metadata)
+    if vocabulary is None:
+        return None, generation_settings(file)
+    settings = {"eos_token_id": list(vocabulary.end_ids)} if vocabulary.end_ids else {}
+    return build_files(vocabulary, file.metadata), settings
+
+
 def generation_settings(file: GgufFile) -> dict[str, Any]:
-    """Generation settings in the file: which tokens end a text."""
+    """Generation settings without the file's vocabulary: the tokens that it names as the end of a text or turn."""
     ids = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     ends = list(dict.fromkeys(i for i in ids if isinstance(i, int)))
     return {"eos_token_id": ends} if ends else {}
-
-
-def wants_bos(file: GgufFile) -> bool:
-    """Whether texts begin with the start token; files that don't say so follow llama.cpp's default for their kind."""
-    stated = file.metadata.get("tokenizer.ggml.add_bos_token")
-    return bool(stated) if stated is not None else file.metadata.get("tokenizer.ggml.model") == "llama"
 
 
 def _special_tokens(file: GgufFile) -> dict[str, int | None]:

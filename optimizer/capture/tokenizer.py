@@ -10,7 +10,6 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
@@ -27,7 +26,6 @@ from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenize
 from enginewright.runtime.text.tokenizer_limits import check_tokenizer_json
 
 from .check_source import CONFIG, read_json
-from .gguf_quick_reader import quick_reader
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SUFFIXES = (".json", ".jinja", ".model", ".txt")
@@ -41,30 +39,26 @@ _VERSIONS_OF_JSON = re.compile(r"tokenizer(\.[0-9.]+)?\.json")
 _FILES = (TOKENIZER_JSON, "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model directory or a GGUF file in it, None if it has none. Never touches the network.
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model directory, None if it has none. Never touches the network.
 
     Where a directory has a tokenizer.json, that decides which tokens a text has. Classes of transformers, which
     tokenizer_config.json names, would put pre-tokenizers, normalizers and decoders of their own in its place.
 
-    Raises SourceError naming the directory or file if there is one that can't be read.
+    Raises SourceError naming the directory if there is one that can't be read.
     """
-    if gguf_file is None and not any(os.path.lexists(directory / f) for f in _FILES):
+    if not any(os.path.lexists(directory / f) for f in _FILES):
         return None
-    has_json = gguf_file is None and (directory / TOKENIZER_JSON).is_file()
-    if gguf_file is None:
-        _check_files(directory)
-    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
-    source = directory / gguf_file if gguf_file else directory
+    has_json = (directory / TOKENIZER_JSON).is_file()
+    _check_files(directory)
     hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
-    explained = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
     loader = TokenizersBackend if has_json else AutoTokenizer
-    with explained, quick_reader():
-        loaded = loader.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
+    with what_tokenizers_raises(lambda e: SourceError(f"{directory}: the tokenizer can't be read: {e}", hint=hint)):
+        loaded = loader.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
         assert isinstance(loaded, PreTrainedTokenizerBase)
         if has_json:
             _name_special_tokens(loaded, directory)
-    if not loaded.chat_template and gguf_file is None:
+    if not loaded.chat_template:
         loaded.chat_template = _processor_template(directory)
     return loaded
 
@@ -144,12 +138,8 @@ def _processor_template(directory: Path) -> str | None:
     return template
 
 
-def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = False) -> TokenizerFiles:
-    """What a bundle keeps of ``tokenizer``.
-
-    ``wants_bos``: texts must begin with the start token; where tokenizer.json's post-processor doesn't see to that,
-    ``add_bos`` tells the runtime to.
-    """
+def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
+    """What a bundle keeps of ``tokenizer``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Some have more that are named, such as image_token: variables of the chat template like the others.
     named = dict.fromkeys([*_SPECIAL, *tokenizer.special_tokens_map])
@@ -159,12 +149,7 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
         if name.endswith("_token")
         for value in [getattr(tokenizer, name, None)]
     }
-    add_bos = False
-    if wants_bos and tokenizer.bos_token_id is not None:
-        with what_tokenizers_raises(lambda e: SourceError(f"the tokenizer can't take 'a': {e}")):
-            ids = list(tokenizer("a")["input_ids"])
-        add_bos = ids[:1] != [tokenizer.bos_token_id]
-    special |= {"add_bos": add_bos, "add_eos": False}
+    special |= {"add_bos": False, "add_eos": False}  # a post-processor adds them, if they are to be added
     templates = _chat_templates(tokenizer)
     text: str | None = None
     hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."

@@ -36,10 +36,11 @@ class SourceModel:
             torch.set_num_threads(threads)
         self._runner = SourceRunner(path)
         model = self._runner.model
-        self.files = source_tokenizer_files(path)
-        """The files of a bundle's tokenizer; None if it has none."""
+        if path.is_dir():
+            self.files, generation = source_tokenizer_files(path), read_generation_settings(path)
+        else:
+            self.files, generation = gguf.read_tokenizer(gguf.open_gguf(path))
         self.tokenizer = Tokenizer(self.files) if self.files is not None and self.files.tokenizer_json else None
-        generation = read_generation_settings(path) if path.is_dir() else gguf.generation_settings(gguf.open_gguf(path))
         eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.info = model_info(model, describe_source(path).name, own_context_length(model.config), generation, eos)
         """What a bundle of it would say of the model."""
@@ -62,8 +63,4 @@ def source_tokenizer_files(path: Path) -> TokenizerFiles | None:
     if path.is_dir():
         tokenizer = load_tokenizer(path)
         return None if tokenizer is None else tokenizer_files(tokenizer)
-    file = gguf.open_gguf(path)
-    if "tokenizer.ggml.model" not in file.metadata:
-        return None
-    tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
-    return None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
+    return gguf.read_tokenizer(gguf.open_gguf(path))[0]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -50,7 +51,7 @@ def _letters_of_bytes() -> dict[str, int]:
     return found | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTES_OF_LETTERS = _letters_of_bytes()
+BYTES_OF_LETTERS = _letters_of_bytes()
 
 
 class Tokenizer:
@@ -84,6 +85,12 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        # A decoder of bytes would take the letters of these tokens, which are text, for bytes.
+        self._literal = frozenset(
+            index
+            for index, token in added.items()
+            if not token.content.isascii() and BYTES_OF_LETTERS.keys() >= set(token.content) and self._byte_level
+        )
         self._before = self._added(files.special_tokens, "bos")
         self._after = self._added(files.special_tokens, "eos")
         self._special_tokens = files.special_tokens
@@ -146,9 +153,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary are skipped."""
+        if not self._literal.isdisjoint(ids):
+            pieces = (list(group) for _, group in groupby(ids, self._literal.__contains__))
+            return "".join(
+                self._text_of_literals(piece, skip_special_tokens)
+                if piece[0] in self._literal
+                else self.decode(piece, skip_special_tokens=skip_special_tokens)
+                for piece in pieces
+            )
         with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: it can't decode tokens: {e}")):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def _text_of_literals(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return "".join(self.spelled(i) for i in ids if not (skip_special_tokens and i in self.special_ids))
 
     def encode_chat(
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
@@ -331,7 +349,7 @@ class Tokenizer:
             return name.encode()
         if index not in self._added_ids:
             if self._byte_level:
-                return bytes(_BYTES_OF_LETTERS[letter] for letter in name if letter in _BYTES_OF_LETTERS)
+                return bytes(BYTES_OF_LETTERS[letter] for letter in name if letter in BYTES_OF_LETTERS)
             if (byte := _BYTE_TOKEN.fullmatch(name)) is not None:
                 return bytes([int(byte[1], 16)])
             return name.replace("▁", " ").encode()

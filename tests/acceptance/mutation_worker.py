@@ -227,7 +227,6 @@ def _use_tokenizer(tokenizer: Tokenizer) -> None:
 def _gguf_case(folder: Path, name: str) -> Case:
     """A GGUF file, of which everything is read that an export reads: configuration, tensors and tokenizer."""
     from enginewright.optimizer.capture import build_from_gguf, gguf
-    from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
 
     path = folder / name
     original = path.read_bytes()
@@ -238,10 +237,7 @@ def _gguf_case(folder: Path, name: str) -> Case:
             file = gguf.open_gguf(path)
             for weight in build_from_gguf(file)[1].values():
                 weight.evaluate()
-            gguf.generation_settings(file)
-            tokenizer = load_tokenizer(folder, gguf_file=name)
-            if tokenizer is not None:
-                tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
+            gguf.read_tokenizer(file)
 
     return run
 

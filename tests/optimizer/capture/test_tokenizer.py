@@ -43,12 +43,6 @@ def test_files_have_what_the_tokenizer_has(words):
     assert files.special_tokens["add_bos"] is False
 
 
-@pytest.mark.parametrize(("adds_bos", "wants_bos", "caller_adds"), [(0, 1, True), (1, 1, False), (0, 0, False)])
-def test_who_adds_the_start_token(adds_bos, wants_bos, caller_adds):
-    files = tokenizer_files(make_tokenizer(["a"], adds_bos=bool(adds_bos)), wants_bos=bool(wants_bos))
-    assert files.special_tokens["add_bos"] is caller_adds
-
-
 def test_the_default_of_several_templates():
     tokenizer = make_tokenizer(["a"])
     tokenizer.chat_template = {"default": "one", "tool_use": "two"}
