@@ -493,6 +493,9 @@ class CacheManager:
             return
         copies, self.copies = self.copies, {}
         clears, self.clears = self.clears, {}
+        for name, pairs in copies.items():
+            holders = self.pools[name].holders
+            assert all(holders(source) and holders(to) for source, to in pairs), "a copy holds both of its blocks"
         for name, pairs in copies.items():  # a step clears before it copies: what is still read is cleared by the next
             read = {source for source, _ in pairs}
             if late := [block for block in clears.get(name, ()) if block in read]:
