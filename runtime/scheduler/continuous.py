@@ -150,6 +150,7 @@ class ContinuousScheduler:
             return None
         if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
             self._preempt([request for request in self.running if request.search is not None])
+            self._gather()
             prefills = self._admitted(tokens_left)
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
@@ -496,6 +497,14 @@ class ContinuousScheduler:
         if newest is None:
             return []
         return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
+
+    def _gather(self) -> None:
+        """Moves all sequences of the first search that waits to the front: they begin before other searches do."""
+        if self.waiting:
+            first = [one for one in together(self.waiting[0]) if one in self.waiting]
+            for request in reversed(first):
+                self.waiting.remove(request)
+                self.waiting.appendleft(request)
 
     def _preempt(self, requests: Sequence[Request]) -> None:
         if not requests:
