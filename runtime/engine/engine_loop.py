@@ -58,6 +58,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._errors = engine.scheduler.helper_errors
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: dict[Request, Listener] = {}
         self._ended: Callable[[], EnginewrightError] | None = None  # why nothing is taken any more
@@ -173,7 +174,7 @@ class EngineLoop:
                 if self._ended is not None:
                     self._tell_all(self._ended())
                     self.engine.abort_all()
-                self.after_step()
+                self._errors.call("listener", "after_step", self.after_step, None)
                 if self.engine.has_work():
                     return True
             except BaseException as e:  # noqa: BLE001  see _step
@@ -212,7 +213,12 @@ class EngineLoop:
         self._deliver(self.engine.fail(request, cause))
 
     def _deliver(self, request: Request) -> None:
-        self._tell(request, request.take_piece())
+        try:
+            piece = request.take_piece()
+        except Exception as e:  # noqa: BLE001  its text has failed, and the others go on
+            request = self.engine.fail(request, e)
+            piece = request.take_piece()
+        self._tell(request, piece)
 
     def _tell(self, request: Request, event: StreamPiece | EnginewrightError) -> None:
         """Calls the listener. ``_take_listener`` either sees here that it is being called, or has taken it before."""
@@ -222,7 +228,8 @@ class EngineLoop:
                 if isinstance(event, EnginewrightError) or event.finish_reason is not None:
                     self._listeners.pop(request, None)
                 listener(event)
-        except Exception:  # noqa: BLE001  who doesn't listen gets no more
+        except Exception as e:  # noqa: BLE001  who doesn't listen gets no more
+            self._errors.caught("listener", "a request's", e)
             self._listeners.pop(request, None)
             self.engine.abort(request)
         finally:
@@ -247,7 +254,7 @@ class EngineLoop:
     def _tell_all(self, error: EnginewrightError) -> None:
         for request in list(self._listeners):
             if (listener := self._take_listener(request)) is not None:
-                listener(error)
+                self._errors.call("listener", "a request's", partial(listener, error), None)
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

@@ -142,6 +142,7 @@ def pulse(loop: EngineLoop) -> Pulse:
         used,
         loop.steps,
         scheduler.preemptions,
+        tuple(scheduler.helper_errors.counts.items()),
     )
 
 
@@ -169,6 +170,7 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         **({"experts": loads} if loads else {}),
         "prefix_cache": scheduler.cache.statistics(scheduler.running),
         "preemptions": engine.preemptions,
+        "helper_errors": dict(scheduler.helper_errors.counts),
         "scheduling": scheduler.policy.describe(),
         "speculation": scheduler.drafts.describe(),
         "buckets": executor.statistics() if isinstance(executor, StaticShapes) else [],

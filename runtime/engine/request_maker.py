@@ -283,7 +283,12 @@ class RequestMaker:
         with self._making:
             if self._grammars is None:
                 model = self._model
-                self._grammars = Grammars(self.tokenizer.to_json(), model.vocab_size, model.eos_token_ids)
+                self._grammars = Grammars(
+                    self.tokenizer.to_json(),
+                    model.vocab_size,
+                    model.eos_token_ids,
+                    errors=self._scheduler.helper_errors,
+                )
         return self._grammars.grammar(params.structured_outputs, tenant)
 
     def close(self) -> None:

@@ -85,6 +85,7 @@ class CacheManager:
         prefix_cache: whether requests find what others have computed, if the executor has slots, or takes shared
             blocks and the groups' blocks have one size.
         owners: see the module; the blocks of each group make whole splits for each of so many.
+        guard: wraps the disk tier, so that it never raises.
 
     Raises ValueError if they don't.
     """
@@ -99,6 +100,7 @@ class CacheManager:
         kept_slots: bool = False,
         prefix_cache: bool,
         owners: int = 1,
+        guard: Callable[[DiskTier], DiskTier] = lambda disk: disk,
     ) -> None:
         self.groups = {g.name: g for g in groups}
         self.owners = owners
@@ -111,7 +113,8 @@ class CacheManager:
             self.pools[group.name] = self._pool(group, blocks[group.name], partial(self._evicted, i))
         self._slots = KeptSlots(self.pools) if prefix_cache and kept_slots else None
         self.use = PrefixUse()
-        self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
+        self._guard = guard
+        self._disk: DiskTier | None = None
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
         self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
         self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
@@ -123,6 +126,15 @@ class CacheManager:
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
         self._places: dict[Request, _Place] = {}
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """The tier to which evicted blocks go, and in which they are found again; None for none."""
+        return self._disk
+
+    @disk.setter
+    def disk(self, disk: DiskTier | None) -> None:
+        self._disk = None if disk is None else self._guard(disk)
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
         """Most tokens that a request of so many tokens ever holds blocks for in a group."""
@@ -348,7 +360,7 @@ class CacheManager:
             unused = sum(max(len(r.tables.get(name, ())) * size - r.computed, 0) for r in tuple(running))
             blocks[name] = {"held": pool.total_blocks - pool.free_blocks, "shared": pool.shared_blocks, "kept": kept}
             blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
-        return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.store.describe()}
+        return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.describe()}
 
     def first_block(self, group: CacheGroup, position: int) -> int:
         """The first block of a group that a query at ``position``, or a later one, sees; or those before it that are
@@ -560,7 +572,7 @@ class CacheManager:
         node.users += 1
         place.node.users -= 1
         place.node, place.blocks = node, first + done
-        disk.store.used(names[:done])
+        disk.used(names[:done])
         request.computed = request.capacity = place.blocks * size
         self.use.from_disk += done * size
         for group in self.windows:

@@ -91,6 +91,14 @@ class DiskTier:
                 self.memory.write_block(group, block, payload)
         return True
 
+    def used(self, names: Sequence[bytes]) -> None:
+        """Notes that records of a prefix were of use; see ``BlockStore.used``."""
+        self.store.used(names)
+
+    def describe(self) -> dict[str, object]:
+        """Returns what ``LLM.info`` says of the folder."""
+        return self.store.describe()
+
     def _name(self, node: Node) -> bytes:
         above = [node]
         while above[-1].name is None and (parent := above[-1].parent) is not None:

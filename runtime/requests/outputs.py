@@ -252,6 +252,7 @@ class Pulse(NamedTuple):
         blocks_used: share of the KV cache's blocks that requests hold.
         steps: that were taken.
         preemptions: how often a request had to give its blocks up.
+        helper_errors: errors of each helper that has failed; see ``scheduler.helpers``.
     """
 
     step_seconds: float
@@ -261,3 +262,4 @@ class Pulse(NamedTuple):
     blocks_used: float
     steps: int
     preemptions: int
+    helper_errors: tuple[tuple[str, int], ...] = ()

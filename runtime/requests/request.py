@@ -144,6 +144,10 @@ class Request:
         """Ends the request."""
         self.finish_reason = reason
 
+    def abort(self) -> None:
+        """Ends the request for a caller who wants no more of it. Never raises."""
+        self.finish("abort")
+
     def take_piece(self) -> StreamPiece:
         """What came since the last call."""
         return StreamPiece((), "", self.finish_reason)
@@ -379,6 +383,10 @@ class Generation(Request):
         except Exception:  # noqa: BLE001  its text may be what failed
             self._text = None
             self.finish("error")
+
+    def abort(self) -> None:
+        self._text = None  # nobody reads it, and it may fail
+        super().abort()
 
     def finish(self, reason: FinishReason) -> None:
         """Text that was held back comes out, and may turn out to complete a stop string."""

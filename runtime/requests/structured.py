@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, OverloadError, RequestError, shown
+from ..shared.helpers import HelperErrors
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
 from ..shared.shares import Shares
 
@@ -387,10 +388,16 @@ class Grammars:
         tokenizer: the text of the model's tokenizer.json (``Tokenizer.to_json``).
         vocab_size: of its logits.
         end_tokens: tokens that end an answer.
+        errors: counts drafts that were dropped.
     """
 
     def __init__(
-        self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int], seconds: float = COMPILE_SECONDS
+        self,
+        tokenizer: str,
+        vocab_size: int,
+        end_tokens: Sequence[int],
+        seconds: float = COMPILE_SECONDS,
+        errors: HelperErrors | None = None,
     ) -> None:
         self._text = tokenizer
         self._vocab_size, self._ends = vocab_size, [token for token in end_tokens if token < vocab_size]
@@ -402,6 +409,7 @@ class Grammars:
         self.words = (vocab_size + 31) // 32
         self._kept: Shares[tuple[str, str], Compiled] = Shares(KEPT_BYTES)
         self._alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        self._errors = errors or HelperErrors()
         self._lock = threading.Lock()
         self._compilers: ThreadPoolExecutor | None = None
         from .grammar_process import GrammarProcess
@@ -502,6 +510,8 @@ class Grammars:
         for (matcher, at, draft), problem in zip(drafted, problems, strict=True):
             if problem is not None or matcher.is_error():
                 bits[at + 1 : at + 1 + len(draft)] = 0
+                why = EnginewrightError(problem or str(matcher.get_error()).partition("\n")[0])
+                self._errors.caught("masks of drafts", "fill", why)
         plain = [(grammar._matcher, at) for grammar, at, _ in sound]
         for (grammar, _, _), problem in zip(
             sound, _problems(self._pool.unsafe_compute_mask_ptr, plain, to), strict=True

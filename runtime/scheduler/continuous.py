@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Generation, PromptRequest, Request
 
@@ -17,14 +19,18 @@ from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
 from ..shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
 from ..shared.errors import EnginewrightError, shown
+from ..shared.helpers import HelperErrors
 from .base import Batch, Chunk, step_input
 from .branching import branch, places, places_taken, together
 from .drafts import TimedProposer, drafts_for
+from .helpers import helper
 from .limits import SchedulerConfig, check_request
 from .policy import Policy, RankedPolicy
 from .step_inputs import StepInputs
 from .step_outputs import logprobs_of, not_finite, scored, top
 from .step_times import StepSize, StepTimes
+
+T = TypeVar("T")
 
 
 class ContinuousScheduler:
@@ -34,8 +40,12 @@ class ContinuousScheduler:
     preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.
     With ranks "older" is of a lower rank.
 
+    Policy, times of steps, drafts and disk are helpers: where one of them raises, its declared fallback takes the place
+    of its result (``helpers``).
+
     Attributes:
         chunks: what the last step had.
+        helper_errors: the errors of helpers so far.
     """
 
     def __init__(
@@ -48,6 +58,7 @@ class ContinuousScheduler:
         draft_model: TimedProposer | None = None,
     ) -> None:
         self.config = config
+        self.helper_errors = HelperErrors()
         self._clock = clock
         self.caps = caps
         self.cache = CacheManager(
@@ -58,16 +69,19 @@ class ContinuousScheduler:
             kept_slots=caps.kept_slots,
             owners=caps.owners,
             prefix_cache=config.prefix_cache,
+            guard=partial(self._helper, "disk tier"),
         )
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
-        self.times = StepTimes(caps.row_seconds)
-        self.policy = Policy(self._most_running)
+        self.times = self._helper("step times", StepTimes(caps.row_seconds))
+        policy = Policy(self._most_running)
         if config.scheduling:
-            most = min(config.prefill_tokens, caps.max_tokens)
-            self.policy = RankedPolicy(config.scheduling, self.times, self._most_running, most, clock, self._found)
+            most, errors = min(config.prefill_tokens, caps.max_tokens), self.helper_errors
+            policy = RankedPolicy(config.scheduling, self.times, self._most_running, most, clock, self._found, errors)
+        self.policy = self._helper("policy", policy)
         self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        self.drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model, clock)
+        drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model, clock, self.helper_errors)
+        self.drafts = self._helper("drafts", drafts)
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()
         # Of steps that are in flight at a time, each is followed by one of the same requests.
@@ -76,6 +90,9 @@ class ContinuousScheduler:
         self._leaving: set[Request] = set()  # of these, who has ended, and keeps the blocks that the step writes to
         self._decoded_last = False
         self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
+
+    def _helper(self, kind: str, of: T) -> T:
+        return helper(kind, of, self.helper_errors)
 
     @property
     def groups(self) -> dict[str, CacheGroup]:
@@ -110,7 +127,7 @@ class ContinuousScheduler:
             return
         for one in together(request):
             self._remove(one)
-            one.finish("abort")
+            one.abort()
 
     def abort_all(self) -> None:
         self.cache.drop_copies()

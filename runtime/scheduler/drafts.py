@@ -23,9 +23,11 @@ from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from ..shared.errors import RequestError
+from ..shared.helpers import HelperErrors
 from ..shared.step_costs import DRAFT_ROWS
 from .acceptance import AcceptanceRates, Credit
 from .base import Batch, Chunk
+from .helpers import helper
 from .step_outputs import logprobs_of
 from .step_times import DecodeTimes
 
@@ -71,7 +73,20 @@ class NoDrafts:
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
-        raise NotImplementedError
+        request, count = chunk.request, 0
+        assert isinstance(request, Generation), "only these have drafts"
+        for at, token in enumerate(tokens):
+            if token == NO_TOKEN:
+                break
+            request.accept(token, logprobs_of(request, output, first + at))
+            count += 1
+            if request.finished or at == len(chunk.draft) or token != chunk.draft[at]:
+                break
+        request.computed = chunk.start + count
+        request.drafted, request.accepted = request.drafted + len(chunk.draft), request.accepted + count - 1
+
+    def learn(self, chunk: Chunk, accepted: int) -> None:
+        """Learns how many tokens of a draft were accepted, after ``verify``."""
 
     def release(self, request: Request) -> None:
         """Frees what is held for a request that has ended, or was preempted and will come back."""
@@ -170,6 +185,7 @@ class Drafts(NoDrafts):
         times: DecodeTimes,
         draft_model: TimedProposer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        errors: HelperErrors | None = None,
     ) -> None:
         if not caps.verifies:
             raise RequestError(
@@ -178,9 +194,13 @@ class Drafts(NoDrafts):
             )
         self.times = times
         self.by_source = {name: [0, 0] for name in SOURCES}
-        self._draft_model, self._clock = draft_model, clock
-        self._lookups = lookups()
-        self._proposers: Sequence[Proposer] = self._lookups if draft_model is None else [*self._lookups, draft_model]
+        self._clock = clock
+        errors = errors or HelperErrors()
+        self._guarded = helper("drafts", self, errors)
+        self._draft_model = None if draft_model is None else helper("draft model", draft_model, errors)
+        self._lookups = [helper("proposer", proposer, errors) for proposer in lookups()]
+        models = [] if self._draft_model is None else [self._draft_model]
+        self._proposers: Sequence[Proposer] = [*self._lookups, *models]
         self._rates, self._credit = AcceptanceRates(), Credit()
         self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._steps = self._next_look = 0  # steps so far, and the next that may have drafts
@@ -343,18 +363,12 @@ class Drafts(NoDrafts):
             self.times.took(rows, seconds - step.proposal_took)
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
-        request, step, count = chunk.request, self._step, 0
-        assert isinstance(request, Generation) and step is not None, "only these have drafts"
-        for at, token in enumerate(tokens):
-            if token == NO_TOKEN:
-                break
-            request.accept(token, logprobs_of(request, output, first + at))
-            count += 1
-            if request.finished or at == len(chunk.draft) or token != chunk.draft[at]:
-                break
-        request.computed = chunk.start + count
-        drafted, accepted = len(chunk.draft), count - 1
-        request.drafted, request.accepted = request.drafted + drafted, request.accepted + accepted
+        super().verify(chunk, tokens, output, first)
+        self._guarded.learn(chunk, chunk.request.computed - chunk.start - 1)
+
+    def learn(self, chunk: Chunk, accepted: int) -> None:
+        request, step, drafted = chunk.request, self._step, len(chunk.draft)
+        assert step is not None, "only these have drafts"
         own = self._history(request)
         counts = self.by_source[source(own.kind)]
         counts[0], counts[1] = counts[0] + drafted, counts[1] + accepted
@@ -389,7 +403,8 @@ def drafts_for(
     times: DecodeTimes,
     draft_model: TimedProposer | None,
     clock: Callable[[], float] = time.monotonic,
+    errors: HelperErrors | None = None,
 ) -> NoDrafts:
     """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
     wanted = caps.verifies if speculate is None else speculate
-    return Drafts(caps, times, draft_model, clock) if wanted else NoDrafts()
+    return Drafts(caps, times, draft_model, clock, errors) if wanted else NoDrafts()

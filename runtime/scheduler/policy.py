@@ -23,7 +23,9 @@ from pathlib import Path
 from enginewright.runtime.requests.request import Request
 
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
+from ..shared.helpers import HelperErrors
 from .base import Chunk
+from .helpers import helper
 from .options import Scheduling, parse_seconds
 from .step_times import StepSize, StepTimes
 from .waiting import Shares, WaitingQueue
@@ -101,6 +103,7 @@ class RankedPolicy(Policy):
         most_running, most_prompt: requests at a time, and tokens of prompts in a step.
         clock: seconds, as requests have them.
         found: how many tokens of a request the prefix cache has.
+        errors: counts those of the tenants' shares.
     """
 
     waiting: WaitingQueue
@@ -113,13 +116,16 @@ class RankedPolicy(Policy):
         most_prompt: int,
         clock: Callable[[], float],
         found: Callable[[Request], int],
+        errors: HelperErrors,
     ) -> None:
         super().__init__(most_running)
         self.scheduling = scheduling
         self.times = times
         if scheduling.plan is not None:
             times.begin_with(Path(scheduling.plan))
-        self.shares = Shares(scheduling.shares) if scheduling.fair or scheduling.shares else None
+        self.shares: Shares | None = None
+        if scheduling.fair or scheduling.shares:
+            self.shares = helper("shares", Shares(scheduling.shares), errors)
         self.waiting = WaitingQueue(self.shares)
         self.refused = 0
         self._patience = parse_seconds(scheduling.patience, "scheduling: patience")
@@ -175,8 +181,7 @@ class RankedPolicy(Policy):
     def begin_step(self, running: Sequence[Request]) -> bool:
         if self.waiting:
             if self.shares is not None:
-                for request in running:
-                    self.shares.count(request, self.times.row_tokens)
+                self.shares.count(running, self.times.row_tokens)
                 self.waiting.look_again()
             self._renew_deadlines()
         if self._seen_running != (seen := (len(running), self._decodes >> 5)):
@@ -241,8 +246,9 @@ class RankedPolicy(Policy):
             if ready <= first.rank[1]:
                 return
             times = 2.0 ** max(1, math.ceil(math.log2((ready - first.queued) / ttft)))
-            self.waiting.remove(first)
-            first.rank = (first.rank[0], max(first.queued + ttft * times, ready), first.rank[2])
+            rank = (first.rank[0], max(first.queued + ttft * times, ready), first.rank[2])
+            self.waiting.remove(first)  # nothing raises from here on: it would be lost
+            first.rank = rank
             self.waiting.append(first)
 
     # Who is refused

@@ -45,7 +45,7 @@ _LEAST_STEPS = 12
 _MOST_BETWEEN_FITS = 128
 _LEAST_OF_SIZE = 8
 """Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""
-_LEAST_SECONDS = 1e-6
+LEAST_SECONDS = 1e-6
 """The floor of every estimate, and of every measured step: no step with its Python code is shorter."""
 _MOST_SECONDS = 1e6
 """The ceiling of every measured step, so that no sum over steps overflows."""
@@ -57,12 +57,12 @@ def _bounded(seconds: float) -> float | None:
     """Returns a measured time within the bounds of a step; None for NaN, infinity or less than 0."""
     if not 0 <= seconds < math.inf:  # false for NaN
         return None
-    return min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
+    return min(max(seconds, LEAST_SECONDS), _MOST_SECONDS)
 
 
 class DecodeTimes:
     """Predicts what steps of so many rows take in which requests decode. No history makes it raise, or predict NaN,
-    infinity or less than ``_LEAST_SECONDS``.
+    infinity or less than ``LEAST_SECONDS``.
 
     Expected is what ``optimize tune`` measured, or else a line. Numbers of rows that weren't seen lately are as far
     from what is fitted as the last steps were: what changed is the speed of the machine, then.
@@ -121,14 +121,14 @@ class DecodeTimes:
         self._all_apart += (apart - self._all_apart) * max(1 - _LATELY, 1 / steps)
 
     def _line(self, rows: int) -> float:
-        return max(self._base + self._slope * self._expected[rows], _LEAST_SECONDS)
+        return max(self._base + self._slope * self._expected[rows], LEAST_SECONDS)
 
     def seconds(self, rows: int) -> float:
         """Returns the seconds of a step of so many rows; those of ``DRAFT_ROWS`` rows if they are more."""
         rows = min(max(rows, 0), DRAFT_ROWS)
         count = self._counts[rows]
         apart = (count * self._apart[rows] + _LIKE_OTHERS * self._all_apart) / (count + _LIKE_OTHERS)
-        return max(self._line(rows) * apart, _LEAST_SECONDS)
+        return max(self._line(rows) * apart, LEAST_SECONDS)
 
     def describe(self) -> dict[str, float]:
         """Gives microseconds, for ``LLM.info``."""
@@ -177,7 +177,7 @@ class StepSize:
 
 class StepTimes:
     """Predicts what steps of any size take. No history makes it raise, or predict NaN, infinity or less than
-    ``_LEAST_SECONDS``: a kind of step that wasn't measured yet may have 0 for every number of its own. It is fitted as
+    ``LEAST_SECONDS``: a kind of step that wasn't measured yet may have 0 for every number of its own. It is fitted as
     soon as the first one was measured.
 
     Args:
@@ -200,7 +200,7 @@ class StepTimes:
 
     def seconds(self, size: StepSize) -> float:
         """Predicts the seconds of such a step."""
-        return max(self._fitted(size) * self._apart.get(_key(size), 1.0), _LEAST_SECONDS)
+        return max(self._fitted(size) * self._apart.get(_key(size), 1.0), LEAST_SECONDS)
 
     def _fitted(self, size: StepSize) -> float:
         seconds = (
@@ -210,7 +210,7 @@ class StepTimes:
             + size.context * self._context
             + size.products * self._product
         )
-        return max(seconds, _LEAST_SECONDS)
+        return max(seconds, LEAST_SECONDS)
 
     def prompt_within(self, seconds: float, rows: int, context: float) -> float:
         """Says how many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
@@ -250,7 +250,7 @@ class StepTimes:
     def begin_with(self, plan: Path) -> None:
         """Takes the steps of a plan of this machine. Raises RequestError if the file has none."""
         for size, seconds in planned_steps(plan):
-            self._add(size, min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS))
+            self._add(size, min(max(seconds, LEAST_SECONDS), _MOST_SECONDS))
         self._fit()
 
     def _add(self, size: StepSize, seconds: float) -> None:
@@ -264,7 +264,7 @@ class StepTimes:
     def _fit(self) -> None:
         """Fits by least squares of relative errors; a number that comes out negative is 0, the others are fitted.
 
-        Every mean is at least ``_LEAST_SECONDS``, so that no relative error is infinite.
+        Every mean is at least ``LEAST_SECONDS``, so that no relative error is infinite.
         """
         means = np.array(list(self._means.values()))
         left = means[:, 1:6] / means[:, 6:]  # [sizes, 5]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort_left, insort_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from enginewright.runtime.requests.request import Request
@@ -48,16 +48,17 @@ class Shares:
             self._counted[request] = request.output_length
             self._count(request.tenant, request.remaining)
 
-    def count(self, request: Request, row_tokens: float) -> None:
-        """Counts the new tokens since the last call; one costs as much as so many of a prompt."""
-        counted = self._counted.get(request)
-        if counted is not None and request.output_length > counted:
-            self._count(request.tenant, (request.output_length - counted) * row_tokens)
-            self._counted[request] = request.output_length
+    def count(self, requests: Iterable[Request], row_tokens: float) -> None:
+        """Counts their new tokens since the last call; one costs as much as so many of a prompt."""
+        for request in requests:
+            counted = self._counted.get(request)
+            if counted is not None and request.output_length > counted:
+                self._count(request.tenant, (request.output_length - counted) * row_tokens)
+                self._counted[request] = request.output_length
 
     def ends(self, request: Request, row_tokens: float) -> None:
         """Counts the last ones."""
-        self.count(request, row_tokens)
+        self.count((request,), row_tokens)
         self._counted.pop(request, None)
 
     def _count(self, tenant: str, tokens: float) -> None:

@@ -16,7 +16,9 @@ from fastapi import Request
 from ..engine import arguments
 from ..executors.open import TARGETS
 from ..requests.sampling import SamplingParams
+from ..scheduler.helpers import helper
 from ..shared.errors import RequestError
+from ..shared.helpers import HelperErrors
 from ..text.tokenizer import Tokenizer
 from .answers import Given
 from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded
@@ -50,7 +52,8 @@ class Front:
         self.models = open_models(options) if models is None else models
         self.tenants = Tenants(options.api_keys)
         self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self.metrics = Metrics(self.models)
+        errors = HelperErrors()
+        self.metrics = helper("metrics", Metrics(self.models, errors), errors)
         self.rendering = FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False

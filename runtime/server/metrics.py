@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..shared.helpers import HelperErrors
+
 if TYPE_CHECKING:
     from .engine_client import Model
     from .records import Ended
@@ -35,11 +37,16 @@ _PREFIXES = ("enginewright_", "vllm:")
 
 
 class Metrics:
-    """Counts what requests took. ``models``: by their names, for what they do now."""
+    """Counts what requests took.
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    Args:
+        models: by their names, for what they do now.
+        errors: those of the front end's helpers, for a metric.
+    """
+
+    def __init__(self, models: Mapping[str, Model], errors: HelperErrors | None = None) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Now(models))
+        self._registry.register(_Now(models, errors or HelperErrors()))
         self._times = {
             name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
             for name, text in _TIMES.items()
@@ -107,8 +114,8 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
 class _Now(Collector):
     """What models do when somebody looks."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
-        self._models = models
+    def __init__(self, models: Mapping[str, Model], errors: HelperErrors) -> None:
+        self._models, self._errors = models, errors
 
     def collect(self) -> Iterable[Metric]:
         for prefix in _PREFIXES:
@@ -150,6 +157,13 @@ class _Now(Collector):
             deaths = CounterMetricFamily(prefix + "engine_deaths", "Engines that were lost.", labels=["model_name"])
             ready = GaugeMetricFamily(prefix + "engine_ready", "Whether a model answers.", labels=["model_name"])
             replicas = GaugeMetricFamily(prefix + "replicas", "Engines that answer.", labels=["model_name"])
+            failed = CounterMetricFamily(
+                prefix + "helper_errors",
+                "Errors of helpers, whose results were left out.",
+                labels=["model_name", "helper"],
+            )
+            for helper, count in self._errors.counts.items():
+                failed.add_metric(["", helper], count)
             retried = CounterMetricFamily(
                 prefix + "requests_retried", "Requests that another replica was asked.", labels=["model_name"]
             )
@@ -158,4 +172,6 @@ class _Now(Collector):
                 ready.add_metric([model.name], float(model.state == "ready"))
                 replicas.add_metric([model.name], model.replicas)
                 retried.add_metric([model.name], model.retried)
-            yield from (deaths, ready, replicas, retried)
+                for helper, count in model.beat.helper_errors:
+                    failed.add_metric([model.name, helper], count)
+            yield from (deaths, ready, replicas, retried, failed)

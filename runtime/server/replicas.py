@@ -19,6 +19,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -724,6 +725,7 @@ def _together(beats: list[Pulse]) -> Pulse:
         sum(one.blocks_used for one in beats) / len(beats),
         sum(one.steps for one in beats),
         sum(one.preemptions for one in beats),
+        tuple(sum((Counter(dict(one.helper_errors)) for one in beats), Counter()).items()),
     )
 
 

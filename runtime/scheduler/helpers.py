@@ -1,0 +1,113 @@
+"""The table of helpers: what takes the place of a result where one of them raises between two steps.
+
+Each row is a kind of helper, and for each method what its caller gets instead: as if the helper knew nothing. An error
+costs an estimate, a draft, a block on a disk or a line of a metric, and neither a request nor the engine. A method that
+isn't here is the caller's own matter: the engine's thread calls it for somebody who waits for the result and gets the
+error, such as ``forget``, or ends the request that it was called for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from enginewright.runtime.requests.lookup import NOTHING, Proposal
+from enginewright.runtime.requests.request import Generation, Request
+
+from ..shared.helpers import Fallbacks, HelperErrors, guarded
+from .step_times import LEAST_SECONDS
+
+T = TypeVar("T")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Returns None: the helper notes nothing."""
+
+
+def _ranked_as_it_came(request: Request, running: Sequence[Request]) -> None:
+    """Has the request go first of its priority, among those that came after it."""
+    request.rank = (request.priority, request.queued, 0)
+
+
+def _no_proposals(wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
+    return [NOTHING] * len(wanted)
+
+
+HELPERS: Mapping[str, Fallbacks] = {
+    # First come, first served, with as many requests and prompt tokens as the step has room for.
+    "policy": {
+        "paused": frozenset(),
+        "arrives": _ranked_as_it_came,
+        "place": lambda request, running: len(running),
+        "ended": _nothing,
+        "after_step": _nothing,
+        "describe": _nothing,
+        "begin_step": lambda running: False,
+        "comes_first": lambda running: False,
+        "most_running": lambda running: 1 << 30,
+        "prompt_tokens": lambda decodes, most: most,
+    },
+    # No tenant has had anything.
+    "shares": {
+        "had": lambda tenant: 0.0,
+        "joins": _nothing,
+        "begins": _nothing,
+        "count": _nothing,
+        "ends": _nothing,
+    },
+    # Every step is short, and any number of tokens fits into it: nobody is refused or paused for it.
+    "step times": {
+        "known": False,
+        "row_tokens": 2.0,
+        "seconds": lambda size: LEAST_SECONDS,
+        "prompt_within": lambda seconds, rows, context: math.inf,
+        "rows_within": lambda seconds, context: 1 << 20,
+        "observe": _nothing,
+        "describe": lambda: {},
+    },
+    # No drafts.
+    "drafts": {
+        "begin": lambda running, paused: False,
+        "draft": lambda request: (),
+        "after_step": _nothing,
+        "learn": _nothing,
+        "release": _nothing,
+        "describe": _nothing,
+    },
+    "proposer": {"propose": _no_proposals, "release": _nothing},
+    # It takes for ever, so that nobody waits for it.
+    "draft model": {
+        "off": "it failed",
+        "propose": _no_proposals,
+        "release": _nothing,
+        "seconds": lambda rows: math.inf,
+        "behind": lambda request: math.inf,
+        "describe": lambda: {},
+    },
+    # The draft of a guided answer is dropped (``requests.structured``).
+    "masks of drafts": {},
+    # Nothing is on the disk, and nothing comes onto it.
+    "disk tier": {
+        "computed": _nothing,
+        "leaving": _nothing,
+        "holds": lambda node: False,
+        "find": lambda parent, tokens, size: [],
+        "read": lambda name, tokens, blocks: False,
+        "used": _nothing,
+        "describe": lambda: {"problem": "it can't say how it is doing"},
+    },
+    # The request whose listener fails is aborted (``engine.engine_loop``).
+    "listener": {},
+    # A request or a response isn't counted.
+    "metrics": {"ended": _nothing, "aborted": _nothing, "responded": _nothing},
+}
+"""A kind of helper -> its fallbacks; see ``shared.helpers``."""
+
+REFUSES = frozenset({"arrives"})
+"""Methods whose EnginewrightError is their answer: a request that is refused."""
+
+
+def helper(kind: str, of: T, errors: HelperErrors) -> T:
+    """Wraps a helper of a kind of ``HELPERS``."""
+    return guarded(kind, of, HELPERS[kind], errors, REFUSES)

@@ -1,0 +1,155 @@
+"""Every method of every helper fails: the engine goes on, and the requests' tokens are those without the error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.kv_cache.disk_tier import DiskTier
+from enginewright.runtime.requests.lookup import MODEL, ForcedTokens, OwnText, PastAnswers, Proposal
+from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.drafts import Drafts
+from enginewright.runtime.scheduler.helpers import HELPERS
+from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.options import Scheduling
+from enginewright.runtime.scheduler.policy import Policy, RankedPolicy
+from enginewright.runtime.scheduler.step_times import StepTimes
+from enginewright.runtime.scheduler.waiting import Shares
+from enginewright.runtime.server.metrics import Metrics
+from enginewright.runtime.shared.contracts import ExecutorCaps
+from enginewright.runtime.shared.errors import OverloadError
+
+
+class Guesses:
+    """A draft model that proposes token 7 again and again."""
+
+    off = None
+
+    def propose(self, wanted: list[tuple[Generation, int]]) -> list[Proposal]:
+        return [Proposal([7] * most, MODEL) for _, most in wanted]
+
+    def seconds(self, rows: int) -> float:
+        return 1e-6
+
+    def behind(self, request: Generation) -> float:
+        return 0.0
+
+    def release(self, request: Request) -> None: ...
+
+    def forget(self, namespace: tuple[str, ...] | None) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+CLASSES: dict[str, tuple[type, ...]] = {
+    "policy": (RankedPolicy,),
+    "shares": (Shares,),
+    "step times": (StepTimes,),
+    "drafts": (Drafts,),
+    "proposer": (ForcedTokens, OwnText, PastAnswers),
+    "draft model": (Guesses,),
+    "disk tier": (DiskTier,),
+}
+CASES = [(kind, method) for kind in CLASSES for method in HELPERS[kind] if method not in ("known", "paused")]
+"""All but two plain attributes, which can't raise."""
+
+
+@pytest.fixture(autouse=True)
+def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def engine(toy: Callable[..., Any], tmp_path: Path) -> Iterator[Engine]:
+    """One with every kind of helper, and a pool that is too small for its requests."""
+    caps = ExecutorCaps(shared_blocks=True, verifies=True)
+    scheduling = Scheduling(classes={"chat": {"ttft": 5.0, "tpot": 1.0}, "batch": {"priority": 3}}, fair=True)
+    config = SchedulerConfig(3, 16, prefix_cache=True, scheduling=scheduling, speculate=True)
+    made = Engine(toy(9, 8, caps=caps), config, Guesses())
+    cache = made.scheduler.cache
+    cache.disk = open_tier(made.executor, cache, tmp_path / "kept")
+    yield made
+    cache.disk.store.close()
+    made.executor.close()
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """Two rounds of requests of two tenants, which share beginnings, with what ``LLM.info`` asks for."""
+    scheduling = engine.scheduler.config.scheduling
+    assert scheduling is not None
+    made = []
+    for _ in range(2):
+        for i in range(8):
+            prompt = [*range(20 if i % 2 else 3), i, i, i]
+            params = SamplingParams(max_tokens=12, allowed_token_ids=(7,) if i == 6 else ())
+            of = scheduling.class_named("chat" if i % 3 else "batch")
+            made.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of))
+            engine.add_request(made[-1])
+        for _ in range(2000):
+            if not engine.has_work():
+                break
+            engine.step()
+        scheduler = engine.scheduler
+        scheduler.policy.describe(), scheduler.drafts.describe(), scheduler.expected_seconds()
+        scheduler.cache.statistics(scheduler.running)
+    assert all(request.finish_reason == "length" for request in made)
+    assert all(pool.total_blocks == pool.free_blocks for pool in engine.pools.values())
+    return [request.tokens for request in made]
+
+
+@pytest.mark.parametrize(("kind", "method"), CASES)
+def test_an_error_costs_its_result_alone(
+    engine: Engine, toy: Any, monkeypatch: pytest.MonkeyPatch, kind: str, method: str
+) -> None:
+    calls = []
+
+    def fails(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError(method)
+
+    for of in CLASSES[kind]:
+        monkeypatch.setattr(of, method, fails if callable(HELPERS[kind][method]) else property(fails))
+    found = answers(engine)
+    assert engine.scheduler.helper_errors.counts.get(kind, 0) == len(calls)
+    never = {("policy", "comes_first"), ("step times", "row_tokens"), ("step times", "prompt_within")}
+    assert calls or (kind, method) in never | {("step times", "rows_within"), ("disk tier", "holds")}
+    plain = toy(64, 8)
+    expected = []
+    for tokens in found[:8]:
+        alone = Engine(plain, SchedulerConfig())
+        params = SamplingParams(max_tokens=12)
+        alone.add_request(request := Generation(tokens[:-12], params))
+        while alone.has_work():
+            alone.step()
+        expected.append(request.tokens)
+    plain.close()
+    for i, (tokens, other) in enumerate(zip(found, expected * 2, strict=True)):
+        assert i % 8 == 6 or tokens == other
+
+
+def test_every_method_of_a_policy_and_of_shares_is_in_the_table() -> None:
+    """Each of them is called between two steps; and the table names none that isn't there."""
+    for kind, of in (("policy", Policy), ("shares", Shares)):
+        assert {name for name in vars(of) if not name.startswith("_")} == set(HELPERS[kind])
+    methods = [(of, name) for kind, classes in CLASSES.items() for of in classes for name in HELPERS[kind]]
+    methods += [(Metrics, name) for name in HELPERS["metrics"]]
+    assert [(of, name) for of, name in methods if not hasattr(of, name)] == [(StepTimes, "known")]
+
+
+def test_a_refusal_is_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OverloadError("full", retry_after=1.0)
+
+    monkeypatch.setattr(RankedPolicy, "arrives", refuses)
+    with pytest.raises(OverloadError):
+        engine.add_request(Generation([1], SamplingParams(max_tokens=1)))
+    assert not engine.has_work() and not engine.scheduler.helper_errors.counts
