@@ -34,7 +34,8 @@ class BlockPool:
         self.evictions = 0
         self._evicted = evicted
         self._free = list(range(blocks - 1, -1, -1))  # the next one is last, so that the first are used first
-        self._holders = [0] * blocks
+        self._holders = [0] * blocks  # pins among them
+        self._pins: dict[int, int] = {}  # block -> how often it is pinned
         self._tenant: list[str | None] = [None] * blocks  # of a block that is kept once nobody holds it
         self._kept: dict[str, OrderedDict[int, None]] = {}  # tenant -> blocks that nobody holds, oldest use first
         self.kept_blocks = 0  # that nobody holds, and that a later request may use
@@ -47,7 +48,7 @@ class BlockPool:
     @property
     def shared_blocks(self) -> int:
         """Number of blocks that more than one request holds. Looks at all of them."""
-        return sum(count > 1 for count in self._holders)
+        return sum(count > 1 for count in self._held_by_requests(0, self.total_blocks))
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
         """Number of blocks that ``allocate`` can give to a tenant, one after the other."""
@@ -72,12 +73,24 @@ class BlockPool:
         self._holders[block] += 1
 
     def pin(self, block: int) -> None:
-        """One more holder of a block, in whatever state it is: until ``release``, nobody else is given it."""
+        """One more holder of a block, in whatever state it is: until ``unpin``, nobody else is given it."""
         if not self._holders[block] and self._tenant[block] is None:
             self._free.remove(block)  # rare: what is pinned is mostly held, or kept
             self._holders[block] = 1
         else:
             self.share(block)
+        self._pins[block] = self._pins.get(block, 0) + 1
+
+    def unpin(self, block: int) -> None:
+        """One pin less. Raises KeyError if the block isn't pinned."""
+        self._pins[block] -= 1
+        if not self._pins[block]:
+            del self._pins[block]
+        self.release(block)
+
+    def pins(self, block: int) -> int:
+        """Returns how often ``block`` is pinned; each pin is one of its holders."""
+        return self._pins.get(block, 0)
 
     def release(self, block: int) -> None:
         """One holder less. Raises ValueError if the block is free already."""
@@ -110,8 +123,16 @@ class BlockPool:
 
     def states(self, first: int, last: int) -> bytes:
         """What blocks first..last-1 are: 0 free, 1 held, 2 held by several, 3 kept. For a view from another thread."""
-        both = zip(self._holders[first:last], self._tenant[first:last], strict=True)
+        both = zip(self._held_by_requests(first, last), self._tenant[first:last], strict=True)
         return bytes(min(holders, 2) or (0 if tenant is None else 3) for holders, tenant in both)
+
+    def _held_by_requests(self, first: int, last: int) -> list[int]:
+        """Returns how many requests hold each of blocks first..last-1. For any thread."""
+        holders = self._holders[first:last]
+        for block, pins in list(self._pins.items()):
+            if first <= block < min(last, self.total_blocks):
+                holders[block - first] = max(holders[block - first] - pins, 0)
+        return holders
 
     def _share(self, tenant: str) -> int:
         """Kept blocks of each other tenant that ``tenant`` can't evict."""
@@ -209,6 +230,14 @@ class DividedPool(BlockPool):
     def pin(self, block: int) -> None:
         """See ``BlockPool``."""
         self.parts[block % self.owners].pin(block // self.owners)
+
+    def unpin(self, block: int) -> None:
+        """See ``BlockPool``."""
+        self.parts[block % self.owners].unpin(block // self.owners)
+
+    def pins(self, block: int) -> int:
+        """See ``BlockPool``."""
+        return self.parts[block % self.owners].pins(block // self.owners)
 
     def release(self, block: int) -> None:
         """See ``BlockPool``."""

@@ -536,13 +536,8 @@ class CacheManager:
 
     def _unpin(self, pins: Iterable[tuple[str, int]]) -> None:
         for name, block in pins:
-            self.pools[name].release(block)
+            self.pools[name].unpin(block)
             self.changes += 1
-
-    def _pins(self, name: str, block: int) -> int:
-        """Returns how many pins a block has, for copies and clears that are pending or handed over."""
-        pending = [each for pair in self.copies.get(name, ()) for each in pair]
-        return pending.count(block) + sum(list(pins).count((name, block)) for pins in self._handed.values())
 
     def _read(self, index: PrefixIndex, request: Request, place: _Place, disk: DiskTier | None) -> bool:
         """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.
@@ -648,7 +643,7 @@ class CacheManager:
         """What only this request holds is made zero before another gets it, and isn't found any more."""
         for i, (name, pool) in enumerate(self.pools.items()):
             held = [block for block in request.tables.get(name, ()) if block != NO_BLOCK]
-            own = [block for block in held if pool.holders(block) - self._pins(name, block) == 1]
+            own = [block for block in held if pool.holders(block) - pool.pins(block) == 1]
             for block in own:
                 if self.index is not None:
                     self.index.discard(i, block)
@@ -678,7 +673,9 @@ class CacheManager:
         """Makes no copy to a block that only this request holds, which is about to release it."""
         for name, table in request.tables.items():
             pool, pairs = self.pools[name], self.copies.get(name, [])
-            for pair in [pair for pair in pairs if pair[1] in table and pool.holders(pair[1]) == 2]:
+            for pair in [
+                pair for pair in pairs if pair[1] in table and pool.holders(pair[1]) - pool.pins(pair[1]) == 1
+            ]:
                 pairs.remove(pair)
                 self._unpin((name, block) for block in pair)
 

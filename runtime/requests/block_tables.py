@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from typing import overload
+from typing import TypeVar, overload
+
+T = TypeVar("T")
 
 NO_BLOCK = -1
 _versions = itertools.count(1)
@@ -59,14 +61,16 @@ class BlockTables(Mapping[str, Sequence[int]]):
     def get(self, group: str, /) -> Sequence[int] | None: ...
     @overload
     def get(self, group: str, default: Sequence[int], /) -> Sequence[int]: ...
-    def get(self, group: str, default: Sequence[int] | None = None, /) -> Sequence[int] | None:
+    @overload
+    def get(self, group: str, default: T, /) -> Sequence[int] | T: ...
+    def get(self, group: str, default: object = None, /) -> object:
         return self._tables.get(group, default)
 
     def items(self) -> ItemsView[str, Sequence[int]]:
-        return self._tables.items()  # type: ignore[return-value]
+        return self._tables.items()
 
     def values(self) -> ValuesView[Sequence[int]]:
-        return self._tables.values()  # type: ignore[return-value]
+        return self._tables.values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tables)

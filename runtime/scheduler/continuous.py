@@ -197,6 +197,8 @@ class ContinuousScheduler:
                     raise FailedRequestError(chunk.request) from e
             raise
         self.cache.hand_over(step)
+        if self.caps.in_flight == 1:  # nothing is written at once, or read from a disk, before it has run
+            self.cache.landed(step)
         return step
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:

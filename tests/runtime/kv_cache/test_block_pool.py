@@ -107,8 +107,11 @@ def test_a_block_is_pinned_in_whatever_state_it_is() -> None:
     pool.drop(kept)
     assert [pool.holders(block) for block in (held, kept, free)] == [2, 1, 1]
     assert (pool.free_blocks, pool.kept_blocks, pool.available()) == (1, 0, 1) and pool.allocate() == 2
+    assert [pool.pins(block) for block in range(4)] == [1, 1, 0, 1] and pool.states(0, 4) == b"\1\0\1\0"
     for block in (held, kept, free):
-        pool.release(block)
+        pool.unpin(block)
+    with pytest.raises(KeyError):
+        pool.unpin(held)
     assert pool.free_blocks == 2 and {pool.allocate(), pool.allocate()} == {kept, free}
     divided = DividedPool(4, 2)
     divided.pin(3)

@@ -407,8 +407,8 @@ def test_nobody_can_tell_what_another_tenant_asked(toy: Any) -> None:
 
 
 def test_a_copy_that_is_pending_holds_its_source_and_its_destination(toy: Any) -> None:
-    """Until the step that makes it has run; where the request ends before, it is never made."""
-    engine = engine_of(toy)
+    """Until the step that makes it has run, if several are in flight; where the request ends before, it isn't made."""
+    engine = engine_of(partial(toy, caps=ExecutorCaps(in_flight=2)))
     cache, pool = engine.scheduler.cache, engine.pools["g0"]
     run(engine, ask(list(range(20))))
     for made in (False, True):
@@ -439,7 +439,7 @@ def test_where_a_copy_and_its_source_are_too_much_the_tokens_are_computed(toy: A
 
 
 def test_a_block_that_is_still_to_be_copied_is_cleared_by_the_step_after(toy: Any) -> None:
-    engine = engine_of(toy)
+    engine = engine_of(partial(toy, caps=ExecutorCaps(in_flight=2)))
     run(engine, ask(list(range(20))))
     engine.add_request(ask([*range(12), 99, 98]))
     cache, pool = engine.scheduler.cache, engine.pools["g0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.kv_cache.block_store import BlockStore
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.lookup import MODEL, ForcedTokens, OwnText, PastAnswers, Proposal
 from enginewright.runtime.requests.request import Generation, Request
@@ -69,12 +71,16 @@ def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine(toy: Callable[..., Any], tmp_path: Path) -> Iterator[Engine]:
+def engine(toy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """One with every kind of helper, and a pool that is too small for its requests."""
     caps = ExecutorCaps(shared_blocks=True, verifies=True)
     scheduling = Scheduling(classes={"chat": {"ttft": 5.0, "tpot": 1.0}, "batch": {"priority": 3}}, fair=True)
     config = SchedulerConfig(3, 16, prefix_cache=True, scheduling=scheduling, speculate=True)
-    made = Engine(toy(9, 8, caps=caps), config, Guesses())
+    # Nothing depends on what this machine takes: each look at the clock is a millisecond, and no read is slow.
+    never = property(lambda store: None, lambda store, seconds: None)
+    monkeypatch.setattr(BlockStore, "seconds_per_block", never, raising=False)
+    ticks = itertools.count()
+    made = Engine(toy(9, 8, caps=caps), config, Guesses(), lambda: next(ticks) * 1e-3)
     cache = made.scheduler.cache
     cache.disk = open_tier(made.executor, cache, tmp_path / "kept")
     yield made
@@ -87,12 +93,19 @@ def answers(engine: Engine) -> list[list[int]]:
     scheduling = engine.scheduler.config.scheduling
     assert scheduling is not None
     made = []
-    for _ in range(2):
+    for round_ in range(2):
+        if round_:  # what the first round left in memory is evicted, and read from the disk
+            engine.add_request(Generation([99] * 64, SamplingParams(max_tokens=8), tenant="f"))
+            while engine.has_work():
+                engine.step()
+            assert engine.scheduler.cache.disk is not None
+            engine.scheduler.cache.disk.store.flush()
         for i in range(8):
             prompt = [*range(20 if i % 2 else 3), i, i, i]
             params = SamplingParams(max_tokens=12, allowed_token_ids=(7,) if i == 6 else ())
             of = scheduling.class_named("chat" if i % 3 else "batch")
-            made.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of))
+            clock = engine.scheduler._clock
+            made.append(Generation(prompt, params, tenant=f"t{i % 2}", request_class=of, clock=clock))
             engine.add_request(made[-1])
         for _ in range(2000):
             if not engine.has_work():
