@@ -76,6 +76,11 @@ class _Guarded:
                 passes = (EnginewrightError,) if method in refuses else ()
                 own[method] = _guarded_method(name, helper, method, fallback, errors, passes)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The helper's class, for isinstance."""
+        return type(self.__dict__["_guarded"][1])
+
     def __getattr__(self, attribute: str) -> Any:
         name, helper, values, errors = self.__dict__["_guarded"]
         if attribute in values:

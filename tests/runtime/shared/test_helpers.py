@@ -36,6 +36,7 @@ FALLBACKS = {"ask": lambda number, *, twice=False: -number, "mood": "unknown"}
 def test_the_fallback_comes_and_the_error_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     oracle, errors = Oracle(), HelperErrors()
     wrapped = guarded("oracle", oracle, FALLBACKS, errors)
+    assert isinstance(wrapped, Oracle)
     assert (wrapped.ask(3, twice=True), wrapped.mood, wrapped.name, errors.counts) == (6, "good", "delphi", {})
     oracle.fails = ZeroDivisionError("no")
     with caplog.at_level(logging.ERROR, "enginewright.engine"):
