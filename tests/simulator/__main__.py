@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -78,4 +79,5 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("enginewright").setLevel(logging.CRITICAL)  # helpers that a scenario has raise are logged
     sys.exit(main())

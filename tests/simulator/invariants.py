@@ -25,7 +25,7 @@ def step(pending: Submitted, scheduler: ContinuousScheduler) -> None:
         written = {block for block in (step.slots[name] // group.block_size).tolist() if block < total}
         several = [block for block in written if holders(block) != 1]  # a pin doesn't own
         check(
-            all(holders(block) == 1 + scheduler.cache._pins(name, block) for block in several),
+            all(holders(block) == 1 + pool.pins(block) for block in several),
             f"a block of {name} is written that several hold",
         )
         if group.window and scheduler.caps.shared_blocks and scheduler.caps.owners == 1:
@@ -53,7 +53,7 @@ def blocks(scheduler: ContinuousScheduler) -> None:
         holders = list(map(pool.holders, range(pool.total_blocks)))
         for block, count in enumerate(holders):
             if count != held[block]:
-                check(count == held[block] + cache._pins(name, block), f"block {block} of {name}: {count} holders")
+                check(count == held[block] + pool.pins(block), f"block {block} of {name}: {count} holders")
         kept, free = _kept_and_free(pool)
         used = [block for block, count in enumerate(holders) if count]
         check(sorted([*kept, *free, *used]) == list(range(pool.total_blocks)), f"a block of {name} is lost")

@@ -193,7 +193,7 @@ PROFILES = {
     "drafts": 3,
     "ranks": 1,
     "faults": 2,
-    "helpers": 0,
+    "helpers": 2,
 }
 """What a seed is about, and how often: see ``_Maker``."""
 

@@ -43,7 +43,7 @@ def changed(patch: pytest.MonkeyPatch, owner: type, name: str, *edits: tuple[str
 
 def estimates_of_zero(patch: pytest.MonkeyPatch) -> None:
     """A step that was never measured is estimated to take no time, and a measured time is cut to a multiple of that."""
-    patch.setattr(step_times, "LEAST_SECONDS" if hasattr(step_times, "LEAST_SECONDS") else "_LEAST_SECONDS", 0.0)
+    patch.setattr(step_times, "LEAST_SECONDS", 0.0)
     changed(
         patch,
         StepTimes,
@@ -87,8 +87,7 @@ def copies_hold_nothing(patch: pytest.MonkeyPatch) -> None:
     """A pending copy doesn't keep its source or its destination."""
     for pool in (BlockPool, DividedPool):
         patch.setattr(pool, "pin", lambda self, block: None)
-    patch.setattr(CacheManager, "_unpin", lambda self, pins: None)
-    patch.setattr(CacheManager, "_pins", lambda self, name, block: 0)
+        patch.setattr(pool, "unpin", lambda self, block: None)
 
 
 def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
