@@ -226,13 +226,14 @@ class GraphBuilder:
 
     def stored(self, name: str, form: Form, stored: Stored) -> str:
         """Adds a weight as external data, in a type that it is stored in, and returns its name."""
-        return self._added(self.weights.add(name, self.program.weights[name], form, stored))
+        return self.take(self.weights.add(name, self.program.weights[name], form, stored))
 
     def scales(self, name: str, form: Form) -> str:
-        """Adds the scales that a weight is dequantized by as external data, all positive, and returns their name."""
-        return self._added(self.weights.add(name, self.program.weights[name], form, self.floats, positive=True))
+        """Adds the scales that a weight is dequantized by, all positive, and returns their name."""
+        return self.take(self.weights.add(name, self.program.weights[name], form, self.floats, positive=True))
 
-    def _added(self, tensor: TensorProto) -> str:
+    def take(self, tensor: TensorProto) -> str:
+        """Makes a weight of the bundle an initializer of the graph, and returns its name."""
         self.initializers[tensor.name] = tensor
         return str(tensor.name)
 

@@ -35,7 +35,7 @@ from ...engines.segments import (
 from ...graphs.emit_model import emit_call, model_of, summed_products
 from ...graphs.float_types import ELEMENTS, FloatType
 from ...graphs.graph import TYPES, GraphBuilder
-from ...graphs.weights import ExternalWeights, Form, Stored
+from ...graphs.weights import ExternalWeights
 from .segment_buffers import share_buffers
 from .segments import AttentionCut, SegmentCut, cut
 
@@ -81,9 +81,8 @@ class SegmentBuilder(GraphBuilder):
         self.given: dict[str, str] = {}
         self._given_as: dict[str, str] = {}
 
-    def stored(self, name: str, form: Form, stored: Stored) -> str:
-        """The input that stands for a weight; the bundle has it once, whichever segments read it."""
-        tensor = self.weights.add(name, self.program.weights[name], form, stored)
+    def take(self, tensor: TensorProto) -> str:
+        """Makes a weight an input of the graph; the bundle has it once, whichever segments read it."""
         label = str(tensor.name)
         if label not in self._given_as:
             given = f"weight_{len(self.given)}"
