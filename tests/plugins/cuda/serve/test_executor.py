@@ -401,7 +401,9 @@ def held_and_left() -> tuple[int, int, list[str]]:
     own = steps._program
     memory = [value for value in vars(steps._memory).values() if isinstance(value, torch.Tensor)]
     held = [own.arena, own._scratch, *own._lists.values(), *memory]
-    said = step_memory(lowering.program, own.limits, 256) - 2 * 4 * own.limits.rows * 256
+    logits = 4 * own.limits.rows * 256
+    # Logits that are changed or given back, and what log-probabilities take of them, are made when they are asked for.
+    said = step_memory(lowering.program, own.limits, 256) - 2 * logits - logits // 5
     caches = [cache.of.keys for cache in own.caches.values()]
     every = {"weights": next(iter(own._weights.values())), "cache": caches[0], "arena": own.arena, "made": memory[0]}
     total, alive = sum(x.nbytes for x in held), {name: weakref.ref(x) for name, x in every.items()}
