@@ -17,12 +17,15 @@ class Shares:
     """Work that each tenant has had, divided by its weight (virtual token counters: Sheng et al., OSDI 2024).
 
     Work counts in prompt tokens. Who comes back after a pause begins with no more credit than those that wait.
+
+    Attributes:
+        counted: requests that have begun -> how many of their new tokens are counted.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._had: dict[str, float] = {}
-        self._counted: dict[Request, int] = {}  # new tokens of requests that have begun
+        self.counted: dict[Request, int] = {}
         self._next_look = LEAST_TENANTS  # for counters that may go, when there are so many
 
     def had(self, tenant: str) -> float:
@@ -38,28 +41,28 @@ class Shares:
 
     def _forget(self, least: float, waiting: set[str]) -> None:
         """Drops counters of tenants that have nobody here and would begin with ``least``, which never falls, anyway."""
-        here = waiting | {request.tenant for request in self._counted}
+        here = waiting | {request.tenant for request in self.counted}
         self._had = {name: had for name, had in self._had.items() if had > least or name in here}
         self._next_look = max(2 * len(self._had), LEAST_TENANTS)
 
     def begins(self, request: Request) -> None:
         """Counts the prompt, as far as it isn't found; once, as a preemption isn't the request's fault."""
-        if request not in self._counted:
-            self._counted[request] = request.output_length
+        if request not in self.counted:
+            self.counted[request] = request.output_length
             self._count(request.tenant, request.remaining)
 
     def count(self, requests: Iterable[Request], row_tokens: float) -> None:
         """Counts their new tokens since the last call; one costs as much as so many of a prompt."""
         for request in requests:
-            counted = self._counted.get(request)
+            counted = self.counted.get(request)
             if counted is not None and request.output_length > counted:
                 self._count(request.tenant, (request.output_length - counted) * row_tokens)
-                self._counted[request] = request.output_length
+                self.counted[request] = request.output_length
 
     def ends(self, request: Request, row_tokens: float) -> None:
         """Counts the last ones."""
         self.count((request,), row_tokens)
-        self._counted.pop(request, None)
+        self.counted.pop(request, None)
 
     def _count(self, tenant: str, tokens: float) -> None:
         self._had[tenant] = self.had(tenant) + tokens / self._weights.get(tenant, 1.0)

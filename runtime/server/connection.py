@@ -67,8 +67,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request, unless there are too many connections."""
-        transport.set_write_buffer_limits(high=0)  # so that writing waits for the client, and its progress is seen
         super().connection_made(cast(asyncio.Transport, _Closing(transport, self)))
+        # Writing waits for the client, so that its progress is seen. Over TLS, an empty buffer reaches a limit of 0.
+        transport.set_write_buffer_limits(high=1, low=0)
         if not self._intake.connect(self):
             self._refuse(503, "the server has too many connections", retry_after=1)
             return

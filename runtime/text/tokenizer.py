@@ -152,8 +152,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids outside the vocabulary are skipped."""
-        if not self._literal.isdisjoint(ids):
+        """Text of token ids; ids outside the vocabulary are skipped. Raises RequestError for what isn't a list."""
+        try:
+            literal = not self._literal.isdisjoint(ids)
+        except TypeError as e:
+            raise RequestError(f"ids: {shown(ids)} isn't a list of token ids", hint="Pass a list of integers.") from e
+        if literal:
             pieces = (list(group) for _, group in groupby(ids, self._literal.__contains__))
             return "".join(
                 self._text_of_literals(piece, skip_special_tokens)

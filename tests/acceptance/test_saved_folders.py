@@ -62,10 +62,12 @@ def test_commands_that_run_a_source(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_commands_that_learn_from_a_source(folder: Path, tmp_path: Path) -> None:
     """Calibration samples from the source, and a recovery trains on what it samples."""
-    (tmp_path / "gptq.toml").write_text(
-        'name = "gptq"\n[weights]\nmethod = "gptq"\n[weights.default]\nstorage = "int8"\ngroup_size = 32\n'
-        'activation = "int8"\nactivation_group_size = 32\n[budget]\nmax_kl = 5.0\n'
+    formats = (
+        '[weights.default]\nstorage = "int4"\ngroup_size = 16\nactivation = "int8"\nactivation_group_size = 16\n'
+        "[budget]\nmax_kl = 5.0\n"
     )
+    (tmp_path / "gptq.toml").write_text(f'name = "gptq"\n[weights]\nmethod = "gptq"\n{formats}')
+    (tmp_path / "nearest.toml").write_text(f'name = "nearest"\n{formats}')
     run("export", folder, "-o", tmp_path / "gptq.bundle", "--recipe", tmp_path / "gptq.toml", "--quiet")
     options = ("--steps", 2, "--batch-tokens", 64, "--sequence-length", 16, "--sampled-tokens", 256, "--quiet")
-    run("recover", folder, "-o", tmp_path / "recovered", "--recipe", tmp_path / "gptq.toml", *options)
+    run("recover", folder, "-o", tmp_path / "recovered", "--recipe", tmp_path / "nearest.toml", *options)

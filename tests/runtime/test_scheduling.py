@@ -48,7 +48,7 @@ def test_beams_and_samples_are_the_same(make_llm: MakeLLM, toy: Callable[..., An
         preempted += llm.info()["preemptions"]
         policy = llm.engine.scheduler.policy
         assert isinstance(policy, RankedPolicy)
-        assert policy.shares is None or not vars(policy.shares)["_counted"], "none is kept"
+        assert policy.shares is None or not policy.shares.counted, "none is kept"
     assert preempted > 0
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +32,10 @@ class Transport:
         self.sent = b""
         self.unread = 0  # bytes that the client hasn't taken
         self.closed = self.aborted = self.half_closed = self.paused = self.reset = False
-        self.high = -1
+        self.high = self.low = -1
 
-    def set_write_buffer_limits(self, high: int) -> None:
-        self.high = high
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        self.high, self.low = high, low
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -194,7 +197,7 @@ def test_requests_are_answered_one_after_the_other(connect: Callable[..., Client
     client = connect(echo)
     client.send(POST + b"Content-Length: 3\r\n\r\nabc" + CHUNKED + chunks(b"x" * 100) + b"0\r\n\r\n")
     assert client.transport.statuses == [200, 200] and client.transport.sent.endswith(b"x" * 100)
-    assert not client.transport.over and client.connection.idle and client.transport.high == 0
+    assert not client.transport.over and client.connection.idle and client.transport.low == 0
     assert client.intake.connections == 1
     client.call(lambda: client.connection.connection_lost(None))
     assert client.intake.connections == 0
@@ -356,3 +359,44 @@ def test_one_connection_too_many_is_told(connect: Callable[..., Client]) -> None
     transport = Transport()
     client.call(lambda: late.connection_made(transport))  # type: ignore[arg-type]
     assert transport.statuses == [503] and b"retry-after: 1\r\n" in transport.sent and transport.over
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names, "-keyout", "key.pem"]
+    subprocess.run([*command, "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_requests_are_answered_over_tls(certificate: tuple[Path, Path], size: int) -> None:
+    """asyncio's own transports: over TLS they say at other moments that writing must wait."""
+    ours, theirs = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(cafile=certificate[0]),
+    )
+    ours.load_cert_chain(*certificate)
+    body = bytes(i % 251 for i in range(size))
+    request = POST + b"Content-Length: %d\r\n\r\n" % size + body
+
+    async def run() -> None:
+        config = uvicorn.Config(echo, ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        intake = Intake(ServerOptions(models={"m": "m"}))
+        state: Any = {"server_state": ServerState(), "app_state": {}}
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(intake, config=config, **state), "127.0.0.1", 0, ssl=ours)
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=theirs, server_hostname="localhost")
+        for _ in range(2):
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ") and await reader.readexactly(size) == body
+        writer.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())
