@@ -188,8 +188,8 @@ class CacheManager:
             return False
         whole, part = divmod(tokens, size)
         sources = self._begin_with(request, match, tokens)
-        if part and not self._has_blocks_for(request, promised, force, sources):
-            # A copy holds its source as well: where that is too much, the tokens of the part are computed.
+        if part and (self._doubted(sources) or not self._has_blocks_for(request, promised, force, sources)):
+            # A copy has the rest of its source too, and holds it: where it may not, the part's tokens are computed.
             self._undo_begin(request, sources)
             whole, part = divmod(index.usable(match, self._first_blocks, size), size)
             sources = self._begin_with(request, match, whole * size)
@@ -226,6 +226,13 @@ class CacheManager:
         for name, source in zip(self.pools, sources, strict=False):
             self.pools[name].pin(source)
         return sources
+
+    def _doubted(self, blocks: Sequence[int]) -> bool:
+        """Returns True if one of these blocks, one a group, may have keys that aren't finite."""
+        return any(
+            block in self._doubtful[name] or any(block in request.tables.get(name, ()) for request in self._unverified)
+            for name, block in zip(self.groups, blocks, strict=True)
+        )
 
     def _undo_begin(self, request: Request, sources: Sequence[int]) -> None:
         self._unpin(zip(self.pools, sources, strict=False))

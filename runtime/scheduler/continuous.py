@@ -149,7 +149,8 @@ class ContinuousScheduler:
         self._make_way()
         preemptions = self.preemptions
         # What decodes: every request that lacks one token. What is proposed comes behind that.
-        decodes = self._decodes(ahead=alone and self.drafts.begin(self.running, self.policy.paused))
+        paused = self.policy.paused
+        decodes = self._decodes(paused, ahead=alone and self.drafts.begin(self.running, paused))
         # What of prompts: of a request that goes before those that run, of those that run, then of who waits.
         prefills, tokens_left = list[Chunk](), 0
         if self.waiting or len(decodes) < len(self.running):  # unlike in most steps
@@ -365,10 +366,10 @@ class ContinuousScheduler:
             return 0
         return index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
 
-    def _decodes(self, *, ahead: bool) -> list[Chunk]:
-        """Takes the last token of every running request that lacks just one, with drafts if the step looks ``ahead``;
-        preempts the newest where blocks run out."""
-        chunks, preemptions, paused = list[Chunk](), self.preemptions, self.policy.paused
+    def _decodes(self, paused: Collection[Request], *, ahead: bool) -> list[Chunk]:
+        """Takes the last token of every running request that lacks just one, but of those that are ``paused``; with
+        drafts if the step looks ``ahead``. Preempts the newest where blocks run out."""
+        chunks, preemptions = list[Chunk](), self.preemptions
         most = self._most_decodes()
         for request in self._oldest_first():
             if (paused and request in paused) or (self._flying and self._flies(request)):
