@@ -36,6 +36,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/acceptance/test_law.py::test_choosing_what_to_look_at_changes_nothing": (9, 2),
     "tests/acceptance/test_law.py::test_ranks_that_divide_the_keys_change_nothing": (0, 9),
     "tests/acceptance/test_law.py::test_several_ranks_change_nothing": (0, 9),
+    "tests/acceptance/test_law.py::test_new_seeds": (0, 1),
     "tests/acceptance/test_law.py::test_several_steps_in_flight_change_nothing": (12, 8),
     "tests/acceptance/test_mutations.py": (8, 8),
     "tests/acceptance/test_offload.py": (0, 1),

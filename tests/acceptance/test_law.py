@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_times import DecodeTimes
 
 from ..runtime.requests.byte_tokens import byte_tokens_json
+from ..simulator.seeds import first_seed
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family
 
@@ -63,6 +65,9 @@ SAMPLE = [
 ]
 
 
+CUTS = ("tensor=2", "tensor=3", "pipeline=2", "tensor=2,pipeline=2", "ring=2")
+NEW_SEEDS = 2
+SOAK_SEEDS, PARTS = 500, 10
 CHOSEN = ContextOptions(best=32, first=0, last=0, whole_layers=0)
 ENDS = (1, 2)
 FORMS: Sequence[Mapping[str, Any]] = (
@@ -473,3 +478,66 @@ def test_a_draft_model_changes_nothing(
         exported(family, "int8", "f32"), np.random.default_rng(5), 40, tmp_path, speculate=True, draft=True
     )
     assert seen["drafted"] > 20 and not seen["wrong"], seen
+
+
+def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
+    """The model of a seed, and the arguments of ``obeys_the_law``."""
+    rng = np.random.default_rng((seed, 56))
+    family, weights, cache = SAMPLE[int(rng.integers(len(SAMPLE)))] if rng.random() < 0.5 else rng.choice(CASES)
+    how: dict[str, Any] = {"speculate": bool(rng.random() < 0.5)}
+    where = rng.choice(["alone", "in flight", "ranks", "file"])
+    if where == "in flight":
+        how["in_flight"] = int(rng.integers(2, 4))
+    elif where == "ranks":
+        how["cut"] = str(rng.choice(CUTS))
+    elif where == "file":
+        how["offloaded"] = True
+    if how["speculate"] and where in ("alone", "ranks"):
+        how["draft"] = bool(rng.random() < 0.5)
+    if family == "llama" and not how.get("cut", "").startswith("ring") and rng.random() < 0.5:
+        weights = f"{weights} chosen"
+    return (str(family), str(weights), str(cache)), how
+
+
+def break_the_law(
+    seeds: Sequence[int], exported: Exported, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, str]:
+    """Runs 40 requests for each seed. Returns the seeds whose results differ or that fail, and how."""
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, rows: 0.0)
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)  # so that drafts don't hang on this machine's times
+    failures: dict[int, str] = {}
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        case, how = chosen_by(seed)
+        try:
+            seen += obeys_the_law(exported(*case), np.random.default_rng(seed), 40, folder / str(seed), **how)
+        except Exception as e:  # noqa: BLE001  every failing seed is named
+            failures[seed] = f"{case} {how}: {e!r}"
+        shutil.rmtree(folder / str(seed), ignore_errors=True)
+    print(len(seeds), "seeds from", seeds[0], dict(sorted(seen.items())))
+    return failures
+
+
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+def test_new_seeds(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds that follow from the commit's hash."""
+    seeds = range(first_seed(), first_seed() + NEW_SEEDS)
+    if failures := break_the_law(seeds, exported, tmp_path, monkeypatch):
+        pytest.xfail(f"new seeds break the law, repair and record them: {failures}")
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:ranks. :RuntimeWarning")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_more_new_seeds(part: int, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = SOAK_SEEDS // PARTS
+    first = first_seed() + NEW_SEEDS + part * each
+    assert break_the_law(range(first, first + each), exported, tmp_path, monkeypatch) == {}
+
+
+def test_seeds_choose_everything() -> None:
+    every = [chosen_by(seed) for seed in range(1000)]
+    assert {how.get("cut", "") for _, how in every} == {"", *CUTS}
+    for what in ("in_flight", "offloaded", "draft", "speculate"):
+        assert any(how.get(what) for _, how in every), what
+    assert {case[:1] for case, _ in every} == {(family,) for family in FAMILIES}

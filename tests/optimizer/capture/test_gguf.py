@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 
-from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture import gguf as gguf_source
+from enginewright.optimizer.capture import capture, gguf_tensors
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.gguf import open_gguf, read_tensors
 from enginewright.optimizer.capture.gguf_header import GgufArray
@@ -236,7 +235,7 @@ def test_another_rotary_width_is_refused(llama, tiny_model, tmp_path):
 def test_the_real_model(smollm2_gguf):
     captured = capture(smollm2_gguf)
     info = captured.model_info
-    assert (info.vocab_size, info.context_length, info.eos_token_ids) == (49152, 8192, (2, 0))
+    assert (info.vocab_size, info.context_length, info.eos_token_ids) == (49152, 8192, (2, 0, 4))  # as llama.cpp has it
     assert info.parameters == 134_515_008
     assert len(captured.program.nodes_of(torch.ops.ew.attention.default)) == 30
     files = captured.tokenizer_files
@@ -254,8 +253,8 @@ def test_an_export_dequantizes_a_tensor_three_times(llama, tmp_path, monkeypatch
         times[tensor.name] += 1
         return dequantize(tensor)
 
-    dequantize = gguf_source.dequantize
-    monkeypatch.setattr(gguf_source, "dequantize", counted)
+    dequantize = gguf_tensors.dequantize
+    monkeypatch.setattr(gguf_tensors, "dequantize", counted)
     path = write(llama, tmp_path / "tiny.gguf", Q.Q8_0)
     export(path, tmp_path / "tiny.bundle", recipe="f32")
     assert "blk.0.attn_q.weight" in times

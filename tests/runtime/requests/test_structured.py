@@ -665,6 +665,8 @@ def test_a_failure_of_the_masks_ends_requests_with_a_form_alone(llm: ew.LLM, mon
         def unsafe_compute_mask_ptr(self, *given: object) -> None:
             raise MemoryError("no room")
 
+        unsafe_compute_mask_ptr_with_draft_token = unsafe_compute_mask_ptr
+
     llm.generate("a", SamplingParams(max_tokens=1, structured_outputs={"regex": "a"}))
     grammars = llm._requests._grammars
     assert grammars is not None

@@ -169,7 +169,7 @@ def test_log_probabilities(agents: Server) -> None:
 
 def test_the_official_client(client: openai.OpenAI) -> None:
     made = client.responses.create(
-        model="tools", input="Go", max_output_tokens=4, metadata={"a": "b"}, instructions="Be."
+        model="tools", input="Go", max_output_tokens=4, temperature=0, metadata={"a": "b"}, instructions="Be."
     )
     assert made.output_text and made.metadata == {"a": "b"}
     assert client.responses.retrieve(made.id).output == made.output
