@@ -89,8 +89,8 @@ def command(
 ) -> None:
     """Predicts first tokens, time per token, the largest batch that meets goals, and what fits in memory.
 
-    GPU figures are predictions from what makers state: nothing of Enginewright has run on a GPU. The kernels of this
-    machine are measured, for some seconds.
+    GPU figures are predictions from what makers state, not measurements. The kernels of this machine are measured, for
+    some seconds.
     """
     from enginewright.optimizer.bench.plot import check_folder
     from enginewright.optimizer.plan.options import BATCHES, PlanOptions, parse_seconds

@@ -15,7 +15,7 @@ from .result import DevicePlan, DeviceSection, PlanResult
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
 BUSY = 0.5
 """Processes for each core from which on other work makes kernels slower."""
-_PREDICTED = "a prediction: nothing of Enginewright has run on a GPU"
+_PREDICTED = "a prediction, not a measurement (docs/build/cuda.md has what was measured on an H100)"
 
 
 def print_plan(result: PlanResult, console: Console) -> None:
