@@ -319,9 +319,11 @@ def _connected(port: int) -> Iterator[socket.socket]:
         yield link
 
 
-def hostile(server: Server, clients: int, seconds: float, rate: float) -> Tally:
-    """Has hostile clients of all kinds at work for some seconds, at a rate of requests of all of them together."""
+def hostile(server: Server, clients: int, seconds: float, rate: float, kinds: Sequence[str] = ()) -> Tally:
+    """Has hostile clients of some kinds, or of all, at work for some seconds, at a rate of requests of all of them
+    together."""
     tally, end, gate = Tally(), time.monotonic() + seconds, Rate(rate)
+    chosen = [kind for kind in KINDS if not kinds or kind.__name__ in kinds]
 
     def one(client: int) -> None:
         key = server.hostile_keys[client % len(server.hostile_keys)]
@@ -329,7 +331,7 @@ def hostile(server: Server, clients: int, seconds: float, rate: float) -> Tally:
             gate.wait()
             if (now := time.monotonic()) > end:
                 return
-            kind, reply = KINDS[number % len(KINDS)], None
+            kind, reply = chosen[number % len(chosen)], None
             try:
                 with _connected(server.port) as link:
                     attack = Attack(link, key, min(end, now + HOLD_SECONDS))

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -245,13 +245,15 @@ def kills(server: Server, count: int, requests: int = 20) -> dict[str, Any]:
     return {"kills": count, "requests": count * requests, "statuses": statuses, "back_seconds": back, "then": status}
 
 
-def hostile(bundle: Path, folder: Path, seconds: float) -> dict[str, Any]:
+def hostile(bundle: Path, folder: Path, seconds: float, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Hostile clients next to honest ones, then well-behaved clients next to honest ones; see the module."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     server = Server.with_keys(bundle, folder)  # its processes are children, and stay on that core
     os.sched_setaffinity(0, cores[-1:])
     found: dict[str, Any] = {"seconds": seconds, "cores": [cores[0], cores[-1]]}
+    if kinds:
+        found["kinds"] = list(kinds)
     try:
         about = hostile_clients.Server(int(server.url.rpartition(":")[2]), "honest", HOSTILE_KEYS)
         expected = {}
@@ -260,7 +262,7 @@ def hostile(bundle: Path, folder: Path, seconds: float) -> dict[str, Any]:
             assert status == 200, body
             expected[number] = hostile_clients.text_of(body)
         found["megabytes_idle"] = server.tree_megabytes()
-        work = partial(hostile_clients.hostile, about, HOSTILE, seconds, HOSTILE_RATE)
+        work = partial(hostile_clients.hostile, about, HOSTILE, seconds, HOSTILE_RATE, kinds)
         found["hostile"], tally = _next_to_honest(server, about, expected, seconds, work)
         requests = max(1, sum(tally.requests.values()))
         work = partial(
@@ -331,6 +333,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    names = [kind.__name__ for kind in hostile_clients.KINDS]
+    parser.add_argument("--kinds", nargs="+", choices=names, default=[], help="hostile clients; by default all kinds")
     parser.add_argument("--memory", type=float, default=600.0, help="megabytes of the server next to hostile clients")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -351,7 +355,8 @@ def main(arguments: list[str] | None = None) -> int:
             finally:
                 found["exit"] = server.stop()
         if "hostile" in options.parts:
-            found["hostile"] = hostile(options.bundle, Path(name), options.seconds) | {"memory": options.memory}
+            found["hostile"] = hostile(options.bundle, Path(name), options.seconds, options.kinds)
+            found["hostile"]["memory"] = options.memory
     if options.rate and "day" in options.parts:
         found["day"] = simulated(options.rate)
     if options.json is not None:
