@@ -19,6 +19,7 @@ from enginewright.runtime.shared.errors import SourceError, UnsupportedModelErro
 from .config_sizes import check_sizes
 from .gguf_architectures import Description, describe
 from .gguf_file import GgufFile, open_gguf
+from .gguf_header import GgufArray
 from .gguf_rope import set_frequencies
 from .gguf_tensors import place_tensors, values_of
 from .gguf_tokenizer import build_files
@@ -26,6 +27,7 @@ from .gguf_vocabulary import read_vocabulary
 
 __all__ = ["GgufFile", "generation_settings", "open_gguf", "read_config", "read_tensors", "read_tokenizer"]
 
+_AGAIN = "Download or convert the file again."
 _UNUSABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, StrictDataclassError)
 
 
@@ -41,16 +43,14 @@ def read_config(file: GgufFile) -> PretrainedConfig:
     try:
         config = CONFIG_MAPPING[described.model_type](**fields)
     except _UNUSABLE as e:
-        raise SourceError(
-            f"{file.path}: no usable configuration: {e}", hint="Download or convert the file again."
-        ) from e
+        raise SourceError(f"{file.path}: no usable configuration: {e}", hint=_AGAIN) from e
     assert isinstance(config, PretrainedConfig)
     check_sizes(config, str(file.path))
     if described.layers > len(file.tensors):
         raise SourceError(
             f"{file.path}: {file.architecture}.block_count is {described.layers}, and there are "
             f"{len(file.tensors)} tensors",
-            hint="Download or convert the file again.",
+            hint=_AGAIN,
         )
     return config
 
@@ -78,7 +78,9 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
 
 
 def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any]]:
-    """The tokenizer of a GGUF file, None if it has none, and its generation settings: which tokens end a text.
+    """The tokenizer of a GGUF file, None if it has none, and its generation settings as in generation_config.json.
+
+    These are the tokens that end an answer, and those that none may have.
 
     Raises:
         UnsupportedModelError: names a tokenizer or pre-tokenizer that can't be read.
@@ -87,15 +89,33 @@ def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles | None, dict[str, Any
     vocabulary = read_vocabulary(file.path, file.metadata)
     if vocabulary is None:
         return None, generation_settings(file)
-    settings = {"eos_token_id": list(vocabulary.end_ids)} if vocabulary.end_ids else {}
-    return build_files(vocabulary, file.metadata), settings
+    ends = {"eos_token_id": list(vocabulary.end_ids)} if vocabulary.end_ids else {}
+    return build_files(vocabulary, file.metadata), generation_settings(file) | ends
 
 
 def generation_settings(file: GgufFile) -> dict[str, Any]:
-    """Generation settings without the file's vocabulary: the tokens that it names as the end of a text or turn."""
+    """Generation settings without the file's vocabulary: the tokens that it names as ends, and as never given.
+
+    Raises SourceError if the latter aren't a list of token ids.
+    """
     ids = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     ends = list(dict.fromkeys(i for i in ids if isinstance(i, int)))
-    return {"eos_token_id": ends} if ends else {}
+    suppressed = _suppressed_tokens(file)
+    settings = {"eos_token_id": ends, "suppress_tokens": suppressed}
+    return {name: tokens for name, tokens in settings.items() if tokens}
+
+
+def _suppressed_tokens(file: GgufFile) -> list[int]:
+    """The tokens that no answer may have, without ids that the vocabulary lacks, which llama.cpp drops too."""
+    key, tokens = "tokenizer.ggml.suppress_tokens", file.metadata.get("tokenizer.ggml.tokens")
+    count = len(tokens) if isinstance(tokens, GgufArray) else 0
+    ids: list[int] = []
+    for value in file.array(key) or ():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise SourceError(f"{file.path}: {key} has {value!r:.60}, and no token id", hint=_AGAIN)
+        if 0 <= value < count:
+            ids.append(value)
+    return ids
 
 
 def _special_tokens(file: GgufFile) -> dict[str, int | None]:

@@ -12,13 +12,16 @@ from __future__ import annotations
 import base64
 import heapq
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -35,9 +38,14 @@ _NAMES = {"bos": "bos_token", "eos": "eos_token", "unk": "unk_token", "pad": "pa
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN
 _ADDED = _SPECIAL | Kind.USER_DEFINED
 _SPACE = "▁"
+_ASCII_SPACES = r"[ \t\n\v\f\r]+"
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _FOLDER = "Export from the model's Hugging Face directory."
 _MOST_TIED_TEXTS = 2000
+_MOST_STRIPPED = 4000
+"""Characters of the tokens whose white space a regular expression removes: a bundle takes no longer expressions."""
+_COMPATIBLE = "ﬁ"
+"""A character that compatibility forms of Unicode (NFKC) write as others, and NFC doesn't."""
 _LONGEST_WORD = 1000
 """Characters of a word of a "bert" model, beyond which it is one unknown token: the library's time grows with their
 square."""
@@ -86,9 +94,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> str:
         **parts,
     }
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    with what_tokenizers_raises(
-        lambda e: SourceError(f"{vocabulary.path}: the tokenizer can't be read: {e}", hint=_FOLDER)
-    ):
+    with _library_errors(vocabulary):
         tokenizers.Tokenizer.from_str(text)
     return text
 
@@ -107,20 +113,52 @@ def _templates(path: Path, keys: Mapping[str, Any]) -> tuple[str | None, dict[st
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
-    """The tokens that are taken out of a text before anything else."""
+    """The tokens that are taken out of a text before anything else, or after it is normalised: see ``_stripped``."""
+    stripped = _stripped(vocabulary)
+    before = frozenset() if _trims_spaces(vocabulary) else vocabulary.strip_before - stripped
     return [
         {
             "id": index,
             "content": vocabulary.tokens[index],
             "single_word": False,
-            "lstrip": index in vocabulary.strip_before,
-            "rstrip": index in vocabulary.strip_after,
-            "normalized": False,
+            "lstrip": index in before,
+            "rstrip": index in vocabulary.strip_after and index not in stripped,
+            "normalized": index in stripped,
             "special": bool(kind & _SPECIAL),
         }
         for index, kind in enumerate(vocabulary.kinds)
         if kind & _ADDED
     ]
+
+
+def _stripped(vocabulary: Vocabulary) -> frozenset[int]:
+    """Ids of tokens whose white space ``_strip`` removes: the library would remove any, llama.cpp removes ASCII's."""
+    if vocabulary.model not in ("llama", "gpt2"):
+        return frozenset()
+    texts, stripping = vocabulary.tokens, vocabulary.strip_before | vocabulary.strip_after
+    added = [i for i, kind in enumerate(vocabulary.kinds) if kind & _ADDED]
+    others = [texts[i] for i in added if i not in stripping]
+    # These are found after normalisation, when spaces are written otherwise and other tokens are taken out.
+    later = [i for i in added if i in stripping and not {" ", _SPACE} & set(texts[i])]
+    later = [i for i in later if not any(other in texts[i] for other in others)]
+    return frozenset(later if sum(len(texts[i]) for i in later) <= _MOST_STRIPPED else ())
+
+
+def _trims_spaces(vocabulary: Vocabulary) -> bool:
+    """Returns True if a part of a text loses the ASCII white space at its end in any case, by its normalisation."""
+    trims = vocabulary.model == "t5" and vocabulary.merge_spaces and bool(vocabulary.charsmap)
+    return trims and not _by_table(vocabulary, " \t\n\v\f\r").strip(" ")
+
+
+def _strip(vocabulary: Vocabulary) -> list[Json]:
+    """The normalizers that remove white space next to the tokens of ``_stripped``."""
+    before, after = (
+        "|".join(re.escape(vocabulary.tokens[i]) for i in sorted(_stripped(vocabulary) & ids))
+        for ids in (vocabulary.strip_before, vocabulary.strip_after)
+    )
+    removed = [*([rf"{_ASCII_SPACES}(?={before})"] if before else [])]
+    removed += [rf"(?<={after}){_ASCII_SPACES}"] if after else []
+    return [_replace(Regex(pattern), "") for pattern in removed]
 
 
 def _around(vocabulary: Vocabulary) -> Json | None:
@@ -170,7 +208,7 @@ def _merging(vocabulary: Vocabulary) -> Json:
     merges = _without_special(vocabulary, places)
     splits = [_split(one.expression, one.behavior) for one in pre.splits]
     decoder: Json = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    normalizer, byte_fallback = None, False
+    steps, byte_fallback = _strip(vocabulary), False
     if pre.byte_letters:
         splits.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
         missing = {letter for letter in BYTES_OF_LETTERS if letter not in places}
@@ -195,12 +233,12 @@ def _merging(vocabulary: Vocabulary) -> Json:
         if byte_fallback and any(text in _BYTES for pair in merges for text in pair):
             raise UnsupportedModelError(f"{vocabulary.key('merges')} merges tokens of bytes", hint=_FOLDER)
     if pre.escape_spaces:
-        normalizer = _replace(" ", _SPACE)
+        steps.append(_replace(" ", _SPACE))
         decoder = _characters_decoder(strip=False)
     if pre.whole_newlines:
         _check_newlines(vocabulary, places)
     return {
-        "normalizer": normalizer,
+        "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
         "decoder": decoder,
         "model": _bpe(places, merges, byte_fallback=byte_fallback, ignore_merges=pre.ignore_merges),
@@ -260,9 +298,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
                 ranked.append((-scores[i], -len(text), i, -at, left, right))
     ranked.sort()
     unknown = vocabulary.ids.get("unk")
-    prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
     parts: Json = {
-        "normalizer": {"type": "Sequence", "normalizers": [*prefix, _replace(" ", _SPACE)]},
+        **_with_first_space(vocabulary),
         "decoder": _characters_decoder(strip=vocabulary.space_prefix),
         "model": _bpe(
             places,
@@ -273,6 +310,24 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
     }
     _check_ties(vocabulary, places, parts["model"], [(-score, tokens[i]) for score, _, i, *_ in ranked])
     return parts
+
+
+def _with_first_space(vocabulary: Vocabulary) -> Json:
+    """The normalizer and pre-tokenizer that write a space as U+2581, and put one before each part if the file says so.
+
+    A part may begin at a token that is found after normalisation. Then the pre-tokenizer has to do it, which it does
+    unless U+2581 is there.
+    """
+    steps, stripped = _strip(vocabulary), sorted(_stripped(vocabulary))
+    splits: Json | None = None
+    if vocabulary.space_prefix and stripped:
+        tokens = "|".join(re.escape(vocabulary.tokens[i]) for i in stripped)
+        steps.append(_replace(Regex(rf"(?:\A|(?<={tokens}))[ {_SPACE}]"), _SPACE * 2))
+        splits = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": False}
+    elif vocabulary.space_prefix:
+        steps.append({"type": "Prepend", "prepend": _SPACE})
+    steps.append(_replace(" ", _SPACE))
+    return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": splits}
 
 
 def _check_ties(
@@ -333,19 +388,20 @@ def merge_by_score(text: str, places: Mapping[str, int], scores: Sequence[float]
 def _wordpiece(vocabulary: Vocabulary) -> Json:
     """WordPiece: the longest token that a word begins with, and so on. Tokens that begin words have U+2581 first."""
     accents = [_replace(Regex(rf"[{first}-{last}]"), jamo) for first, last, jamo in _hangul()]
-    normalizers = [
+    steps = [
         *([*accents, {"type": "NFD"}] if vocabulary.strip_accents else []),
         _replace(Regex(r"[[\p{Cc}\p{Cf}\p{Co}\x{FFFD}]&&[^\s]]"), ""),
         *([_replace(Regex(r"\p{M}"), "")] if vocabulary.strip_accents else []),
         *([{"type": "Lowercase"}] if vocabulary.lowercase else []),
+        _replace(Regex(rf"(?<![^\s{_WORDS_OF_ONE}]){_SPACE}"), _SPACE * 2),  # where it is there, Metaspace adds none
     ]
     return {
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
                 _split(r"\s+", "Removed"),
-                _split(rf"[\p{{P}}$+<=>^`|~{_IDEOGRAPHS}]", "Isolated"),
+                _split(rf"[{_WORDS_OF_ONE}]", "Isolated"),
                 {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": False},
             ],
         },
@@ -365,6 +421,7 @@ _IDEOGRAPHS = (
     r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
 )
 """Characters that are words, as in BERT, whose table skips U+2B820 to U+2B91F."""
+_WORDS_OF_ONE = rf"\p{{P}}$+<=>^`|~{_IDEOGRAPHS}"
 
 
 def _hangul() -> Iterable[tuple[str, str, str]]:
@@ -381,17 +438,17 @@ def _unigram(vocabulary: Vocabulary) -> Json:
     for i, kind in enumerate(kinds):
         if kind & Kind.USER_DEFINED:
             scores[i] = 0.0
-    normalizers = _charsmap(vocabulary.charsmap)
+    steps = _charsmap(vocabulary)
     if vocabulary.merge_spaces:
-        normalizers += [_replace(Regex(r"\A +| +\z"), ""), _replace(Regex(" +"), _SPACE)]
-        normalizers.append({"type": "Prepend", "prepend": _SPACE})
+        steps += [_replace(Regex(r"\A +| +\z"), ""), _replace(Regex(" +"), _SPACE)]
+        steps.append({"type": "Prepend", "prepend": _SPACE})
     else:
-        normalizers.append(_replace(" ", _SPACE))
+        steps.append(_replace(" ", _SPACE))
         if vocabulary.space_prefix:
-            normalizers.append({"type": "Prepend", "prepend": _SPACE})
-            normalizers.append(_replace(Regex(rf"\A{_SPACE}(?={_SPACE}*\z)"), ""))  # not before spaces alone
+            steps.append({"type": "Prepend", "prepend": _SPACE})
+            steps.append(_replace(Regex(rf"\A{_SPACE}(?={_SPACE}*\z)"), ""))  # not before spaces alone
     return {
-        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "decoder": _characters_decoder(strip=vocabulary.space_prefix),
         "model": {
             "type": "Unigram",
@@ -402,15 +459,31 @@ def _unigram(vocabulary: Vocabulary) -> Json:
     }
 
 
-def _charsmap(table: bytes) -> list[Json]:
+def _charsmap(vocabulary: Vocabulary) -> list[Json]:
     """SentencePiece's normalisation by a table: the longest entry that a text begins with, and so on.
 
-    The library looks up a letter together with its accents, and takes the shortest entry that these begin with. So they
-    are composed first, as in Unicode. An accent that can't be composed is lost there if the letter has an entry.
+    The library looks up a letter together with its accents, takes the shortest entry that these begin with, and drops
+    the rest. So the text is brought into the Unicode form that the table is made for, whose letters have no entries.
+    Accents in another order than Unicode's are sorted by this, and may compose with letters that llama.cpp leaves.
     """
-    if not table:
+    if not vocabulary.charsmap:
         return []
-    return [{"type": "NFC"}, {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}]
+    form = "NFC" if _by_table(vocabulary, _COMPATIBLE) == _COMPATIBLE else "NFKC"
+    table = base64.b64encode(vocabulary.charsmap).decode()
+    return [{"type": form}, {"type": "Precompiled", "precompiled_charsmap": table}]
+
+
+def _by_table(vocabulary: Vocabulary, text: str) -> str:
+    """The text as SentencePiece's table normalises it. Raises SourceError if the table is damaged."""
+    with _library_errors(vocabulary):
+        normalized: str = normalizers.Precompiled(vocabulary.charsmap).normalize_str(text)
+    return normalized
+
+
+def _library_errors(vocabulary: Vocabulary) -> AbstractContextManager[None]:
+    return what_tokenizers_raises(
+        lambda e: SourceError(f"{vocabulary.path}: the tokenizer can't be read: {e}", hint=_FOLDER)
+    )
 
 
 class Regex(str):

@@ -132,6 +132,10 @@ class ControlTokens:
                 names = {spelling: spelling + self._secret for spelling in self._ids}
                 for token in known["added_tokens"]:
                     token["content"] = names.get(token["content"], token["content"])
+                escaped = re.compile(_any_of({re.escape(spelling) for spelling in self._ids}))
+                known["normalizer"] = _in_patterns(
+                    known["normalizer"], lambda pattern: escaped.sub(lambda found: found[0] + self._secret, pattern)
+                )
                 try:
                     found = _made(known | {"model": _with_names(known["model"], names)})
                 except Exception:  # noqa: BLE001  merges lead to one of them: its model keeps it, and has others besides
@@ -139,6 +143,13 @@ class ControlTokens:
                 ids = {found.token_to_id(name): self._ids[spelling] for spelling, name in names.items()}
                 self._guarded = found, {index: own for index, own in ids.items() if index is not None}
             return self._guarded
+
+
+def _in_patterns(part: Any, change: Callable[[str], str]) -> Any:
+    """A normalizer with other regular expressions: they may name a control token whose white space they remove."""
+    if isinstance(part, Mapping):
+        return {key: change(one) if key == "Regex" else _in_patterns(one, change) for key, one in part.items()}
+    return [_in_patterns(one, change) for one in part] if isinstance(part, list) else part
 
 
 def _any_of(texts: Collection[str]) -> str:

@@ -1,6 +1,7 @@
-"""Computes logits of GGUF files with llama-cpp-python, one line of JSON in and one out for each file.
+"""Runs llama-cpp-python on GGUF files, one line of JSON in and one out for each request.
 
-It runs in a process of its own: llama.cpp aborts on keys that it finds impossible.
+A request for logits has "path", "ids" and "out", the file for them. A request for tokens has "path" and "texts". The
+process is apart from the tests': llama.cpp aborts on keys and texts that it finds impossible.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -49,6 +49,60 @@ def logits_of(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
         llama_cpp.llama_model_free(model)
 
 
+def tokens_of(path: str, texts: list[str]) -> dict[str, Any]:
+    """The tokens of each text, and those that end an answer. Raises ValueError if the vocabulary isn't loaded.
+
+    Returns:
+        "tokens": lists of ids, where control tokens in a text become such.
+        "around": the same with the tokens that are added before and after a text.
+        "plain": the same as "tokens" with control tokens as text.
+        "texts": the text of each list of "tokens", without control tokens.
+        "ends": the ids that end an answer.
+    """
+    options = llama_cpp.llama_model_default_params()
+    options.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(path.encode(), options)
+    if not model:
+        raise ValueError("not loaded")
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    try:
+        tokens = [_tokenize(vocabulary, text, special=True) for text in texts]
+        return {
+            "tokens": tokens,
+            "around": [_tokenize(vocabulary, text, special=True, around=True) for text in texts],
+            "plain": [_tokenize(vocabulary, text, special=False) for text in texts],
+            "texts": [b"".join(_piece(vocabulary, i) for i in ids).decode(errors="replace") for ids in tokens],
+            "ends": [
+                i
+                for i in range(llama_cpp.llama_vocab_n_tokens(vocabulary))
+                if llama_cpp.llama_vocab_is_eog(vocabulary, i)
+            ],
+        }
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def _tokenize(vocabulary: Any, text: str, *, special: bool, around: bool = False) -> list[int]:
+    raw = text.encode()
+    room = 2 * len(raw) + 16
+    while True:
+        buffer = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(vocabulary, raw, len(raw), buffer, room, around, special)
+        if count >= 0:
+            return list(buffer[:count])
+        room = -count
+
+
+def _piece(vocabulary: Any, token: int) -> bytes:
+    room = 64
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        count = llama_cpp.llama_token_to_piece(vocabulary, token, buffer, room, 0, False)
+        if count >= 0:
+            return buffer.raw[:count]
+        room = -count
+
+
 messages: list[str] = []
 
 
@@ -58,18 +112,24 @@ def _log(level: int, text: bytes, data: ctypes.c_void_p) -> None:
         messages.append(text.decode(errors="replace").strip())
 
 
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request. Raises ValueError if llama.cpp doesn't take the file."""
+    if "texts" in request:
+        return tokens_of(request["path"], request["texts"])
+    np.save(request["out"], logits_of(request["path"], request["ids"]))
+    return {"out": request["out"]}
+
+
 def main() -> None:
-    """Answers each line of standard input: the file with the logits, or the error."""
+    """Answers each line of standard input with a line, which has the error if there is one."""
     llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
     for line in sys.stdin:
-        request: dict[str, Any] = json.loads(line)
         messages.clear()
         try:
-            np.save(request["out"], logits_of(request["path"], request["ids"]))
-            answer = {"out": str(Path(request["out"]))}
+            answered = answer(json.loads(line))
         except ValueError as e:
-            answer = {"error": "; ".join([str(e), *messages])[-600:]}
-        print(f"answer: {json.dumps(answer)}", flush=True)
+            answered = {"error": "; ".join([str(e), *messages])[-600:]}
+        print(f"answer: {json.dumps(answered)}", flush=True)
 
 
 if __name__ == "__main__":

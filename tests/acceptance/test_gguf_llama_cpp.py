@@ -1,17 +1,12 @@
 """Random GGUF files of each architecture: the logits of llama.cpp, or refused by name.
 
-llama-cpp-python isn't installed with the project: `pip install llama-cpp-python==0.3.36`, then `pytest -m soak` with
-this file. The environment variable GGUF_REPORT names a file that the counts are written to.
+``llama_cpp_oracle`` says how to run it. The environment variable GGUF_REPORT names a file that the counts are written
+to.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,18 +17,13 @@ import pytest
 import torch
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from tests.acceptance.llama_cpp_oracle import MARKS, Oracle, write_report
 from tests.optimizer.capture.gguf_models import CASES, Array, build, tensors_of, write_model
 from tests.optimizer.capture.test_gguf_architectures import ids_of, logits_of
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python, the oracle, isn't installed"
-    ),
-]
+pytestmark = MARKS
 
 VARIATIONS = 50
-ANSWER = "answer: "
 TABLE_OF_GELU = frozenset({"gemma", "gemma2", "gemma3", "gemma4", "falcon", "bloom", "gpt2", "starcoder2", "phi2"})
 """Architectures with GELU, which llama.cpp reads from a table in float16."""
 
@@ -41,43 +31,6 @@ TABLE_OF_GELU = frozenset({"gemma", "gemma2", "gemma3", "gemma4", "falcon", "blo
 def tolerance(architecture: str) -> float:
     """The largest difference, relative to the largest logit: rounding in float32, or that of GELU's table."""
     return 6e-3 if architecture in TABLE_OF_GELU else 2e-4
-
-
-class Oracle:
-    """llama.cpp in a process of its own, which is started again after it has aborted."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[str] | None = None
-
-    def logits(self, path: Path, ids: list[int]) -> Array | None:
-        """The logits [S, V]; None if llama.cpp doesn't take the file."""
-        if self._process is None:
-            worker = Path(__file__).with_name("llama_cpp_worker.py")
-            self._process = subprocess.Popen(
-                [sys.executable, str(worker)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"path": str(path), "ids": ids, "out": str(self._folder / "logits.npy")}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:  # an abort prints lines of its own
-            if line.startswith(ANSWER):
-                answer = json.loads(line.removeprefix(ANSWER))
-                return np.load(answer["out"]) if "out" in answer else None
-        self._process.stdout.close()
-        self._process.wait()
-        self._process = None
-        return None
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +172,7 @@ def test_random_files_have_llama_cpps_logits_or_are_refused(architecture: str, o
             counts["equal"] += 1
         else:
             wrong.append(f"{architecture} {seed}: {difference:.1e} {keys} {sorted(changed)}")
-    if report := os.environ.get("GGUF_REPORT"):
-        with open(report, "a") as file:
-            file.write(json.dumps({"architecture": architecture, **counts, "wrong": wrong, "worst": worst}) + "\n")
+    write_report({"architecture": architecture, **counts, "wrong": wrong, "worst": worst})
     assert not wrong, "\n".join(wrong)
     assert not counts["refused without a name"]
     assert counts["equal"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 
 from enginewright.runtime.text.tokenizer import BYTES_OF_LETTERS
 
+from .random_texts import TRICKY_TEXTS
+
+GOLDEN_TOKENS = Path(__file__).parents[2] / "golden" / "gguf_tokens.json"
+"""``digest`` of llama.cpp's tokens of ``TRICKY_TEXTS`` by the name of a pre-tokenizer, with ``tricky_vocabulary``."""
 LETTERS = {byte: letter for letter, byte in BYTES_OF_LETTERS.items()}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _HEADER = {  # llama.cpp reads these of a vocabulary too
@@ -61,18 +66,29 @@ def _scalar(value: Any) -> tuple[int, bytes]:
 
 def byte_level(words: Sequence[str], special: Mapping[str, int], pre: str | None, **more: Any) -> dict[str, Any]:
     """Keys of a vocabulary of bytes, words built from left to right, and special tokens with their kinds."""
-    tokens = [LETTERS[byte] for byte in range(256)]
+    tokens = dict.fromkeys(LETTERS[byte] for byte in range(256))
     merges: dict[str, None] = {}
     for word in words:
         letters = "".join(LETTERS[byte] for byte in word.encode())
         for end in range(2, len(letters) + 1):
             if letters[:end] not in tokens:
-                tokens.append(letters[:end])
+                tokens[letters[:end]] = None
                 merges[f"{letters[: end - 1]} {letters[end - 1]}"] = None
     kinds = [NORMAL] * len(tokens) + list(special.values())
-    tokens += special
-    keys = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": kinds, "merges": list(merges)}
-    return {**keys, "bos_token_id": len(tokens) - 1, "eos_token_id": len(tokens) - 1, **more}
+    keys = {"model": "gpt2", "pre": pre, "tokens": [*tokens, *special], "token_type": kinds, "merges": list(merges)}
+    return {**keys, "bos_token_id": len(kinds) - 1, "eos_token_id": len(kinds) - 1, **more}
+
+
+def tricky_vocabulary() -> dict[str, Any]:
+    """Keys of a byte-level vocabulary whose words are parts of ``TRICKY_TEXTS``, over any boundary."""
+    text = "".join(TRICKY_TEXTS)
+    words = [text[3 * i : 3 * i + 2 + i % 5] for i in range(len(text) // 3)]
+    return byte_level(words, {"<s>": CONTROL}, None)
+
+
+def digest(ids: Sequence[Sequence[int]]) -> str:
+    """The beginning of the SHA-256 of lists of tokens."""
+    return hashlib.sha256(json.dumps([list(one) for one in ids]).encode()).hexdigest()[:12]
 
 
 def sentencepiece(words: Sequence[str], special: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
@@ -87,112 +103,27 @@ def sentencepiece(words: Sequence[str], special: Mapping[str, int] | None = None
     return {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores, **more}
 
 
-_WORDS = [
-    "the",
-    "The",
-    "HELLO",
-    "world's",
-    "don't",
-    "I'LL",
-    "we've",
-    "THEY'RE",
-    "foo_bar",
-    "camelCase",
-    "HTTPServer",
-    "naïve",
-    "café",
-    "Ünïcödé",
-    "straße",
-    "ΑΒΓ",
-    "αβγ",
-    "Привет",
-    "мир",
-    "שלום",
-    "مرحبا",
-    "नमस्ते",
-    "สวัสดี",
-    "東京",
-    "日本語",
-    "你好世界",
-    "한국어",
-    "ひらがな",
-    "カタカナ",
-    "Ǆ",
-    "ǅ",
-    "ſ",
-    "ﬁ",
-    "Ⅷ",
-    "½",
-    "²",
-    "٣٤",
-    "५६",
-    "𝐀𝐁",
-    "𝟙𝟚",
-    "ª",
-    "º",
-    "İ",
-    "ı",
-    "'ſ",
-    "'S",
-    "'LL",
-    "d's",
-]
-_SPACES = [
-    *(" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "    ", "\u00a0", "\u3000", "\u2003", "\u2028"),
-    *("\u0085", "\u200b", "\ufeff", "\x0b", "\x0c", "\x1c", "\x1f", " " * 7, " " * 17, "\t\t"),
-]
-_SIGNS = [
-    *"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
-    *(
-        "...",
-        "->",
-        "==",
-        "://",
-        "<<",
-        "/*",
-        "--",
-        "''",
-        "“”",
-        "‘’",
-        "…",
-        "—",
-        "、。",
-        "！？",
-        "（）",
-        "；",
-        "·",
-        "€",
-        "£",
-    ),
-    *("©", "→", "∑", "≠", "､", "।", "۔", "،"),
-]
-_EMOJI = ["😀", "👍🏽", "🧑‍🚀", "👨‍👩‍👧‍👦", "🇫🇷", "❤️", "🦙", "1️⃣"]
-_MARKS = [
-    "e\u0301",
-    "a\u0308\u0301",
-    "\u0301",
-    "क्षि",
-    "가\u1100\u1161",
-    "\u0300a",
-    "Z\u0351\u036b",
-    "\u20dd",
-    "\u0651ا",
-]
-_NUMBERS = ["0", "12", "123", "1234", "12345", "1234567", "3.14", "1,000,000", "²³", "１２３", "٣٤٥٦", "12³45", "1234³"]
-_CODE = ["def f(x):\n    return x**2\n", "for(int i=0;i<10;++i){}", '<div class="a">b</div>', "https://a.b/c?d=e&f=%20"]
-_ODD = ["\x00", "\x07", "\x7f", "\x80", "\ufffd", "\u200d", "\u00ad", "\ue000", "\U0010ffff", "\u0378", "\u1c89"]
-_ODD += ["\U000105c0", "\U0001fae9", "\ua7cb", "\U00013460", "\u2427"]
+def charsmap(entries: Mapping[str, str]) -> list[int]:
+    """SentencePiece's table of normalisations: a double array of 256 units for each node, then the texts.
 
-
-def random_texts(count: int, seed: int, special: Sequence[str] = ()) -> list[str]:
-    """Texts of words, numbers, white space, signs, emoji, accents, code, unassigned characters and special tokens."""
-    rng = random.Random(seed)
-    kinds = [_WORDS, _SPACES, _SIGNS, _NUMBERS, _CODE, _EMOJI, _MARKS, _ODD, list(special) or _WORDS]
-    weights = [30, 20, 12, 12, 6, 6, 6, 4, 4]
-    texts = ["", " ", "  ", "\n", "a", " a", "a ", " " * 40, "\t" * 9, "▁" * 5]
-    while len(texts) < count:
-        parts = [rng.choice(rng.choices(kinds, weights)[0]) for _ in range(rng.choice([1, 2, 3, 4, 6, 9, 14]))]
-        if rng.random() < 0.2:
-            parts.append(chr(rng.choice([rng.randrange(0x80, 0xD800), rng.randrange(0xE000, 0x30000)])))
-        texts.append(rng.choice(["", " ", ""]).join(parts))
-    return texts[:count]
+    A unit has its byte, 256 if an entry ends there, and 1024 times its place XOR that of its node's units. The first of
+    these is the place of the entry's text.
+    """
+    nodes: dict[bytes, int] = {b"": 0}
+    for key in entries:
+        raw = key.encode()
+        for end in range(1, len(raw) + 1):
+            nodes.setdefault(raw[:end], len(nodes))
+    units = [0] * 256 * (len(nodes) + 1)
+    units[0] = 256 << 10
+    for raw, number in nodes.items():
+        if raw:
+            place = 256 * (nodes[raw[:-1]] + 1) + raw[-1]
+            units[place] = (place ^ (256 * (number + 1))) << 10 | raw[-1]
+    texts = b""
+    for key, text in entries.items():
+        raw = key.encode()
+        units[256 * (nodes[raw[:-1]] + 1) + raw[-1]] |= 256
+        units[256 * (nodes[raw] + 1)] = len(texts)
+        texts += text.encode() + b"\0"
+    return list(struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + texts)

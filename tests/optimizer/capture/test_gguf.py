@@ -12,7 +12,7 @@ import transformers
 
 from enginewright.optimizer.capture import capture, gguf_tensors
 from enginewright.optimizer.capture.build_model import build_model
-from enginewright.optimizer.capture.gguf import open_gguf, read_tensors
+from enginewright.optimizer.capture.gguf import generation_settings, open_gguf, read_tensors
 from enginewright.optimizer.capture.gguf_header import GgufArray
 from enginewright.optimizer.export import export
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
@@ -230,6 +230,23 @@ def test_another_rotary_width_is_refused(llama, tiny_model, tmp_path):
     model = build_model(tiny_model("Phi3", partial_rotary_factor=0.5).config)
     with pytest.raises(UnsupportedModelError, match=r"phi3\.rope\.dimension_count is 16.* rotates \[8\] columns"):
         read_tensors(file, model)
+
+
+def test_tokens_that_no_answer_may_have_are_banned_in_requests(llama, tmp_path):
+    tokens = ("tokenizer.ggml.tokens", [f"t{i}" for i in range(256)])
+    vocabulary = [("tokenizer.ggml.model", "none"), tokens]
+    metadata = [*vocabulary, ("tokenizer.ggml.suppress_tokens", [5, -1, 7, 256])]
+    info = capture(write(llama, tmp_path / "tiny.gguf", metadata=metadata)).model_info
+    assert info.generation_defaults == {"bad_words": [[5], [7]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(["x"], "has 'x', and no token id"), (7, "is 7, and no array"), ([0.5], "has 0.5, and no")]
+)
+def test_other_values_of_suppress_tokens_are_refused(llama, tmp_path, value, message):
+    file = open_gguf(write(llama, tmp_path / "wrong.gguf", metadata=[("tokenizer.ggml.suppress_tokens", value)]))
+    with pytest.raises(SourceError, match=rf"wrong\.gguf: .*tokenizer\.ggml\.suppress_tokens {message}"):
+        generation_settings(file)
 
 
 def test_the_real_model(smollm2_gguf):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
+from enginewright.optimizer.capture.gguf_header import read_header
 from enginewright.optimizer.capture.gguf_pretokenizers import PRE_TOKENIZERS, as_in_unicode_15
+from enginewright.optimizer.capture.gguf_tokenizer import build_files
+from enginewright.optimizer.capture.gguf_vocabulary import read_vocabulary
+from enginewright.runtime.text.tokenizer import Tokenizer
+
+from .gguf_vocabularies import GOLDEN_TOKENS, digest, tricky_vocabulary, write_keys
+from .random_texts import TRICKY_TEXTS, spared
 
 
 def parts(pre, text):
@@ -48,6 +57,17 @@ def test_categories_are_those_of_unicode_15(category):
     text = "".join(chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000)
     split = pre_tokenizers.Split(Regex(as_in_unicode_15(rf"\p{{{category}}}+")), "removed")
     assert len(text) - sum(len(part) for part, _ in split.pre_tokenize_str(text)) == counts[category]
+
+
+def test_every_name_has_llama_cpps_tokens(tmp_path):
+    """Names with equal splits and defaults are tried once. The soak test compares each name with llama.cpp itself."""
+    keys, digests = tricky_vocabulary(), {}
+    for name, pre in PRE_TOKENIZERS.items():
+        if pre not in digests:
+            path = write_keys(tmp_path / "tricky.gguf", keys | {"pre": name})
+            tokenizer = Tokenizer(build_files(read_vocabulary(path, read_header(path).keys), {}))
+            digests[pre] = digest([tokenizer.encode(text) for text in spared(TRICKY_TEXTS, name)])
+    assert {name: digests[pre] for name, pre in PRE_TOKENIZERS.items()} == json.loads(GOLDEN_TOKENS.read_text())
 
 
 def test_the_number_of_names():

@@ -11,7 +11,17 @@ from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
-from .gguf_vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, byte_level, sentencepiece, write_keys
+from .gguf_vocabularies import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    byte_level,
+    charsmap,
+    sentencepiece,
+    write_keys,
+)
 
 
 def build(tmp_path, keys):
@@ -111,6 +121,57 @@ def test_words_of_bert(tmp_path):
     assert tokens_of(built, "Hello é", add_special_tokens=False) == ["[UNK]", "[UNK]"]
 
 
+def test_a_word_that_begins_with_the_sign_of_words(tmp_path):
+    special = {"[UNK]": CONTROL, "[CLS]": CONTROL, "[SEP]": CONTROL}
+    words = ["▁a", "a", "▁,", "▁b"]
+    ids = {"unknown_token_id": 0, "bos_token_id": 1, "seperator_token_id": 2}
+    keys = {"model": "bert", "tokens": [*special, *words], "token_type": [*special.values(), *[NORMAL] * len(words)]}
+    built = build(tmp_path, keys | ids)
+    assert tokens_of(built, "a ▁a, ▁ a▁a,▁a,a", add_special_tokens=False) == [
+        *("▁a", "[UNK]", "▁,", "[UNK]", "▁a", "▁a", "▁,", "[UNK]", "▁,", "▁a"),
+    ]
+
+
+PHI_3 = ["<|end|> \n\t a", "<x> \xa0", "</s>\xa0 a", "<s> a", "<|end|>▁a", "a<|end|>  ", "<y z> a", "▁a<x><x>\u3000"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        (
+            True,
+            [
+                *(["<|end|>", "▁a"], ["<x>", "▁", "\xa0"], ["</s>", "▁", "\xa0", "▁a"], ["<s>", "▁", "▁a"]),
+                *(["<|end|>", "▁", "▁a"], ["▁a", "<|end|>"], ["<y z>", "▁a"], ["▁", "▁a", "<x>", "<x>", "▁", "\u3000"]),
+            ],
+        ),
+        (
+            False,
+            [
+                *(["<|end|>", "a"], ["<x>", "\xa0"], ["</s>", "\xa0", "▁a"], ["<s>", "▁a"]),
+                *(["<|end|>", "▁a"], ["a", "<|end|>"], ["<y z>", "a"], ["▁a", "<x>", "<x>", "\u3000"]),
+            ],
+        ),
+    ],
+)
+def test_white_space_after_control_tokens_of_phi_3(tmp_path, prefix, expected):
+    special = {"<|end|>": CONTROL, "<x>": USER_DEFINED, "<y z>": CONTROL, "<|endoftext|>": CONTROL}
+    keys = sentencepiece(["▁a", "a", "\xa0", "\u3000"], special, add_space_prefix=prefix, add_bos_token=False)
+    built = build(tmp_path, keys | {"general.name": "Phi-3-mini"})
+    assert [tokens_of(built, text) for text in PHI_3] == expected
+    tokenizer, tokens, _ = built
+    own = tokenizer.encode_guarded(tokenizer.guarded("<|end|>") + " a")
+    assert [tokens[i] for i in own] == ["<|end|>", "▁a" if prefix else "a"]
+    of_a_message = tokenizer.encode_guarded("<|end|> a")
+    assert tokens[of_a_message[-1]] == "▁a" and "<|end|>" not in {tokens[i] for i in of_a_message}
+
+
+def test_white_space_before_a_mask(tmp_path):
+    built = build(tmp_path, byte_level(["a", " "], {"<mask>": CONTROL}, "jina-v2-de", add_bos_token=False))
+    assert tokens_of(built, "a \t\n<mask>\x0b a") == ["a", "<mask>", "ċ", "Ġ", "a"]
+    assert tokens_of(built, "a\u3000 <mask>")[1:-1] == ["ã", "Ģ", "Ģ"]
+
+
 @pytest.mark.parametrize(
     ("merges", "prefix", "expected"),
     [
@@ -132,6 +193,44 @@ def test_unigrams(tmp_path, merges, prefix, expected):
     built = build(tmp_path, keys)
     assert tokens_of(built, " a  b ") == [*expected, "</s>"]
     assert tokens_of(built, "acc", add_special_tokens=False)[-1] == "<unk>"
+
+
+def test_white_space_before_a_mask_of_unigrams(tmp_path):
+    special = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN, "<mask>": CONTROL}
+    keys = {
+        "model": "t5",
+        "general.architecture": "nomic-bert-moe",
+        "tokens": [*special, "▁", "▁a", "a", "\x85"],
+        "token_type": [*special.values(), *[NORMAL] * 4],
+        "scores": [0.0] * 4 + [-2.0, -1.0, -2.0, -1.0],
+        "remove_extra_whitespaces": True,
+        "precompiled_charsmap": charsmap({"\t": " ", "\n": " ", "\v": "", "\f": " ", "\r": " "}),
+    }
+    built = build(tmp_path, keys)
+    assert tokens_of(built, "a \t\r<mask> \n<mask>a\x85<mask>", add_special_tokens=False) == [
+        *("▁a", "<mask>", "<mask>", "▁a", "\x85", "<mask>"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entries", "text", "expected"),
+    [
+        ({"ﬁ": "fi", "½": "1⁄2"}, "ﬁ½\u0301", ["f", "i", "1", "⁄", "2", "\u0301"]),  # the accent isn't lost
+        ({"½": "1⁄2"}, "ﬁ½", ["ﬁ", "1", "⁄", "2"]),
+        ({}, "ﬁ½\u0301", ["ﬁ", "½", "\u0301"]),
+    ],
+)
+def test_texts_are_normalised_by_the_table(tmp_path, entries, text, expected):
+    special = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN}
+    characters = ["▁", "f", "i", "ﬁ", "1", "⁄", "2", "½", "\u0301"]
+    keys = {
+        "model": "t5",
+        "tokens": [*special, *characters],
+        "token_type": [*special.values(), *[NORMAL] * len(characters)],
+        "scores": [0.0] * 3 + [-1.0] * len(characters),
+        "precompiled_charsmap": charsmap(entries) if entries else None,
+    }
+    assert tokens_of(build(tmp_path, keys), text, add_special_tokens=False) == expected
 
 
 def test_runs_of_equal_score_are_merged_from_the_left(tmp_path):
