@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 
 from ..requests.vllm_names import Only
@@ -23,6 +22,7 @@ from .errors import ApiError, anthropic_error, json_response
 from .front import Front
 from .jobs import Order, answer
 from .records import Ended, Finished
+from .tools import call_arguments
 
 LEFT_OUT_HEADER = "x-enginewright-left-out"
 _BILLING = re.compile(r"\Ax-anthropic-billing-header: cc_version=[^\n]*(?:\n|\Z)")
@@ -197,9 +197,7 @@ def _message(i: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif block["type"] == "thinking":
             thoughts.append(_text(spot, block, "thinking"))
         elif block["type"] == "tool_use":
-            if not isinstance(block.get("input"), Mapping):
-                raise RequestError(f"{spot}: its input isn't an object", hint="Pass it as it was given.")
-            function = {"name": _text(spot, block, "name"), "arguments": block["input"]}
+            function = {"name": _text(spot, block, "name"), "arguments": block.get("input")}
             calls.append({"id": _text(spot, block, "id"), "type": "function", "function": function})
         else:
             called = _text(spot, block, "tool_use_id")
@@ -329,11 +327,7 @@ class MessagesShape(Shape):
         self._open = False
         found: list[dict[str, Any]] = []
         if block["type"] == "tool_use":
-            try:
-                given = msgspec.json.decode(block["input"] or "{}")
-            except msgspec.DecodeError:  # it was cut off, as stop_reason says
-                given = {}
-            block["input"] = given if isinstance(given, dict) else {}
+            block["input"] = call_arguments(block["input"]) or {}  # none if it was cut off, as stop_reason says
         elif block["type"] == "thinking":
             signature = {"type": "signature_delta", "signature": block["signature"]}
             found.append({"type": "content_block_delta", "index": at, "delta": signature})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -29,7 +29,7 @@ from .limits import LARGEST, Sizes
 from .metrics import Metrics
 from .options import ServerOptions
 from .tenants import Charge, FairTurns, Tenants
-from .tools import ToolChoice, checked_messages, tool_choice
+from .tools import ToolChoice, call_forms, checked_messages, tool_choice
 from .tracing import Tracing, exporter_to
 from .turns import Turns
 
@@ -163,7 +163,7 @@ class Front:
             "continue_final_message": bool(body.continue_final_message),
             **self._variables(tokenizer, body, tools),
         }
-        text = tokenizer.guarded_chat(checked_messages(body.messages), of_params=_OF_PARAMS, **options)
+        text = _rendered(tokenizer, body.messages, options)
         most = model.model.context_length - 1
         encode = partial(arguments.encode_within, tokenizer.encode_guarded, most=most, name="messages")
         ids, spliced = self.turns(model).encode(tenant, text, encode) if splice else (encode(text), 0)
@@ -218,8 +218,7 @@ class Front:
             return
         options = {"add_generation_prompt": False, **self._variables(tokenizer, body, tools)}
         try:
-            messages = checked_messages([*body.messages, message])
-            whole = tokenizer.guarded_chat(messages, of_params=_OF_PARAMS, **options)
+            whole = _rendered(tokenizer, [*body.messages, message], options)
         except RequestError:
             return  # the template doesn't take such a turn back
         at = whole.rfind(end, len(given.guarded))
@@ -244,6 +243,21 @@ def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
     all that "none" and "on" say."""
     found: dict[str, Any] = {name: effort != "none" for name in ("enable_thinking", "thinking") if name in reads}
     return found | ({"reasoning_effort": effort} if "reasoning_effort" in reads and effort != "on" else {})
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+    """Returns the guarded text of a conversation, with its calls in the first form that the template takes.
+
+    Raises RequestError for the first form where it takes none.
+    """
+    refused: RequestError | None = None
+    for form in call_forms(checked_messages(messages)):
+        try:
+            return tokenizer.guarded_chat(form, of_params=_OF_PARAMS, **options)
+        except RequestError as e:
+            refused = refused or e
+    assert refused is not None
+    raise refused
 
 
 _OF_PARAMS = frozenset(SamplingParams.__dataclass_fields__)

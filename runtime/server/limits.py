@@ -74,12 +74,14 @@ class Bound:
         values: the objects, lists, texts and numbers in it, nested ones included.
         items: the elements of the field's own list or object.
         prompt: whether its texts become part of a prompt, so that an error says that the context is too short.
+        levels: of objects and lists.
     """
 
     characters: Most = Most(65_536)
     values: Most = Most(1_024)
     items: Most | None = None
     prompt: bool = False
+    levels: int = MOST_LEVELS
 
     def __str__(self) -> str:
         one = str(self.values) == "1"
@@ -94,6 +96,9 @@ _FORM = Bound(Most(1 << 20), Most(131_072))
 _IDS = Bound(Most(0), Most(1, vocabulary=1), Most(vocabulary=1))
 _TEXTS = Bound(_TEXT, Most(1), prompt=True)
 
+ARGUMENTS = Bound(_TEXT, Most(65_536), prompt=True, levels=MOST_LEVELS - 10)
+"""The bound of a call's arguments that the server answers as an object: with the message around them they fit the
+bound of ``messages`` when they come back."""
 SCALAR = Bound()
 """The bound of a field that isn't in ``BOUNDS``."""
 BOUNDS: Mapping[str, Bound] = {
@@ -171,12 +176,12 @@ def value_of(name: str, raw: msgspec.Raw, sizes: Sizes, bound: Bound | None = No
     structure = _structure(data)
     if data[:1] == b'"' and len(data) > _ESCAPED * characters + 2:
         raise _too_long(name, bound, characters, sizes)
-    if structure + 1 > values or data.count(b"[") + data.count(b"{") > MOST_LEVELS:
+    if structure + 1 > values or data.count(b"[") + data.count(b"{") > bound.levels:
         count, _, levels = _measured(data, values)
         if count > values:
             raise RequestError(f"{name}: it has more than {values:,} values", hint="Pass fewer.")
-        if levels > MOST_LEVELS:
-            hint = f"{MOST_LEVELS} levels of objects and lists are taken."
+        if levels > bound.levels:
+            hint = f"{bound.levels} levels of objects and lists are taken."
             raise RequestError(f"{name}: its JSON is nested too deep", hint=hint)
     if len(data) > MOST_DIGITS and _has_long_number(data):
         raise RequestError(f"{name}: a number of more than {MOST_DIGITS} digits", hint="Pass a smaller one.")

@@ -27,6 +27,7 @@ from .errors import ApiError, json_response
 from .front import VERSION, Front
 from .jobs import Order, answer
 from .records import Ended, Finished
+from .tools import call_arguments
 
 _EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
 _CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
@@ -235,11 +236,10 @@ class OllamaShape(Shape):
         if self._call is None:
             return []
         (name, texts), self._call = self._call, None
-        try:
-            arguments = msgspec.json.decode("".join(texts) or "{}")
-        except msgspec.DecodeError:  # it was cut off, as done_reason says
+        arguments = call_arguments("".join(texts))
+        if arguments is None and self._finish == "length":  # it was cut off, as done_reason says
             return []
-        return [{"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}]
+        return [{"tool_calls": [{"function": {"name": name, "arguments": arguments or {}}}]}]
 
     def _end(self, parts: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         waited, read, wrote = (0.0, 0.0, 0.0) if self._ended is None else self._ended.times

@@ -7,18 +7,22 @@ they were asked for.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from ..shared.errors import RequestError, shown
+from .limits import ARGUMENTS, LARGEST, value_of
 
 MOST_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _INPUT = "input"
+_SHORT = 9
 _REASONING = ("reasoning_content", "reasoning")
 
 
@@ -153,25 +157,37 @@ def _choice(choice: Any) -> tuple[str, str | None, list[str] | None]:
 
 def custom_input(arguments: str) -> str:
     """The text of a custom tool's call, from the arguments that the model wrote: as they are where they are cut off."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return arguments
-    value = found.get(_INPUT) if isinstance(found, Mapping) else None
+    value = (call_arguments(arguments) or {}).get(_INPUT)
     return value if isinstance(value, str) else arguments
+
+
+def call_arguments(text: str) -> dict[str, Any] | None:
+    """Returns a call's arguments as an object; None if the text isn't one, as in a call that was cut off.
+
+    A text beyond the limits of bodies isn't taken for an object either: an answer with it couldn't be sent back.
+    """
+    try:
+        value = value_of("arguments", msgspec.Raw(text.encode() or b"{}"), LARGEST, ARGUMENTS)
+    except RequestError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates read them: the arguments of calls are objects, and a tool's result has its name.
 
-    Raises RequestError naming the message: for one that says nothing, but for an assistant's, and for calls that
-    aren't calls.
+    Arguments that aren't an object stay a text, as a model wrote them that was cut off within a call. An assistant's
+    content may be missing.
+
+    Raises RequestError naming the message: for one of another role that says nothing, and for calls that aren't calls.
     """
     found, names = [], dict[str, str]()
     for i, message in enumerate(messages):
         own, place = dict(message), f"messages[{i}]"
-        if own.get("content") is None and own.get("role") != "assistant":
-            raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+        if own.get("content") is None:
+            if own.get("role") != "assistant":
+                raise RequestError(f"{place}: its content is missing", hint='Write {"role": ..., "content": "..."}.')
+            own["content"] = ""  # many templates write it without a look
         for name in _REASONING:
             if own.get(name) is not None and not isinstance(own[name], str):
                 raise RequestError(f"{place}: its {name} isn't a text", hint="Pass it as it was given.")
@@ -193,23 +209,82 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
-    """A call whose arguments are an object."""
+    """A call whose arguments are an object, or a text that isn't one."""
     kind = call.get("type", "function") if isinstance(call, Mapping) else None
     own = call.get(kind) if isinstance(kind, str) else None
     name = own.get("name") if isinstance(own, Mapping) else None
     if not isinstance(own, Mapping) or not isinstance(name, str):
         hint = 'Write {"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}.'
         raise RequestError(f"{place}: it isn't a call", hint=hint)
-    if kind == "custom":
-        arguments: Any = {_INPUT: own.get("input")}
-    else:
-        arguments = own.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError) as e:
-            raise RequestError(f"{place}: its arguments aren't JSON: {e}", hint="Pass them as they were given.") from e
-    if not isinstance(arguments, Mapping):
-        raise RequestError(f"{place}: its arguments aren't an object", hint="Pass them as they were given.")
-    found: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-    return {"id": call["id"], **found} if isinstance(call.get("id"), str) else found
+    arguments: Any = {_INPUT: own.get("input")} if kind == "custom" else own.get("arguments")
+    if arguments is None:
+        arguments = {}
+    elif isinstance(arguments, str):
+        parsed = call_arguments(arguments)
+        arguments = arguments if parsed is None else parsed
+    elif not isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call["id"], **function} if isinstance(call.get("id"), str) else function
+
+
+def call_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yields checked messages with their calls in each of the forms that templates read.
+
+    The first are the messages themselves. Then all arguments are objects, as some templates take each one's items, and
+    then all are JSON texts, as others put them between texts. Last come the same with ids of nine letters and digits,
+    which Mistral's templates want. Messages without calls have one form.
+    """
+    yield messages
+    if not any(message.get("tool_calls") for message in messages):
+        return
+    for form in (_as_object, _as_text):
+        yield [_with_arguments(message, form) for message in messages]
+    named = _with_short_ids(messages)
+    yield named
+    for form in (_as_object, _as_text):
+        yield [_with_arguments(message, form) for message in named]
+
+
+def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns messages whose calls have ids of nine letters and digits; results without an id answer in order."""
+    changed: list[Mapping[str, Any]] = []
+    open_ids: list[str] = []  # of calls without a result
+    for i, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": _short_id(call.get("id") or f"{i}-{j}")} for j, call in enumerate(calls)]
+            open_ids = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            called = message.get("tool_call_id")
+            if isinstance(called, str) and called:
+                called = _short_id(called)
+            elif open_ids:
+                called = open_ids[0]
+            open_ids = [one for one in open_ids if one != called]
+            message = {**message, "tool_call_id": called}
+        changed.append(message)
+    return changed
+
+
+def _short_id(name: str) -> str:
+    fits = len(name) == _SHORT and name.isascii() and name.isalnum()
+    return name if fits else hashlib.blake2b(name.encode()).hexdigest()[:_SHORT]
+
+
+def _with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": form(function["arguments"])}})
+    return {**message, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Mapping[str, Any]:
+    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
