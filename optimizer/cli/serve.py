@@ -89,7 +89,15 @@ class Bounds:
         str | None,
         typer.Option(metavar="URL", help="Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces."),
     ] = None
-    any_model: Annotated[bool | None, typer.Option("--any-model", hidden=True)] = None
+    any_model: Annotated[
+        bool | None, typer.Option("--any-model", help="Answer whatever model a request names; unknown ones by the first.")
+    ] = None
+    unknown_fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="refuse|ignore", help="Fields of a body that nobody knows: 400 (default), or named in a header."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

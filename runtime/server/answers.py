@@ -303,7 +303,7 @@ class ChatShape(OpenAIShape):
             else:
                 call.setdefault("function", {"arguments": ""})["arguments"] += delta.arguments
         found: dict[str, Any] = {"content": content} if content else {}
-        if reasoning and getattr(self._body, "include_reasoning", None) is not False:
+        if reasoning and getattr(self._body, "shows_reasoning", True):
             found |= {"reasoning": reasoning, "reasoning_content": reasoning}
         return found | ({"tool_calls": [*calls.values()]} if calls else {})
 

@@ -81,7 +81,8 @@ def make_app(front: Front) -> Gate:
     @app.exception_handler(405)
     async def _no_method(request: Request, error: HTTPException) -> Response:
         problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
-        problem.headers |= error.headers or {}  # Allow
+        taken = dict(error.headers or {}).get("Allow", "").split(", ")
+        problem.headers["allow"] = ", ".join(taken + ["HEAD"] * ("GET" in taken and "HEAD" not in taken))
         return await _api(request, problem)
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:

@@ -2,16 +2,20 @@
 
 Honoured: the fields of ``ChatBody`` and ``CompletionBody``, with their types. Refused: ``REFUSED``, what would change
 the result and isn't there; the values that ask for nothing are taken. Harmless: ``HARMLESS``, on which no result
-depends; the answer's header ``x-enginewright-ignored`` names them. Any other field is refused.
+depends; the answer's header ``x-enginewright-ignored`` names them. Any other field is refused, or ignored and named
+with ``--unknown-fields ignore``. A field that is null asks for nothing, and a whole number may be written as a float.
 
-They are OpenAI's fields (https://platform.openai.com/docs/api-reference), vLLM's besides, and a few of ours.
+They are OpenAI's fields (https://platform.openai.com/docs/api-reference), vLLM's besides, those that clients of other
+servers send (llama.cpp, Ollama, LM Studio, SGLang, OpenRouter, Open WebUI), and a few of ours.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -56,9 +60,52 @@ REFUSED: Mapping[str, Only] = {
     "prompt_embeds": Only(_NONE, "prompts are text or token ids", "Leave it out."),
     "truncate_prompt_tokens": Only((None,), "a context is never cut", "Shorten the prompt."),
     "background": Only((None, False), _LATER, "Leave it out."),
+    **dict.fromkeys(
+        ("xtc_probability", "dry_multiplier", "dynatemp_range", "top_a", "mirostat"),
+        Only((None, False, 0, 0.0), "tokens aren't drawn this way here", "Use temperature, top_p, top_k or min_p."),
+    ),
+    "top_n_sigma": Only((None, -1, -1.0, 0, 0.0), "tokens aren't drawn this way here", "Use top_p or min_p."),
+    "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn this way here", "Use top_p or typical_p."),
+    **dict.fromkeys(("regex", "ebnf"), Only((None, ""), "forms have another field", "Use structured_outputs.")),
+    "stop_regex": Only((None, "", []), "answers end at texts and tokens", "Use stop."),
+    **dict.fromkeys(("lora", "lora_path"), Only(_NONE, "there are no adapters yet", "Leave it out.")),
+    **dict.fromkeys(
+        ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"),
+        Only((None, -1), _LATER, "Use max_completion_tokens."),
+    ),
+    "n_probs": Only((None, False, 0), "log-probabilities have another field", "Use logprobs and top_logprobs."),
+    **dict.fromkeys(
+        ("documents", "files", "data_sources", "plugins", "enable_search", "search_parameters"),
+        Only((*_NONE, False), "nothing is fetched for a client", "Put the text into a message."),
+    ),
+    "safe_prompt": Only((None, False), "nothing is added to a prompt", "Write it into a system message."),
+    "extra_body": Only(_NONE, "it is a parameter of clients, not of a body", "Put its fields into the body itself."),
 }
 
-HARMLESS = frozenset(
+HINTS = frozenset(
+    {
+        # Caches, slots and speed, which the server sees to itself
+        *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "data_parallel_rank"),
+        *("session_params", "stream_interval", "draft_model", "t_max_predict_ms", "t_max_prompt_ms"),
+        # The context and the machine, which are the bundle's and the server's
+        *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "context_length", "keep_alive", "ttl"),
+        # Parts of samplers that do nothing alone
+        *("repeat_last_n", "penalty_last_n", "penalize_nl", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"),
+        *("xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+        *("min_keep", "samplers"),
+        # What an answer shows besides
+        *("timings_per_token", "return_progress", "post_sampling_probs", "reasoning_format", "separate_reasoning"),
+        *("stream_reasoning", "parse_tool_calls", "tool_stream", "usage", "verbose"),
+        # Who asks, and for what conversation
+        *("session_id", "chat_id", "conversation_id", "thread_id", "message_id", "id", "rid", "trace", "trace_id"),
+        *("tags", "title", "features", "variables", "background_tasks", "model_item", "tool_ids", "filter_ids"),
+        # Gateways: other models and providers, of which there are none
+        *("provider", "models", "route", "transforms", "fallbacks", "drop_params", "timeout", "num_retries"),
+    }
+)
+"""Hints of clients of other servers. Every endpoint takes them, and no answer here depends on them."""
+
+HARMLESS = HINTS | frozenset(
     {
         *(
             "user",
@@ -82,6 +129,14 @@ HARMLESS = frozenset(
 )
 """On what these say no result depends: who asks, what is kept, how fast it goes."""
 
+RENAMED: Mapping[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    "typ_p": "typical_p",
+    "random_seed": "seed",
+}
+"""Other servers' names of fields -> their names here."""
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Says what a stream has besides: usage at its end, or always. ``include_obfuscation``: nothing is padded."""
@@ -96,6 +151,7 @@ class Fields(msgspec.Struct, kw_only=True):
 
     refused: ClassVar[Mapping[str, Only]] = {}
     harmless: ClassVar[frozenset[str]] = frozenset()
+    renamed: ClassVar[Mapping[str, str]] = {}
     needed: ClassVar[frozenset[str]] = frozenset()
 
 
@@ -104,6 +160,7 @@ class Body(Fields, kw_only=True):
 
     refused: ClassVar[Mapping[str, Only]] = REFUSED
     harmless: ClassVar[frozenset[str]] = HARMLESS
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
     needed: ClassVar[frozenset[str]] = frozenset({"messages", "prompt"})
 
     model: str | None = None
@@ -162,7 +219,7 @@ class Body(Fields, kw_only=True):
         fields: dict[str, Any] = {"temperature": 1.0} | {k: recommended[k] for k in names if k in recommended}
         overrides = {name: value for name in self._same if (value := getattr(self, name)) is not None}
         if (most := self.most_tokens()) is not None:
-            overrides["max_tokens"] = most
+            overrides["max_tokens"] = None if most == -1 else most  # -1: as many as there is room for
         fields = fitting_defaults(fields, overrides)
         if fields.get("num_beams", 1) > 1:
             fields |= {"temperature": self.temperature or 0.0}
@@ -222,6 +279,48 @@ class ChatBody(Body, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    enable_thinking: bool | None = None
+    think: bool | str | None = None
+    thinking: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+
+    def effort(self) -> tuple[str, str] | None:
+        """Returns the field that says how much the model reasons, and the effort; None if there is none.
+
+        Raises RequestError for a field that isn't in the form of the server that it comes from.
+        """
+        if self.reasoning_effort is not None:
+            return "reasoning_effort", self.reasoning_effort
+        for name, switch in (("enable_thinking", self.enable_thinking), ("think", self.think)):
+            if switch is not None:
+                return name, switch if isinstance(switch, str) else "on" if switch else "none"
+        if self.thinking is not None and (kind := self.thinking.get("type")) is not None:
+            if kind not in ("enabled", "disabled", "auto", "adaptive"):
+                raise RequestError(f"thinking: {shown(kind)} isn't a type", hint='It is "enabled" or "disabled".')
+            return None if kind == "auto" else ("thinking", "none" if kind == "disabled" else "on")
+        if self.reasoning is not None:
+            effort, enabled = self.reasoning.get("effort"), self.reasoning.get("enabled")
+            if not isinstance(effort, str | None) or not isinstance(enabled, bool | None):
+                hint = 'Write {"effort": "low"}, or {"enabled": false}.'
+                raise RequestError(f"reasoning: {shown(self.reasoning)} isn't an effort", hint=hint)
+            if effort is not None or enabled is not None:
+                return "reasoning", "none" if enabled is False else effort or "on"
+        return None
+
+    def ignored_parts(self) -> list[str]:
+        """Returns the names of parts of its fields on which no answer depends."""
+        known = {"thinking": ("type",), "reasoning": ("effort", "enabled", "exclude")}
+        return [
+            f"{name}.{part}"
+            for name, parts in known.items()
+            for part, value in (getattr(self, name) or {}).items()
+            if part not in parts and value is not None
+        ]
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Returns True if the answer has the reasoning."""
+        return self.include_reasoning is not False and (self.reasoning or {}).get("exclude") is not True
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
         fields = super().params(model)
@@ -306,36 +405,74 @@ class DetokenizeBody(Fields, kw_only=True):
     model: str | None = None
 
 
-def decoded(data: bytes, kind: type[B], sizes: Callable[[Any], Sizes] = lambda name: LARGEST) -> tuple[B, list[str]]:
+def decoded(
+    data: bytes,
+    kind: type[B],
+    sizes: Callable[[Any], Sizes] = lambda name: LARGEST,
+    ignore_unknown: bool = False,
+) -> tuple[B, list[str]]:
     """Returns a body, and the names of its harmless fields, which aren't looked at.
 
     Args:
         sizes: gives the sizes of the model that a body names.
+        ignore_unknown: whether fields of no table are harmless.
 
     Raises RequestError naming the field.
     """
     fields = split(data)
     model = value_of("model", fields["model"], LARGEST) if "model" in fields else None
     known, given, ignored = sizes(model), dict[str, Any](), list[str]()
+    names: dict[str, str] = {}  # field -> its name in the body
     for name, raw in fields.items():
-        if name in kind.__struct_fields__:
-            given[name] = value_of(name, raw, known)
+        if bytes(raw) == b"null" and name not in kind.needed:
+            continue
+        if name in kind.__struct_fields__ or name in kind.renamed:
+            field = kind.renamed.get(name, name)
+            value = value_of(field, raw, known)
+            if field in _whole_fields(kind):
+                value = _whole(value)
+            elif field == "stream_options" and isinstance(value, dict):
+                value = {part: one for part, one in value.items() if one is not None}
+            if field in names and value != given[field]:
+                raise RequestError(f"{name}: {names[field]} says something else", hint="Pass one of them.")
+            given[field], names[field] = value, name
         elif name in kind.refused:
             rule = kind.refused[name]
             value = value_of(name, raw, known) if len(bytes(raw)) <= _LONGEST_TAKEN else ...
             if not rule.takes(value) and not (isinstance(value, (list, dict)) and value in rule.values):
                 raise RequestError(f"{name}: {rule.why}", hint=rule.hint)
-        elif name in kind.harmless:
-            ignored += [name] if bytes(raw) != b"null" else []
+        elif name in kind.harmless or name in HINTS or ignore_unknown:
+            ignored.append(name)
         else:
-            raise RequestError(f"{shown(name)}: there is no such field", hint="Leave it out.")
-    given = {name: value for name, value in given.items() if value is not None or name in kind.needed}
+            hint = "Leave it out; with --unknown-fields ignore, the server leaves such fields out itself."
+            raise RequestError(f"{shown(name)}: there is no such field", hint=hint)
     try:
         return msgspec.convert(given, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
-        raise RequestError(_named(str(e))) from e
+        field, colon, rest = _named(str(e)).partition(":")
+        raise RequestError(names.get(field, field) + colon + rest) from e
 
 
+@cache
+def _whole_fields(kind: type[Fields]) -> frozenset[str]:
+    """Returns the fields of a body that are integers, or lists of them, and never other numbers."""
+    types = {field.name: repr(field.type) for field in msgspec.structs.fields(kind)}
+    return frozenset(
+        name for name, text in types.items() if re.search(r"\b(int|Any)\b", text) and not re.search(r"\bfloat\b", text)
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Returns a value whose numbers such as 8.0 are integers, also in lists: many languages have floats alone."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _EXACT else value
+    if isinstance(value, list):
+        return [_whole(one) if isinstance(one, (float, list)) else one for one in value]
+    return value
+
+
+_EXACT = 2**53
+"""Floats below it have all whole numbers."""
 _LONGEST_TAKEN = 1024
 """The most bytes of a field that is refused unless it asks for nothing."""
 

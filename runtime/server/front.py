@@ -96,7 +96,7 @@ class Front:
         data = await request.body()
         charge = Charge(request.state.tenant, len(data))
         try:
-            work = partial(decoded, data, kind, self.sizes)
+            work = partial(decoded, data, kind, self.sizes, self.options.unknown_fields == "ignore")
             body, ignored = (
                 work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work, len(data))
             )
@@ -196,8 +196,8 @@ class Front:
 
     def _variables(self, tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: ToolChoice) -> dict[str, Any]:
         """What a template gets besides the messages."""
-        effort = getattr(body, "reasoning_effort", None)
-        found = {} if effort is None else effort_variables(effort, template_reads(tokenizer, tools))
+        effort = body.effort() if isinstance(body, ChatBody) else None
+        found = {} if effort is None else effort_variables(effort[1], template_reads(tokenizer, tools))
         found |= checked_kwargs(body.chat_template_kwargs, tuple(tokenizer.special_names))
         return found if tools.shown is None else found | {"tools": tools.shown}
 

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import Response
@@ -40,7 +40,8 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = headers.get("x-request-id", "")
         request_id = request_id if _REQUEST_ID.fullmatch(request_id) else "req_" + secrets.token_hex(12)
-        more = [(b"x-request-id", request_id.encode()), *self._cors(headers)]
+        allowed = self._cors(headers)
+        more = [(b"x-request-id", request_id.encode()), *allowed]
         if scope["path"].startswith("/v1/messages"):
             more.append((b"request-id", request_id.encode()))  # Anthropic's clients look for this one
 
@@ -52,8 +53,12 @@ class Gate:
                 status = message["status"]
                 self._front.metrics.responded(status)
                 message["headers"] = [*message.get("headers", ()), *more]
+                if allowed:
+                    message["headers"].append(_exposed(message["headers"]))
                 if status in _CLOSING or (status >= 400 and scope["state"]["tenant"] is None):
                     message["headers"].append((b"connection", b"close"))
+            elif scope["method"] == "HEAD":
+                message["body"] = b""
             elif len(body := message.get("body", b"")) > _PIECE_BYTES:
                 # A piece at a time, each once the client has taken the one before: no more waits for it in memory.
                 for begin in range(0, len(body) - _PIECE_BYTES, _PIECE_BYTES):
@@ -75,7 +80,9 @@ class Gate:
                 self._check_length(headers)
                 incoming = self._front.intake.begin(tenant)
                 receive = self._limited(receive, incoming)
-            await self._app(scope, receive, sending)
+            # What GET answers is what HEAD answers, without the body.
+            inner = scope | {"method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(inner, receive, sending)
         except ApiError as e:
             if not status:
                 await error_response(scope["path"], e, request_id)(scope, receive, sending)
@@ -115,12 +122,12 @@ class Gate:
             if host.rpartition(":")[2].isdigit() and host.count(":") in (1, *range(3, 9))
             else host
         )
-        if self._hosts is not None and name.strip("[]") not in self._hosts:
+        path = scope["path"]
+        if self._hosts is not None and name.strip("[]") not in self._hosts and path not in _ANY_HOST:
             raise ApiError(403, f"the host {host[:80]!r} isn't this server's; --allowed-host names those that are")
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
             raise ApiError(403, f"pages of {origin[:80]!r} may not ask; --allowed-origin names those that may")
-        path = scope["path"]
         if path == "/v1/responses" and headers.get("upgrade", "").lower() == "websocket":
             problem = ApiError(426, "responses are streamed as server-sent events; ask with POST, by HTTP/1.1")
             problem.headers["upgrade"] = "HTTP/1.1"
@@ -148,8 +155,11 @@ class Gate:
             return []
         found = {"access-control-allow-origin": origin, "vary": "Origin"}
         if "access-control-request-method" in headers:
-            found |= {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
-            found["access-control-allow-headers"] = "authorization, content-type, x-api-key, x-request-id"
+            found |= {"access-control-allow-methods": "GET, HEAD, POST, DELETE", "access-control-max-age": "600"}
+            found["vary"] = "Origin, Access-Control-Request-Headers"
+            wanted = headers.get("access-control-request-headers", "")
+            if _HEADER_NAMES.fullmatch(wanted):
+                found["access-control-allow-headers"] = wanted
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found.items()]
 
     def _check_length(self, headers: Mapping[str, str]) -> None:
@@ -192,7 +202,18 @@ class Gate:
         await send({"type": "websocket.close", "code": 1008})
 
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version"})
+_ANY_HOST = frozenset({"/health", "/ping", "/version", "/api/version"})
+"""Paths that load balancers, orchestrators and programs ask for by address, or by HTTP/1.0 without a Host."""
+_OPEN_PATHS = _ANY_HOST | {"/"}
+"""Paths that need no key."""
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")
+_READABLE = frozenset(
+    {
+        *("cache-control", "content-language", "content-length", "content-type", "expires", "last-modified", "pragma"),
+        *("connection", "vary"),
+    }
+)
+"""Headers that a page may read anyway, or that say nothing to it."""
 _MOST_HEADERS = 128
 _CLOSING = frozenset({401, 403, 408, 413, 431})
 """Statuses after which a connection is closed: nothing that its client sent besides is read."""
@@ -201,6 +222,13 @@ _PIECE_BYTES = 64 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PATH = re.compile(r"[^A-Za-z0-9._~/-]")
 _ACCESS = logging.getLogger("enginewright.access")
+
+
+def _exposed(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Returns the header that lets a page read all others of a response."""
+    names = {name.decode("latin-1").lower() for name, _ in headers}
+    shown = sorted(name for name in names - _READABLE if not name.startswith("access-control-"))
+    return b"access-control-expose-headers", ", ".join(shown).encode("latin-1")
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

@@ -135,14 +135,16 @@ class Job:
         assert isinstance(body, ChatBody)
         given, self.spliced = self.front.chat_prompt(model, body, self.tools, self.scope, self.splices)
         self.given = [given]
-        raw, reasons = not self._sampling.skip_special_tokens, body.reasoning_effort != "none"
+        effort = body.effort()
+        raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
         self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
         form = self._reading.form(self.params.get("structured_outputs"))
         if form is not None:
             self.params["structured_outputs"] = form
-        if body.reasoning_effort is not None and model.tokenizer is not None:
+        self.ignored += body.ignored_parts()
+        if effort is not None and model.tokenizer is not None:
             reads = template_reads(model.tokenizer, self.tools)
-            self.ignored += [] if effort_variables(body.reasoning_effort, reads) else ["reasoning_effort"]
+            self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
 
     def _texts(self) -> None:
         assert isinstance(self.body, CompletionBody)

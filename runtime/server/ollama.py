@@ -21,7 +21,7 @@ from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
 from .answers import Given, News, Shape
-from .bodies import Body, ChatBody, CompletionBody, Fields, body_schema, decoded
+from .bodies import HINTS, Body, ChatBody, CompletionBody, Fields, body_schema, decoded
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import VERSION, Front
@@ -38,6 +38,9 @@ NOT_SERVED: Mapping[str, str] = {
 }
 """Path -> why there is nothing."""
 
+PROTOCOL_VERSION = "0.13.4"
+"""The version of Ollama whose endpoints are served, ``/v1/responses`` among them. Programs require one: codex 0.13.4,
+Copilot 0.6.4."""
 _NEVER = "9999-12-31T23:59:59Z"
 """A model isn't unloaded because time has passed."""
 
@@ -66,17 +69,13 @@ _SAMPLING = {
     "repeat_penalty": "repetition_penalty",
 }
 """Ollama's options -> fields of our bodies."""
-_OPTIONS_IGNORED = frozenset(
+_OPTIONS_IGNORED = HINTS | frozenset(
     {
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram"),
-        *("f16_kv", "vocab_only", "numa", "mirostat_eta", "mirostat_tau", "draft_num_predict"),
+        *("f16_kv", "logits_all", "vocab_only", "embedding_only", "numa", "draft_num_predict"),
+        *("mirostat", "tfs_z", "penalize_newline"),  # options of older versions, which Ollama itself ignores now
     }
 )
-_OPTIONS_REFUSED: Mapping[str, Only] = {
-    "mirostat": Only((None, 0), "tokens aren't drawn so", "Leave it out."),
-    "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn so", "Leave it out."),
-    "penalize_newline": Only((None, True), "a line's end is a token as any", "Leave it out."),
-}
 
 
 class _Asked(Fields, kw_only=True):
@@ -88,14 +87,13 @@ class _Asked(Fields, kw_only=True):
     options: dict[str, Any] | None = None
     think: bool | str | None = None
 
-    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift"})
+    harmless: ClassVar[frozenset[str]] = frozenset({"keep_alive", "shift", "truncate"})
     refused: ClassVar[Mapping[str, Only]] = {
         "images": _TEXT_ONLY,
-        "truncate": Only((None, False), "a context is never cut", "Shorten the messages."),
         **dict.fromkeys(("logprobs", "top_logprobs"), Only((None, False, 0), "they aren't there yet", "Leave it out.")),
     }
 
-    def common(self, model: ModelInfo, ignored: list[str]) -> dict[str, Any]:
+    def common(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool) -> dict[str, Any]:
         """Fields of our bodies. Raises RequestError naming the option."""
         found: dict[str, Any] = {"model": self.model.removesuffix(":latest"), "stream": self.stream}
         found |= {name: value for name, value in _DEFAULTS.items() if name not in model.generation_defaults}
@@ -106,18 +104,16 @@ class _Asked(Fields, kw_only=True):
             if name in _SAMPLING:
                 found[_SAMPLING[name]] = value
             elif name == "num_predict":
-                found["max_tokens"] = None if isinstance(value, int) and value < 0 else value
-            elif name == "repeat_last_n":
-                # Ours counts the whole text, which is the same where nothing is penalised.
-                if value != -1 and options.get("repeat_penalty", 1) != 1:
-                    raise RequestError("repeat_last_n: repetition_penalty is of the whole text", hint="Pass -1.")
-            elif name in _OPTIONS_IGNORED:
+                found["max_tokens"] = -1 if isinstance(value, (int, float)) and value < 0 else value
+            elif name == "repeat_last_n" and value in (-1, 0):
+                continue  # -1 is the whole text, as here; 0 is below
+            elif name in _OPTIONS_IGNORED or ignore_unknown:
                 ignored.append(f"options.{name}")
-            elif name not in _OPTIONS_REFUSED:
-                raise RequestError(f"options: there is no {shown(name)}", hint="Leave it out.")
-            elif not _OPTIONS_REFUSED[name].takes(value):
-                rule = _OPTIONS_REFUSED[name]
-                raise RequestError(f"options: {name}: {rule.why}", hint=rule.hint)
+            else:
+                hint = "Leave it out; with --unknown-fields ignore, the server leaves such options out itself."
+                raise RequestError(f"options: there is no {shown(name)}", hint=hint)
+        if (last := options.get("repeat_last_n")) == 0 and last is not False:  # nothing is penalised
+            found |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         if isinstance(self.format, dict):
             found["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format}}
         elif self.format == "json":
@@ -140,7 +136,7 @@ class OllamaChatBody(_Asked, kw_only=True):
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
-    def inner(self, model: ModelInfo, ignored: list[str]) -> Body:
+    def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
         """The same in OpenAI's words."""
         messages = []
         for i, message in enumerate(self.messages):
@@ -154,7 +150,8 @@ class OllamaChatBody(_Asked, kw_only=True):
             messages.append(own)
         return _converted(
             ChatBody,
-            self.common(model, ignored) | {"messages": messages, "tools": self.tools, "reasoning_effort": self.effort},
+            self.common(model, ignored, ignore_unknown)
+            | {"messages": messages, "tools": self.tools, "reasoning_effort": self.effort},
         )
 
 
@@ -172,11 +169,11 @@ class GenerateBody(_Asked, kw_only=True):
         "context": Only((None, []), "it is the older way to go on", "Use /api/chat."),
     }
 
-    def inner(self, model: ModelInfo, ignored: list[str]) -> Body:
+    def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
         """The same in OpenAI's words: by the model's template, but for a raw prompt."""
-        fields = self.common(model, ignored)
+        fields = self.common(model, ignored, ignore_unknown)
         if self.raw:
-            if self.system is not None or self.think is not None:
+            if self.system or self.think:
                 raise RequestError("raw: the prompt is all that the model gets", hint="Leave out system and think.")
             return _converted(CompletionBody, {"max_tokens": model.context_length, **fields, "prompt": self.prompt})
         said = [{"role": "system", "content": self.system}] if self.system else []
@@ -307,7 +304,7 @@ def add_ollama(app: FastAPI, front: Front) -> None:
 
         def order(model: Model) -> Order:
             more: list[str] = []
-            body = asked.inner(model.model, more)
+            body = asked.inner(model.model, more, front.options.unknown_fields == "ignore")
             return Order(body, partial(shape, asked.model), [*ignored, *more])
 
         return await answer(front, request, charge, name, order)
@@ -324,8 +321,8 @@ def add_ollama(app: FastAPI, front: Front) -> None:
 
     @app.get("/api/version")
     async def api_version() -> Response:
-        """Enginewright's version, where Ollama has its own."""
-        return json_response({"version": VERSION})
+        """The version of Ollama whose protocol this is, as programs compare it; and Enginewright's."""
+        return json_response({"version": PROTOCOL_VERSION, "enginewright": VERSION})
 
     @app.get("/api/tags")
     async def api_tags() -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ..shared.memory import default_budget, parse_size
 from .records import Engine
 from .routing import POLICIES, Policy
 
+UNKNOWN_FIELDS = ("refuse", "ignore")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -48,7 +49,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
         log_json: logs are JSON, a line each.
         otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
-        any_model: requests may name any model: for test suites of others.
+        any_model: requests may name any model.
+        unknown_fields: what happens to fields of a body that nobody knows: "refuse", or "ignore", where the answer's
+            header names them.
         replicas: of each model, on Ray Serve; 0: none, and engines are processes of this machine.
         max_replicas: so many where there is much to do; 0: as many as ``replicas`` always.
         target_requests: requests of a replica beyond which another one is started.
@@ -86,6 +89,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_json: bool = False
     otlp: str | None = None
     any_model: bool = False
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
     replicas: int = 0
     max_replicas: int = 0
     target_requests: float = 16.0
@@ -120,6 +124,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.max_replicas and not 0 < self.replicas <= self.max_replicas:
             hint = f"Pass --replicas from 1 to {self.max_replicas}: the number to begin with, and the least."
             raise RequestError(f"max_replicas: {self.max_replicas}, with {self.replicas} replicas", hint=hint)
+        if self.unknown_fields not in UNKNOWN_FIELDS:
+            hint = f"Pass one of {', '.join(UNKNOWN_FIELDS)}."
+            raise RequestError(f"unknown_fields: there is no {self.unknown_fields!r}", hint=hint)
         if self.routing not in POLICIES:
             raise RequestError(f"routing: there is no {self.routing!r}", hint=f"Pass one of {', '.join(POLICIES)}.")
         if self.replicas and self.max_loaded:

@@ -100,15 +100,16 @@ def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, 
         items: of the conversation: those of the previous responses, and the body's own.
     """
     tools, ignored = _offered(body.tools, body.tool_choice)
-    if body.truncation not in (None, "disabled"):
-        raise RequestError("truncation: a context is never cut", hint='Leave it out, or pass "disabled".')
+    if body.truncation not in (None, "disabled", "auto"):
+        raise RequestError(f"truncation: {shown(body.truncation)} isn't known", hint='Pass "auto" or "disabled".')
+    ignored += ["truncation"] if body.truncation == "auto" else []  # a context is never cut
     text, reasoning = body.text or {}, body.reasoning or {}
     for name, given, known in (
         ("text", text, ("format", "verbosity")),
         ("reasoning", reasoning, ("effort", "summary", "generate_summary", "context", "mode")),
     ):
         for key, value in given.items():
-            if key not in known:
+            if key not in known and value is not None:
                 raise RequestError(f"{name}: there is no {shown(key)}", hint=f"It has {', '.join(known)}.")
             if key not in ("format", "effort") and value is not None:
                 ignored.append(f"{name}.{key}")

@@ -12,9 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import openai
 import pytest
 
-from enginewright.runtime.server.bodies import HARMLESS, REFUSED, Body, ChatBody, CompletionBody, decoded
+from enginewright.runtime.server.app import BODIES
+from enginewright.runtime.server.bodies import (
+    HARMLESS,
+    HINTS,
+    REFUSED,
+    RENAMED,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Fields,
+    decoded,
+)
+from enginewright.runtime.server.options import ServerOptions
 from enginewright.runtime.shared.errors import RequestError
 from tests.runtime.server.conftest import Server
 
@@ -30,6 +44,7 @@ def tool(name: str) -> dict[str, Any]:
 def test_the_three_tables_are_apart() -> None:
     honoured = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
     assert not honoured & set(REFUSED) and not honoured & HARMLESS and not set(REFUSED) & HARMLESS
+    assert not set(RENAMED) & (honoured | set(REFUSED) | HARMLESS) and set(RENAMED.values()) <= honoured
     # OpenAI's own fields, of both: each is in one of the tables.
     openai = {
         *("messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs"),
@@ -58,6 +73,120 @@ def test_what_is_ignored_is_named(server: Server) -> None:
     assert "x-enginewright-ignored" not in server.chat("Hi", max_tokens=1).headers
 
 
+@pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
+def test_null_asks_for_nothing(kind: type[Fields]) -> None:
+    needed = {
+        **{"messages": SAID, "prompt": "a", "tokens": [1], "model": "m"},
+        **{"stream_options": {"include_usage": True, "odd": None}},
+    }
+    body = {name: value for name, value in needed.items() if name in kind.__struct_fields__}
+    names = {"odd", "best_of", "grammar", *HINTS, *REFUSED, *RENAMED, *kind.refused, *kind.__struct_fields__} - set(
+        body
+    )
+    assert decoded(json.dumps(body | dict.fromkeys(names)).encode(), kind) == decoded(json.dumps(body).encode(), kind)
+
+
+@pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
+def test_whole_numbers_may_be_floats(kind: type[Fields]) -> None:
+    body = {"messages": SAID, "prompt": [1.0, 2e0], "tokens": [3.0], "model": "m"}
+    body = {name: value for name, value in body.items() if name in kind.__struct_fields__}
+    for field in msgspec.structs.fields(kind):
+        if field.type == int | None:
+            value = 1.0
+        elif field.type == list[int] | None:
+            value = [1.0, 2.0]
+        else:
+            continue
+        number = getattr(decoded(json.dumps(body | {field.name: value}).encode(), kind)[0], field.name)
+        assert number == value and "." not in repr(number)
+        for wrong in (1.5, True, 1e300, [1.5]):
+            with pytest.raises(RequestError, match=rf"^{field.name}(\[0\])?: expected"):
+                decoded(json.dumps(body | {field.name: wrong}).encode(), kind)
+
+
+def test_clients_that_have_floats_alone_get_the_same_answer(server: Server) -> None:
+    given = {"max_tokens": 3, "seed": 5, "top_k": 4, "n": 1, "stop_token_ids": [2]}
+    as_floats = {
+        name: [float(one) for one in value] if isinstance(value, list) else float(value)
+        for name, value in given.items()
+    }
+    assert server.chat("Hi", **given).text == server.chat("Hi", **as_floats).text
+    assert server.complete([5, 6], **given).text == server.complete([5.0, 6.0], **as_floats).text
+
+
+def test_minus_one_token_is_as_many_as_there_is_room_for(server: Server) -> None:
+    room = {"ignore_eos": True, "temperature": 0}
+    unlimited = server.chat("Hi", **room)
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        assert server.chat("Hi", **room, **{name: -1}).text == unlimited.text
+    context = server.props()["context_length"]
+    assert server.complete([5, 6], max_tokens=-1, **room).json["usage"]["total_tokens"] == context
+
+
+def test_fields_have_other_servers_names_too(server: Server) -> None:
+    plain = server.chat("Tell me", max_tokens=8, repetition_penalty=1.7, seed=4, typical_p=0.5)
+    reply = server.chat("Tell me", num_predict=8, repeat_penalty=1.7, random_seed=4, typ_p=0.5)
+    assert reply.text == plain.text and "x-enginewright-ignored" not in reply.headers
+    twice = server.chat("Tell me", n_predict=8, max_tokens=9)
+    assert twice.status == 400 and twice.json["error"]["param"] == "max_tokens"
+    assert server.chat("Tell me", n_predict=8, max_tokens=8).status == 200
+    assert server.chat("Tell me", n_predict="8").json["error"]["param"] == "n_predict"
+
+
+def test_hints_of_clients_are_named(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        hints = {"cache_prompt": True, "num_ctx": 8192, "keep_alive": "5m", "ttl": 60, "session_id": "a", "id_slot": -1}
+        for endpoint, said in ((client.chat.completions, {"messages": SAID}), (client.completions, {"prompt": "a"})):
+            raw = endpoint.with_raw_response.create(model="tiny-llama", max_tokens=1, **said, extra_body=hints)
+            assert raw.headers["x-enginewright-ignored"].split(", ") == list(hints)
+    for path, body in (("/v1/responses", {"input": "a", "max_output_tokens": 1}), ("/v1/messages", {"max_tokens": 1})):
+        reply = server.ask("POST", path, {"messages": SAID, **body, **hints} if "input" not in body else body | hints)
+        assert reply.status == 200 and reply.headers["x-enginewright-ignored"].split(", ")[: len(hints)] == list(hints)
+
+
+@pytest.mark.parametrize(
+    ("switch", "effort"),
+    [
+        ({"enable_thinking": False}, "none"),
+        ({"enable_thinking": True}, "on"),
+        ({"think": False}, "none"),
+        ({"think": "high"}, "high"),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "on"),
+        ({"reasoning": {"enabled": False}}, "none"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "low"),
+        ({"reasoning": {"effort": "none", "exclude": True}}, "none"),
+    ],
+)
+def test_reasoning_is_switched_as_other_servers_have_it(agents: Server, switch: dict[str, Any], effort: str) -> None:
+    same = agents.chat("Hi", model="thinking", max_tokens=4, seed=1, return_token_ids=True, reasoning_effort=effort)
+    reply = agents.chat("Hi", model="thinking", max_tokens=4, seed=1, return_token_ids=True, **switch)
+    assert reply.json["prompt_token_ids"] == same.json["prompt_token_ids"]
+    parts = [f"{name}.{part}" for name, own in switch.items() if isinstance(own, dict) for part in own]
+    named = [one for one in parts if one.partition(".")[2] in ("budget_tokens", "summary")]
+    assert reply.headers.get("x-enginewright-ignored", "") == ", ".join(named)
+
+
+def test_a_switch_that_the_template_does_not_read_is_named(server: Server) -> None:
+    reply = server.chat("Hi", max_tokens=1, enable_thinking=False)
+    assert reply.headers["x-enginewright-ignored"] == "enable_thinking"
+    for wrong in ({"reasoning": {"effort": 3}}, {"thinking": {"type": "odd"}}, {"reasoning": 3}):
+        reply = server.chat("Hi", max_tokens=1, **wrong)
+        assert reply.status == 400 and reply.json["error"]["param"] == next(iter(wrong))
+
+
+def test_unknown_fields_are_refused_or_named(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
+    lenient = make_server(tiny_bundle, "--unknown-fields", "ignore")
+    reply = lenient.chat("Hi", max_tokens=1, odd={"a": [1]}, user="u")
+    assert reply.status == 200 and reply.headers["x-enginewright-ignored"] == "odd, user"
+    assert lenient.chat("Hi", max_tokens=1, grammar="root ::= [0-9]").json["error"]["param"] == "grammar"
+    ollama = {"model": "tiny-llama", "prompt": "a", "stream": False, "odd": 1, "options": {"num_predict": 1, "odd": 1}}
+    reply = lenient.ask("POST", "/api/generate", ollama)
+    assert reply.status == 200 and reply.headers["x-enginewright-ignored"] == "odd, options.odd"
+    with pytest.raises(RequestError, match=r"^unknown_fields: "):
+        ServerOptions(models={"m": "a"}, unknown_fields="odd").check()  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -78,7 +207,7 @@ def test_what_is_ignored_is_named(server: Server) -> None:
             "image_url",
         ),
         ({"messages": SAID, "odd": 1}, "'odd': there is no such field"),
-        ({"messages": SAID, "max_tokens": -1}, "max_tokens"),
+        ({"messages": SAID, "max_tokens": -2}, "max_tokens"),
         ({"messages": SAID, "max_tokens": 0}, "max_tokens"),
         ({"messages": SAID, "max_tokens": "7"}, "max_tokens: expected `int"),
         ({"messages": SAID, "max_tokens": True}, "max_tokens: expected `int"),

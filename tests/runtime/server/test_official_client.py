@@ -126,6 +126,10 @@ EXTRA_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
     "echo": ({"echo": True}, lambda found, base: found[0]["text"].endswith(base[0]["text"]) and other(found, base)),
     "splice": ({"splice": False}, same),
     "include_reasoning": ({"include_reasoning": False}, same),  # it has none
+    "enable_thinking": ({"enable_thinking": False}, same),  # the template doesn't read it
+    "think": ({"think": True}, same),
+    "thinking": ({"thinking": {"type": "disabled"}}, same),
+    "reasoning": ({"reasoning": {"effort": "low"}}, same),
 }
 EXTRA_COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
     "add_special_tokens": ({"add_special_tokens": False}, same),  # the tiny model's tokenizer adds none

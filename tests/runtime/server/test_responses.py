@@ -250,7 +250,7 @@ def test_a_websocket_is_told_to_ask_by_http(agents: Server) -> None:
         ({"input": "a" * 2000}, "has room for"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"truncation": "auto"}, "truncation: a context is never cut"),
+        ({"truncation": "odd"}, "truncation: 'odd' isn't known"),
         ({"include": ["odd"]}, "include: 'odd' isn't known"),
         ({"text": {"odd": 1}}, "text: there is no 'odd'"),
         ({"text": {"format": {"type": "odd"}}}, "response_format: 'odd' isn't a type"),
