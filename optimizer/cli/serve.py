@@ -90,7 +90,7 @@ class Bounds:
         typer.Option(metavar="URL", help="Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces."),
     ] = None
     any_model: Annotated[
-        bool | None, typer.Option("--any-model", help="Answer whatever model a request names; unknown ones by the first.")
+        bool | None, typer.Option("--any-model", help="Answer requests for models that are not there, by the first.")
     ] = None
     unknown_fields: Annotated[
         str | None,
