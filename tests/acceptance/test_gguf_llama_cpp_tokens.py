@@ -184,8 +184,9 @@ def compare(name: str, path: Path, oracle: Oracle) -> None:
             else:
                 shown = (f"{own!a:.300}", f"{other!a:.300}")
                 wrong.append(f"{name}: {kind} of {text!a:.200}: {shown[0]}, not {shown[1]}")
-    tokens = sum(map(len, expected["tokens"]))
-    write_report({"vocabulary": name, "seed": SEED, "texts": len(texts), "tokens": tokens, "wrong": wrong, **counts})
+    declared = counts.pop("declared", 0)
+    sizes = {"texts": len(texts), "tokens": sum(map(len, expected["tokens"]))}
+    write_report({"vocabulary": name, "seed": SEED, **sizes, "equal": counts, "declared": declared, "wrong": wrong})
     assert sorted(vocabulary.end_ids) == expected["ends"]
     assert not wrong, "\n".join([f"{len(wrong)} differ; the seed is {SEED}", *sorted(wrong, key=len)[:SHOWN]])
 
