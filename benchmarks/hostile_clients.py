@@ -217,7 +217,7 @@ class Attack:
 
 def slow_reader(attack: Attack) -> bytes | None:
     """Asks for a long answer, and reads nothing of it."""
-    body = {"prompt": "a", "n": 8, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "logprobs": 20}
+    body = {"prompt": "a", "n": 4, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "logprobs": 20}
     attack.body(json.dumps(body | {"stream": random.random() < 0.5}).encode())
     attack.hold()
     return attack.reply()
