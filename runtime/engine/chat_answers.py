@@ -72,7 +72,8 @@ class ChatAnswers:
     def free(self) -> bool:
         """Whether answers are held to nothing, so that no form of them is needed."""
         strict = any(_function(tool).get("strict") is True for tool in self.tools or ())
-        return self.schema is None and self.choice in ("auto", "none") and not (strict and self.choice == "auto")
+        limited = strict or (not self.parallel and bool(self.tools))
+        return self.schema is None and self.choice in ("auto", "none") and not (limited and self.choice == "auto")
 
     def held(self, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]) -> SamplingParams:
         """The parameters of one conversation, with the form of its answer. Raises RequestError."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ..shared.errors import CapacityError, EnginewrightError, MissingDependencyError, OverloadError, RequestError, shown
 from ..shared.helpers import HelperErrors
 from ..shared.json_document import JSON_GUIDANCE, JSON_WHITESPACE
+from ..shared.json_schema import hold_schema
 from ..shared.shares import Shares
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class StructuredOutputsParams:
                 options["whitespace_flexible"] = False
             else:
                 options["whitespace_pattern"] = self.whitespace_pattern or JSON_WHITESPACE
-            schema = self.json if isinstance(self.json, str) else '{"type": "object"}'
+            schema = _held_text(self.json) if isinstance(self.json, str) else '{"type": "object"}'
             try:
                 return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))  # type: ignore[arg-type]
             except ValueError as e:  # such as a number that no float has
@@ -210,9 +211,16 @@ def _depth(value: Any) -> int:
     return deepest
 
 
+def _held_text(schema: str) -> str:
+    """Returns the schema that answers are held to, as text. The compiler refuses what can't be enforced by name."""
+    held = hold_schema(json.loads(schema), "structured_outputs.json", lenient=False).schema
+    return json.dumps({} if held is True else held)
+
+
 def _bounded(schema: str) -> str:
-    """A schema with the whitespace that there may be."""
-    return json.dumps({**json.loads(schema), "x-guidance": JSON_GUIDANCE})
+    """Returns the schema of a structure, with the whitespace that it may have."""
+    held = hold_schema(json.loads(schema), "structured_outputs.structural_tag").schema
+    return json.dumps({**({} if isinstance(held, bool) else held), "x-guidance": JSON_GUIDANCE})
 
 
 def _pattern(texts: Sequence[str], begin: int = 0, level: int = 0) -> str:

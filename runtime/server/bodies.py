@@ -21,9 +21,11 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from ..requests.sampling import DEFAULTS_ALWAYS, DEFAULTS_OF_SAMPLING, SamplingParams, fitting_defaults
+from ..requests.structured import StructuredOutputsParams
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
+from ..shared.json_schema import hold_schema
 from .limits import LARGEST, Sizes, split, value_of
 
 B = TypeVar("B", bound="Fields")
@@ -499,6 +501,22 @@ def form_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"structural_tag": msgspec.json.encode({k: v for k, v in given.items() if k != "type"}).decode()}
     hint = "Its type is text, json_object, json_schema or structural_tag."
     raise RequestError(f"response_format: {shown(kind)} isn't a type", hint=hint)
+
+
+def held_form(form: Any) -> tuple[dict[str, Any] | None, list[str]]:
+    """Returns a form of which all can be enforced, where it is a JSON schema, and the names of what is left out.
+
+    Args:
+        form: the request's ``structured_outputs``, checked.
+
+    Raises:
+        RequestError: nothing can meet the schema.
+    """
+    if not isinstance(form, StructuredOutputsParams) or not isinstance(form.json, str):
+        return None, []
+    held = hold_schema(json.loads(form.json), "structured_outputs.json")
+    text = json.dumps(held.schema) if isinstance(held.schema, dict) else "{}"
+    return form.to_plain() | {"json": text}, [f"schema.{keyword}" for keyword in held.ignored]
 
 
 def checked_kwargs(kwargs: Mapping[str, Any] | None, special: Sequence[str]) -> dict[str, Any]:

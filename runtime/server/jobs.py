@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import arguments
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
 from .answers import Given, Shape, usage
-from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, checked_params
+from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, checked_params, held_form
 from .engine_client import Model, ReplacedError, Running
 from .errors import ApiError, api_error, clean_headers, error_response, json_response
 from .front import Front, effort_variables, template_reads, tokenizer_of
@@ -96,6 +96,7 @@ class Job:
         if body.streamed and (self._sampling.num_beams > 1 or self._sampling.best_of is not None):
             name = "num_beams" if self._sampling.num_beams > 1 else "best_of"
             raise RequestError(f"{name}: which answers are given is known at their end", hint="Leave stream out.")
+        self._form, self._unenforced = held_form(self._sampling.structured_outputs)
         if isinstance(body, ChatBody):
             self.tools = tool_choice(body.tools, body.tool_choice, body.parallel_tool_calls)
             self.splices = body.splice and self.front.options.splice
@@ -116,6 +117,9 @@ class Job:
         body, front, model = self.body, self.front, self.model
         self.ignored, self.params = [*self._ignored], dict(self._params)
         self._version = model.hash
+        if self._form is not None:
+            self.params["structured_outputs"] = self._form
+        self.ignored += self._unenforced
         scope = self.tenant.name + (f"\0{body.cache_salt}" if body.cache_salt else "")
         self.scope = arguments.checked_name("cache_salt", scope)
         (self._chat if isinstance(body, ChatBody) else self._texts)()
@@ -139,6 +143,7 @@ class Job:
         raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
         self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
         form = self._reading.form(self.params.get("structured_outputs"))
+        self.ignored += sorted(self._reading.ignored.difference(self.ignored))
         if form is not None:
             self.params["structured_outputs"] = form
         self.ignored += body.ignored_parts()

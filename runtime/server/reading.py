@@ -31,6 +31,9 @@ class Reading:
         raw: the text is wanted with its special tokens.
         reasons: whether the model may reason; False: a form that is wanted begins with the first token.
 
+    Attributes:
+        ignored: constraints of schemas that can't be enforced, once ``form`` has been called.
+
     Raises RequestError where there are tools, and it isn't known how the model calls them.
     """
 
@@ -45,6 +48,7 @@ class Reading:
     ) -> None:
         self._tokenizer, self._tools, self._prompt, self._reasons = tokenizer, tools, prompt, reasons
         self._format: ChatFormat | None = None
+        self.ignored: set[str] = set()
         if tokenizer is None:
             return
         found, offered = tokenizer.chat_format, tools.shown is not None
@@ -100,6 +104,7 @@ class Reading:
             parallel=tools.parallel,
             schema=schema,
             reasoning_open=self._open,
+            ignored=self.ignored,
         )
         return wanted if grammar is None else {"grammar": grammar}
 

@@ -117,6 +117,7 @@ class ChatFormat:
         schema: Mapping[str, Any] | None = None,
         prompt_ids: Sequence[int] = (),
         reasoning_open: bool | None = None,
+        ignored: set[str] | None = None,
     ) -> str | None:
         """The grammar that an answer is held to, for ``StructuredOutputsParams(grammar=...)``; None for no limits.
 
@@ -125,17 +126,19 @@ class ChatFormat:
         Args:
             tokenizer: the model's.
             tools: JSON schemas of those that are offered.
-            choice: "auto": text, and calls where one begins. "required": calls alone. A tool's name: calls of it.
-                "none": no calls are offered.
+            choice: "auto": text, and calls where one begins. "required": one call or more. A tool's name: one call of
+                it. "none": no calls are offered.
             strict: whether "auto" holds calls to the tools' schemas; None asks each tool's ``strict``. False holds them
                 to their form alone.
-            parallel: there may be several calls.
+            parallel: there may be several calls. Without it the calls are held to their schemas.
             schema: of the answer, where it isn't a call.
             prompt_ids, reasoning_open: as for ``parser``.
+            ignored: gets the constraints of the schemas that can't be enforced, as "tools.uniqueItems" or
+                "schema.not".
 
         Raises:
-            RequestError: two tools have one name, one has a name or a keyword that the format can't write, there are
-                more than 1,024, or the model's format has no calls.
+            RequestError: two tools have one name, one has a name that the format can't write, nothing can meet a
+                schema, there are more than 1,024 tools, or the model's format has no calls.
         """
         if reasoning_open is None:
             reasoning_open = self.reasoning_open(tokenizer, prompt_ids)
@@ -148,6 +151,7 @@ class ChatFormat:
             parallel=parallel,
             schema=schema,
             reasoning_open=reasoning_open,
+            ignored=ignored,
         )
 
     def reasoning_open(self, tokenizer: Vocabulary, prompt_ids: Sequence[int]) -> bool:

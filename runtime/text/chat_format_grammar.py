@@ -13,6 +13,7 @@ from typing import Any
 
 from ..shared.errors import RequestError, shown
 from ..shared.json_document import JSON_GUIDANCE
+from ..shared.json_schema import KEYWORDS, hold_schema
 from .chat_format_parser import Vocabulary, parameter_types
 from .chat_format_table import (
     Calls,
@@ -40,10 +41,6 @@ _HELD = frozenset(("type", "properties", "required", "items", "enum", "const", "
     ("$ref", "$defs", "definitions", "additionalProperties", "nullable")
 )
 """Keywords that are held in notations other than JSON."""
-_SAID = frozenset(
-    ("title", "description", "default", "examples", "$schema", "$id", "$comment", "format", "deprecated", "strict")
-)
-"""Keywords that hold nothing."""
 
 _Offered = tuple[str, dict[str, Any], bool]
 """A tool: its name, the schema of its arguments, and ``strict``."""
@@ -84,10 +81,12 @@ def write_grammar(
     parallel: bool = True,
     schema: Mapping[str, Any] | None = None,
     reasoning_open: bool = False,
+    ignored: set[str] | None = None,
 ) -> str | None:
     """See ``ChatFormat.grammar``."""
     offered = offered_tools(tools)
     if choice not in ("auto", "required", "none"):
+        parallel = False  # it is called once
         offered = [one for one in offered if one[0] == choice]
         if not offered:
             raise RequestError(f"tool_choice: there is no tool {shown(choice)}", hint="Name one that is offered.")
@@ -95,7 +94,7 @@ def write_grammar(
         offered = []
     elif choice != "auto" and not offered:
         raise RequestError(f"tool_choice: {choice}: no tools are offered", hint="Pass tools.")
-    held = choice != "auto" or strict is True or (strict is None and any(one[2] for one in offered))
+    held = choice != "auto" or strict is True or not parallel or (strict is None and any(one[2] for one in offered))
     if not offered and schema is None:
         return None
     if schema is None and not held:
@@ -107,7 +106,14 @@ def write_grammar(
         )
     if strict is False:
         offered = [(name, {"type": "object"}, False) for name, _, _ in offered]
-    writer = _Writer(spelling, tokenizer, exact=strict is True or any(one[2] for one in offered))
+    ignored = set() if ignored is None else ignored
+    writer = _Writer(spelling, tokenizer, exact=strict is True, ignored=ignored)
+    offered = [
+        (name, _held(_object(one), f"tools: {name}", "tools", f"tool_{i}_", ignored), is_strict)
+        for i, (name, one, is_strict) in enumerate(offered)
+    ]
+    if schema is not None:
+        schema = _held(schema, "response_format", "schema", "answer_", ignored)
     return writer.written(
         offered, schema, required=choice not in ("auto", "none"), parallel=parallel, opened=reasoning_open
     )
@@ -118,9 +124,10 @@ class _Writer:
 
     Args:
         exact: a keyword that can't be held is an error.
+        ignored: gets the names of those that can't be held.
     """
 
-    def __init__(self, spelling: Spelling, tokenizer: Vocabulary, *, exact: bool) -> None:
+    def __init__(self, spelling: Spelling, tokenizer: Vocabulary, *, exact: bool, ignored: set[str]) -> None:
         self._spelling = spelling
         # Of tokens that aren't special llguidance takes those in angle brackets as tokens, and others as text.
         self._tokens = {
@@ -131,7 +138,7 @@ class _Writer:
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._rules: dict[str, str] = {}
-        self._exact = exact
+        self._exact, self.ignored = exact, ignored
 
     def written(
         self,
@@ -234,16 +241,22 @@ class _Writer:
             return self._called(calls, tools, parallel=parallel)
         if not calls.bare or not isinstance(calls.call, JsonCall):
             return f"( %json {_text(schema)} | {_GAP} {self._called(calls, tools, parallel=parallel)} )"
-        either: list[Mapping[str, Any]] = [schema]  # nothing but its schema tells a call from an answer
+        # Nothing but its schema tells a call from an answer.
+        definitions = dict(schema.get("$defs", {}))
+        either: list[Mapping[str, Any]] = [{k: v for k, v in schema.items() if k not in ("$defs", "$schema")}]
         for name, one, _ in tools:
-            properties = {calls.call.name: {"const": name}, calls.call.arguments[0]: _object(one)}
-            either.append({"type": "object", "properties": properties, "required": [*properties]})
-        if '"$ref"' in (text := _text({"anyOf": either})):
-            raise RequestError(
-                f"response_format: a schema with $ref can't be told from calls of this model ({self._spelling.name})",
-                hint='Pass tool_choice="none", or schemas without $ref.',
+            definitions |= one.get("$defs", {})
+            one = {k: v for k, v in one.items() if k not in ("$defs", "$schema")}
+            properties = {calls.call.name: {"const": name}, calls.call.arguments[0]: one}
+            either.append(
+                {
+                    "type": "object",
+                    "properties": properties,
+                    "required": [*properties],
+                    "additionalProperties": False,
+                }
             )
-        return f"%json {text}"
+        return f"%json {_text({'anyOf': either, '$defs': definitions})}"
 
     def _one_of(self, rules: Sequence[str]) -> str:
         """Any of these rules, each of which begins with a text.
@@ -275,13 +288,15 @@ class _Writer:
     def _maybe_called(self, calls: Calls, tools: Sequence[_Offered], *, parallel: bool) -> str:
         """Free text, in which a call may begin."""
         behind = f" {self._rule('behind', _ANY)}" if calls.text_after else ""
+        opening = (calls.section + calls.begin + _lead(calls.call)).lstrip()
+        first, *rest = self._split(opening)
+        if behind and not parallel and isinstance(first, str):
+            behind = f" {self._rule('BEHIND', _without(first))}"
         if calls.bare:
             called = self._called(calls, tools, parallel=parallel)
             markers = [self._tokens[one] for one in calls.marker[:1] if one in self._tokens]
             marked = "".join(f" | <[{index}]> {called}" for index in markers)
             return f"( {called} | /([^\\[{{](?s:.*))?/{marked} )"
-        opening = (calls.section + calls.begin + _lead(calls.call)).lstrip()
-        first, *rest = self._split(opening)
         if isinstance(first, int):
             return f"{self._rule('text', _ANY)} ( {self._called(calls, tools, parallel=parallel)}{behind} )?"
         marker = first if rest else first.split()[0]
@@ -301,27 +316,27 @@ class _Writer:
             )
         if isinstance(call, JsonCall):
             before = f'{json.dumps(name, ensure_ascii=False)[1:]}, "{call.arguments[0]}": '
-            return f'{_quoted(before)} %json {_text(_object(schema))} "}}"'
+            return f'{_quoted(before)} %json {_text(schema)} "}}"'
         if isinstance(call, NamedCall):
             number = f"{_quoted(call.index)} /[0-9]{{1,4}}/ " if call.index else ""
             before = f"{self._as_written(name)} {number}{self._as_written(call.middle)}"
-            return f"{before} %json {_text(_object(schema))} {self._as_written(call.after)}".strip()
+            return f"{before} %json {_text(schema)} {self._as_written(call.after)}".strip()
         if isinstance(call, TaggedCall):
             return self._tagged(call, i, name, schema)
         if isinstance(call, GemmaCall):
             style = _Gemma(self._as_written(call.quote), self._free_until(f"gemma_{i}", call.quote))
-            return f"{_quoted(name)} {_Values(self, i, name, style).rule(_object(schema))}"
+            return f"{_quoted(name)} {_Values(self, i, name, style).rule(schema)}"
         assert isinstance(call, PythonCall)
         values = _Values(self, i, name, _Python())
-        return f'{_quoted(name + "(")} {values.arguments(_object(schema))} ")"'
+        return f'{_quoted(name + "(")} {values.arguments(schema)} ")"'
 
     def _tagged(self, call: TaggedCall, i: int, name: str, schema: dict[str, Any]) -> str:
         parts = [self._as_written(name + call.name_end)]
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or ()
-        if not isinstance(properties, Mapping):
-            raise RequestError(f"tools: {name}: properties isn't an object", hint="Pass a JSON schema.")
+        merged = _merged_object(schema, schema)
+        properties, required = merged.get("properties") or {}, merged.get("required") or ()
         for k, (key, one) in enumerate(properties.items()):
+            if one is False and key not in required:
+                continue
             if _tag_like(key):
                 raise RequestError(
                     f"tools: {name}: the parameter {shown(key)} can't be written in this model's calls",
@@ -329,7 +344,7 @@ class _Writer:
                 )
             rule = self._rule(f"parameter_{i}_{k}", self._parameter(call, f"value_{i}_{k}", key, one, schema))
             parts.append(rule if key in required else f"{rule}?")
-        if "properties" not in schema and schema.get("additionalProperties") is not False:
+        if "properties" not in merged and merged.get("additionalProperties") is not False:
             any_key = f"{self._as_written(call.key_begin)} /[\\w.\\-]{{1,64}}/ {self._key_end(call, None)}"
             value = self._free_until(f"value_{i}", call.value_end)
             parts.append(f"( {self._rule(f'parameter_{i}', f'{any_key} {value}')} )*")
@@ -355,13 +370,17 @@ class _Writer:
                 is_text = isinstance(value, str)
                 text = value if is_text else json.dumps(value, ensure_ascii=False)
                 each.append(f"{self._key_end(call, is_text)} {_quoted(text) if text else ''}")
+            if not each:
+                raise _unmet(f"the parameter {shown(key)}")
             return f"{before} ( {' | '.join(each)} ) {end}"
         if types == {"boolean"}:
             words = " | ".join(_quoted(word) for word in ("true", "false", "True", "False"))
             return f"{before} {self._key_end(call, False)} ( {words} ) {end}"
         if types and "string" not in types:
-            inner = {k: v for k, v in document.items() if k in ("$defs", "definitions")}
+            inner = {k: v for k, v in document.items() if k == "$defs"}
             return f"{before} {self._key_end(call, False)} %json {_text({**inner, **schema})} {end}"
+        if schema is False:
+            raise _unmet(f"the parameter {shown(key)}")
         return f"{before} {self._key_end(call, True)} {self._free_until(name, call.value_end, _pattern_of(schema))}"
 
     # Harmony
@@ -390,7 +409,7 @@ class _Writer:
                     f"tools: {shown(name)}: such a name can't be written in this model's calls ({self._spelling.name})",
                     hint="Use letters, digits, _ and - alone.",
                 )
-            arguments = self._rule(f"tool_{i}", f"{kind} {token['message']} %json {_text(_object(parameters))}")
+            arguments = self._rule(f"tool_{i}", f"{kind} {token['message']} %json {_text(parameters)}")
             behind.append(f"{_quoted(name)} {arguments}")
             before_channel.append(f'{_quoted(name)} {token["channel"]} "commentary" {arguments}')
         if tools:
@@ -448,12 +467,12 @@ class _Values:
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """Python's keyword arguments."""
         self._document = schema
-        return self._members(schema, lambda key: _quoted(key + "="))
+        return self._members(_merged_object(schema, schema), lambda key: _quoted(key + "="))
 
     def rule(self, schema: Mapping[str, Any]) -> str:
         """The arguments as one value."""
         self._document = schema
-        return self._value(schema, 0)
+        return self._value(_merged_object(schema, schema), 0)
 
     def _named(self, text: str) -> str:
         self._count += 1
@@ -468,10 +487,16 @@ class _Values:
         style = self._style
         if schema is True or schema == {}:
             return self._any()
+        if schema is False:
+            raise _unmet(f"a value of {self._tool}")
         if not isinstance(schema, Mapping) or depth > _DEPTH:
             raise self._refuse("such a schema")
-        if self._writer._exact and (unheld := sorted(schema.keys() - _HELD - _SAID)):
-            raise self._refuse(unheld[0])
+        if "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf"}):
+            schema = _merged_object(schema, self._document)
+        if unheld := sorted(schema.keys() & KEYWORDS - _HELD - {"format"}):
+            if self._writer._exact:
+                raise self._refuse(unheld[0])
+            self._writer.ignored |= {f"tools.{keyword}" for keyword in unheld}
         reference = schema.get("$ref")
         if isinstance(reference, str):
             if reference not in self._references:
@@ -481,10 +506,15 @@ class _Values:
             return self._references[reference]
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
+            if not values:
+                raise _unmet(f"a value of {self._tool}")
             return f"( {' | '.join(self._literal(value) for value in values)} )"
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                return f"( {' | '.join(self._value(one, depth + 1) for one in schema[keyword])} )"
+                each = [self._value(one, depth + 1) for one in schema[keyword] if one is not False]
+                if not each:
+                    raise _unmet(f"a value of {self._tool}")
+                return f"( {' | '.join(each)} )"
         types = parameter_types(schema, self._document)
         each = []
         for kind in sorted(types):
@@ -510,7 +540,7 @@ class _Values:
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
         if not properties:
-            if schema.get("additionalProperties") is False or ("additionalProperties" not in schema and depth == 0):
+            if schema.get("additionalProperties") is False:
                 return ""
             key = "/[A-Za-z_][\\w\\-]{0,63}/" if isinstance(self._style, _Gemma) else self._style.text
             one = f"{key} {self._style.colon} {self._any()}"
@@ -522,6 +552,7 @@ class _Values:
         members = [
             (self._named(f"{begin(key)} {self._value(one, depth + 1)}"), key in required)
             for key, one in properties.items()
+            if one is not False or key in required
         ]
         # rest_k: what may follow a member before k; first_k: what may come where none was before.
         rest, first = "", ""
@@ -568,6 +599,69 @@ def _lead(call: Any) -> str:
 def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, of an object."""
     return dict(schema) if "type" in schema or "$ref" in schema or "anyOf" in schema else {"type": "object", **schema}
+
+
+def _held(schema: Mapping[str, Any], place: str, field: str, prefix: str, ignored: set[str]) -> dict[str, Any]:
+    """Returns the schema that answers are held to. ``ignored`` gets what of it can't be enforced."""
+    try:
+        document = json.loads(json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise RequestError(f"{place}: its schema isn't JSON: {shown(e)}", hint="Pass a JSON schema.") from e
+    held = hold_schema(document, place, prefix=prefix)
+    ignored |= {f"{field}.{keyword}" for keyword in held.ignored}
+    return held.schema if isinstance(held.schema, dict) else {}
+
+
+def _merged_object(schema: Mapping[str, Any], document: Any, depth: int = 0) -> dict[str, Any]:
+    """Returns an object with the properties of what it is merged of: ``allOf``, ``anyOf``, ``oneOf`` and ``$ref``.
+
+    Notations other than JSON have no alternatives of objects: each property is that of one of the alternatives.
+    """
+    if isinstance(schema.get("$ref"), str) and depth <= _DEPTH:
+        target = _resolved(schema["$ref"], document)
+        return _merged_object(target, document, depth + 1) if isinstance(target, Mapping) else dict(schema)
+    groups = [schema[keyword] for keyword in ("anyOf", "oneOf") if keyword in schema]
+    parts = schema.get("allOf", ())
+    if depth > _DEPTH or not (groups or parts):
+        return dict(schema)
+    result = {k: v for k, v in schema.items() if k not in ("allOf", "anyOf", "oneOf")}
+    for part in parts:
+        if isinstance(part, Mapping):
+            merged = _merged_object(part, document, depth + 1)
+            result = {**merged, **result, **_joined_properties([result, merged], "allOf", result, merged)}
+    for group in groups:
+        each = [_merged_object(one, document, depth + 1) for one in group if isinstance(one, Mapping)]
+        objects = [one for one in each if "object" in parameter_types(one, document) or "properties" in one]
+        if not objects:
+            result.setdefault("anyOf", group)
+            continue
+        common = set.intersection(*(set(one.get("required", ())) for one in objects))
+        result |= _joined_properties([result, *objects], "anyOf", result, {"required": [*common]})
+        result.setdefault("type", "object")
+        if all(one.get("additionalProperties") is False for one in objects):
+            result["additionalProperties"] = False
+    return result
+
+
+def _joined_properties(schemas: Sequence[Mapping[str, Any]], how: str, *requiring: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``properties`` and ``required`` of several objects together."""
+    properties: dict[str, list[Any]] = {}
+    for schema in schemas:
+        for name, one in schema.get("properties", {}).items():
+            known = properties.setdefault(name, [])
+            if one is not True and one != {} and one not in known:
+                known.append(one)
+    result: dict[str, Any] = {}
+    if properties:
+        result["properties"] = {
+            name: True if not each else each[0] if len(each) == 1 else {how: each} for name, each in properties.items()
+        }
+    required = dict.fromkeys(name for schema in requiring for name in schema.get("required", ()))
+    return result | ({"required": [*required]} if required else {})
+
+
+def _unmet(subject: str) -> RequestError:
+    return RequestError(f"tools: nothing can meet the schema of {subject}", hint="Pass another schema.")
 
 
 def _text(schema: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from enginewright.runtime.requests import grammar_process, structured
 from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
+from tests.runtime.shared.closed_schemas import CLOSED, validator
 from tests.waiting import wait_until
 
 from .byte_tokens import byte_tokens_json
@@ -110,11 +111,12 @@ def test_other_fields_of_a_mapping_are_refused() -> None:
     [
         ({"json": {"not": {"type": "string"}}}, r'json: .*"not"'),
         ({"json": {"not": {}, "x-guidance": {"lenient": True}}}, r'json: .*"not"'),
-        ({"json": {"type": "string", "format": "nonsense"}}, "json: Unknown format: nonsense"),
+        ({"json": {"type": "string", "format": "regex"}}, "json: Unknown format: regex"),
         ({"json": {"$ref": "https://example.org/a.json"}}, r"json: .*https://example.org/a.json"),
         ({"json": {"type": "array", "minItems": 3, "maxItems": 2}}, r"json: .*minItems \(3\)"),
         ({"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "json: nothing can meet it"),
-        ({"json": {"enum": []}}, "json: Unsatisfiable"),
+        ({"json": {"enum": []}}, "json: nothing can meet it"),
+        ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "json: Unsatisfiable"),
         ({"json": '{"maximum": 1' + "0" * 400 + "}"}, "json: .*number out of range"),
         ({"regex": "(a"}, "regex: invalid regex.* unclosed group"),
         ({"grammar": "start: b"}, 'grammar: unknown name: "b"'),
@@ -489,6 +491,24 @@ def test_beams_have_the_form(llm: ew.LLM) -> None:
         jsonschema.validate(json.loads(one.text), SCHEMA)
     scores = [one.score for one in answers]
     assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
+
+
+def test_answers_have_declared_properties_alone(tiny_bundle: Path) -> None:
+    """A random model at temperature 1 writes what it may."""
+    params = [
+        SamplingParams(max_tokens=250, temperature=1.0, seed=seed, structured_outputs={"json": json.dumps(schema)})
+        for schema in CLOSED.values()
+        for seed in range(3)
+    ]
+    with ew.LLM(tiny_bundle, max_requests=16) as tiny:
+        results = tiny.generate(["JSON: "] * len(params), params)
+    finished = 0
+    for i, result in enumerate(results):
+        assert result.finish_reason in ("stop", "length")
+        if result.finish_reason == "stop":
+            finished += 1
+            validator([*CLOSED.values()][i // 3]).validate(json.loads(result.text))
+    assert finished > len(params) * 2 // 3
 
 
 def test_an_answer_that_is_cut_off_says_so(llm: ew.LLM) -> None:

@@ -14,7 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.chat_format import FORMATS, ChatFormat
-from enginewright.runtime.text.chat_format_table import PLAIN, REASONING
+from enginewright.runtime.text.chat_format_table import PLAIN, REASONING, GemmaCall, PythonCall
+from tests.runtime.shared.closed_schemas import DIGIT, thing
 from tests.runtime.text.chat_streams import (
     TOOLS,
     answer,
@@ -98,6 +99,77 @@ def test_one_call_alone(name: str) -> None:
     assert taken(grammar(name, choice="required"), ids) == len(ids) + 1
     assert taken(grammar(name, choice="required", parallel=False), ids) <= len(ids)
     assert taken(grammar(name, strict=True, parallel=False), ids) <= len(ids)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
+def test_a_named_tool_is_called_once(name: str) -> None:
+    call = ("get_weather", {"city": "Oslo"})
+    start = grammar(name, choice="get_weather")
+    for calls, right in (([call], True), ([call, call], False), ([], False)):
+        ids = answer(name, None if calls else "No.", None, calls).ids
+        assert (taken(start, ids) == len(ids) + 1) == right, calls
+    one = grammar(name, parallel=False)  # no tool is strict
+    for calls, right in (([call], True), ([call, call], False), ([], True)):
+        ids = answer(name, None if calls else "No.", None, calls).ids
+        assert (taken(one, ids) == len(ids) + 1) == right, calls
+
+
+def test_harmony_calls_once() -> None:
+    call = ("get_weather", {"city": "Oslo"})
+    ids = answer("harmony", None, None, [call]).ids
+    for start in (grammar("harmony", choice="get_weather"), grammar("harmony", parallel=False)):
+        assert taken(start, ids) == len(ids) + 1 and taken(start, [*ids, *ids]) <= len(ids) + 1
+
+
+_OBJECTS = {
+    "plain": thing(a=DIGIT),
+    "reference": {"$defs": {"A": thing(a=DIGIT)}, "$ref": "#/$defs/A"},
+    "allOf": {"allOf": [thing(a=DIGIT), {"type": "object", "properties": {"b": DIGIT}}]},
+    "anyOf": {"type": "object", "properties": {"b": DIGIT}, "anyOf": [thing(a=DIGIT), thing(b=DIGIT)]},
+    "what can't be enforced": {**thing(a={**DIGIT, "format": "path", "x-order": 1}), "not": {"required": ["c"]}},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("schema", _OBJECTS)
+def test_calls_have_declared_arguments_alone(name: str, schema: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": _OBJECTS[schema], "strict": True}}]
+    ignored: set[str] = set()
+    written_grammar = format_of(name).grammar(tokenizer_of(name), tools, choice="required", ignored=ignored)
+    start = matcher(name, written_grammar)
+    for arguments, right in (({"a": 1}, True), ({"a": 1, "c": 2}, False), ({"c": 2, "a": 1}, False)):
+        ids = answer(name, None, None, [("f", arguments)]).ids
+        assert (taken(start, ids) == len(ids) + 1) == right, arguments
+    assert {"tools.format", "tools.not"} <= ignored if "enforced" in schema else not ignored & {"tools.format"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_or_a_call_with_references(name: str) -> None:
+    node = {"type": "object", "properties": {"v": DIGIT, "n": {"$ref": "#/$defs/N"}}, "required": ["v"]}
+    tools = [{"name": "f", "parameters": {"$defs": {"N": node}, **thing(a={"$ref": "#/$defs/N"})}}]
+    schema = {"$defs": {"N": thing(x=DIGIT)}, "$ref": "#/$defs/N"}
+    if isinstance(format_of(name).spelling.calls.call, (GemmaCall, PythonCall)):  # type: ignore[union-attr]
+        tools = [{"name": "f", "parameters": thing(a=DIGIT)}]
+        right, wrong = [("f", {"a": 1})], [("f", {"a": 1, "w": 1})]
+    else:
+        right, wrong = [("f", {"a": {"v": 1, "n": {"v": 2}}})], [("f", {"a": {"v": 1, "w": {"v": 2}}})]
+    start = matcher(name, format_of(name).grammar(tokenizer_of(name), tools, schema=schema))
+    for text, fits in (
+        (written(name, '{"x": 1}', None, []), True),
+        (written(name, '{"x": 1, "y": 1}', None, []), False),
+        (written(name, None, None, right), True),
+        (written(name, None, None, wrong), False),
+    ):
+        ids = encoded(name, text)
+        assert (taken(start, ids) == len(ids) + 1) == fits, text
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-xml", "gemma4", "llama-pythonic"])
+def test_a_tool_that_nothing_can_call_is_refused(name: str) -> None:
+    for schema in ({"enum": []}, False, {"anyOf": [{"enum": []}]}):
+        tools = [{"name": "f", "parameters": thing(a=schema)}]
+        with pytest.raises(RequestError, match="tools: f: nothing can meet it"):
+            format_of(name).grammar(tokenizer_of(name), tools, choice="required")
 
 
 @pytest.mark.parametrize("name", NAMES)
