@@ -145,6 +145,9 @@ def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name
                 f"{name}: the first {count:,} of its {len(text):,} characters have {tokens:,} tokens; there is room "
                 f"for {most:,}",
                 hint="Shorten the prompt.",
+                context=most + 1,
+                tokens=tokens,
+                exact=False,
             )
         count *= 2
     return encode(text)
@@ -169,6 +172,8 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
         raise ContextError(
             f"{name}: it has {len(ids)} tokens; the context of {context} tokens has room for {most}",
             hint="Shorten the prompt.",
+            context=context,
+            tokens=len(ids),
         )
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:

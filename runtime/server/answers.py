@@ -121,7 +121,7 @@ class Shape:
 
     def failed(self, error: ApiError) -> bytes:
         """The last events of a stream that fails."""
-        return event(error.body) + DONE
+        return event(error.body_for("")) + DONE
 
     def prompt_logprobs(self, ended: Ended) -> list[dict[str, Any] | None]:
         """The log-probabilities of a prompt's tokens."""

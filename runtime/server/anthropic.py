@@ -18,7 +18,7 @@ from ..shared.errors import RequestError, shown
 from .answers import Given, News, Shape, event
 from .bodies import ChatBody, Fields, body_schema
 from .engine_client import Model
-from .errors import ApiError, anthropic_error, json_response
+from .errors import ApiError, json_response
 from .front import Front
 from .jobs import Order, answer
 from .records import Ended, Finished
@@ -362,7 +362,7 @@ class MessagesShape(Shape):
 
     def failed(self, error: ApiError) -> bytes:
         """The last event of a stream that fails."""
-        return event(anthropic_error(error.status, str(error), ""), "error")
+        return event(error.body_for("/v1/messages"), "error")
 
 
 def add_messages(app: FastAPI, front: Front) -> None:

@@ -18,7 +18,7 @@ from .answers import ChatShape, CompletionShape, Shape
 from .anthropic import CountBody, MessagesBody, add_messages
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody, body_schema
 from .engine_client import Model
-from .errors import ApiError, api_error, error_response, failed, json_response
+from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
 from .front import VERSION, Front, tokenizer_of
 from .gate import Gate
 from .jobs import Order, answer
@@ -76,7 +76,9 @@ def make_app(front: Front) -> Gate:
 
     @app.exception_handler(404)
     async def _no_route(request: Request, error: Exception) -> Response:
-        return await _api(request, ApiError(404, f"there is no {request.url.path[:80]}"))
+        path = request.url.path
+        message = f"{request.method[:20]} {path[:80]}.{_hint_of(path)}"
+        return await _api(request, ApiError(404, message, problem=NO_PATH))
 
     @app.exception_handler(405)
     async def _no_method(request: Request, error: HTTPException) -> Response:
@@ -172,6 +174,16 @@ def make_app(front: Front) -> Gate:
 
     add_page(app, front.models, keys=front.tenants.needed)
     return Gate(app, front)
+
+
+def _hint_of(path: str) -> str:
+    """Returns a hint for a path that is an endpoint's but for its beginning, as of a base URL without /v1."""
+    tails = {name.removeprefix("/v1").removeprefix("/api"): name for name in ("/v1/models", "/api/tags", *BODIES)}
+    tail = max((tail for tail in tails if path.rstrip("/").endswith(tail)), key=len, default=None)
+    if tail is None:
+        return ""
+    bases = "OpenAI's clients take a base URL that ends with /v1, and Anthropic's and Ollama's take one without."
+    return f" Did you mean {tails[tail]}? {bases}"
 
 
 def _model_row(front: Front, model: Model) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
             return
         if self.idle or not cycle.response_started:
             kind = "server_error" if status == 503 else "invalid_request_error"
-            body = json.dumps(openai_error(message, kind, code=status)).encode()
+            body = json.dumps(openai_error(message, kind)).encode()
             headers = [b"content-type: application/json", b"connection: close", b"content-length: %d" % len(body)]
             headers += [b"retry-after: %d" % retry_after] if retry_after else []
             self.transport.write(STATUS_LINE[status] + b"\r\n".join(headers) + b"\r\n\r\n" + body)

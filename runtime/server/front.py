@@ -23,7 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .answers import Given
 from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded
 from .engine_client import Model, UnavailableError, open_models
-from .errors import ApiError
+from .errors import NO_MODEL, ApiError
 from .intake import Intake
 from .limits import LARGEST, Sizes
 from .metrics import Metrics
@@ -78,7 +78,8 @@ class Front:
         if name is None or self.options.any_model:
             return self.models.get(name or "", next(iter(self.models.values())))
         if name not in self.models:
-            raise ApiError(404, f"model: there is no {name[:80]!r}; there is {', '.join(self.models)}", param="model")
+            values = {"model": name[:80], "models": ", ".join(self.models)}
+            raise ApiError(404, f"there is no model {name[:80]!r}", param="model", problem=NO_MODEL, values=values)
         return self.models[name]
 
     def sizes(self, name: Any) -> Sizes:

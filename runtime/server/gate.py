@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from .errors import ApiError, error_response, failed
+from .errors import NO_KEY, WRONG_KEY, ApiError, error_response, failed
 from .front import Front
 from .intake import IncomingBody, body_deadline
 from .tenants import Tenant
@@ -78,6 +78,7 @@ class Gate:
             tenant: Tenant | None = scope["state"]["tenant"]
             if tenant is not None and _has_body(headers):
                 self._check_length(headers)
+                _check_encoding(headers)
                 incoming = self._front.intake.begin(tenant)
                 receive = self._limited(receive, incoming)
             # What GET answers is what HEAD answers, without the body.
@@ -134,9 +135,11 @@ class Gate:
             raise problem
         if scope["method"] == "OPTIONS" or path in _OPEN_PATHS or path.startswith("/assets/"):
             return
-        tenant = self._front.tenants.find(_key_of(headers))
+        tenant = self._front.tenants.find(key := _key_of(headers))
         if tenant is None:
-            raise ApiError(401, "a key is needed: Authorization: Bearer KEY")
+            raise ApiError(
+                401, "no key" if key is None else "a wrong key", problem=NO_KEY if key is None else WRONG_KEY
+            )
         if path in ("/live", "/metrics", "/props") and tenant.key is not None and not tenant.key.admin:
             raise ApiError(403, f"{path} is for keys with admin = true")
         if self._front.stopping and scope["method"] == "POST":
@@ -215,7 +218,7 @@ _READABLE = frozenset(
 )
 """Headers that a page may read anyway, or that say nothing to it."""
 _MOST_HEADERS = 128
-_CLOSING = frozenset({401, 403, 408, 413, 431})
+_CLOSING = frozenset({401, 403, 408, 413, 415, 431})
 """Statuses after which a connection is closed: nothing that its client sent besides is read."""
 _PIECE_BYTES = 64 << 10
 """The most bytes of an answer that wait for a client to read them."""
@@ -229,6 +232,15 @@ def _exposed(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
     names = {name.decode("latin-1").lower() for name, _ in headers}
     shown = sorted(name for name in names - _READABLE if not name.startswith("access-control-"))
     return b"access-control-expose-headers", ", ".join(shown).encode("latin-1")
+
+
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    """Raises ApiError for a compressed body: the limits of bodies are those of what a client sends."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        problem = ApiError(415, f"the body is compressed ({encoding[:40]}), and isn't read so; send it uncompressed")
+        problem.headers["accept-encoding"] = "identity"
+        raise problem
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

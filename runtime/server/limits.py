@@ -202,6 +202,9 @@ def _too_long(name: str, bound: Bound, most: int, sizes: Sizes) -> RequestError:
         return ContextError(
             f"{name}: it has more than {most:,} characters; there is room for {sizes.context - 1:,} tokens",
             hint="Shorten the prompt.",
+            context=sizes.context,
+            tokens=sizes.context + 1,
+            exact=False,
         )
     return RequestError(f"{name}: it has more than {most:,} characters", hint="Shorten it.")
 

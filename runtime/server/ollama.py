@@ -271,7 +271,7 @@ class OllamaShape(Shape):
 
     def failed(self, error: ApiError) -> bytes:
         """The last line of a stream that fails."""
-        return _row_of({"error": str(error)})
+        return _row_of(error.body_for("/api/"))
 
 
 class GenerateShape(OllamaShape):

@@ -23,7 +23,7 @@ from ..text.chat_format import Delta
 from .answers import DONE, Given, News, Shape, event
 from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema
 from .engine_client import Model
-from .errors import ApiError, encoded, json_response
+from .errors import NO_RESPONSE, ApiError, encoded, json_response
 from .front import Front
 from .jobs import Job, Order, answer
 from .records import Ended, Finished
@@ -542,7 +542,8 @@ class ResponsesShape(Shape):
             self._stored.end(self.id, response)
             return self._events([*events, {"type": "response.incomplete", "response": response}]) + DONE
         self.forget()
-        response["error"] = {"code": "server_error", "message": str(error)}
+        problem = error.body_for("/v1/responses")["error"]
+        response["error"] = {"code": problem["code"] or "server_error", "message": problem["message"]}
         return self._events([*events, {"type": "response.failed", "response": response}]) + DONE
 
 
@@ -568,7 +569,8 @@ def add_responses(app: FastAPI, front: Front) -> None:
             try:
                 kept = stored.find(tenant, body.previous_response_id)
             except ApiError as e:
-                raise ApiError(404, f"previous_response_id: {e}", param="previous_response_id") from None
+                message = f"previous_response_id: {e}"
+                raise ApiError(404, message, param="previous_response_id", problem=NO_RESPONSE) from None
             if kept.job is not None:
                 raise RequestError("previous_response_id: that response isn't done yet", hint="Wait for its end.")
             return [*kept.items, *kept.response()["output"]]

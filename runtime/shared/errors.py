@@ -85,7 +85,17 @@ class RequestError(EnginewrightError, ValueError):
 
 
 class ContextError(RequestError):
-    """A prompt that doesn't fit the model's context."""
+    """A prompt that doesn't fit the model's context.
+
+    Attributes:
+        context: tokens of the context, those of an answer included.
+        tokens: of the prompt.
+        exact: whether the prompt has just as many tokens, and not more.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, context: int, tokens: int, exact: bool = True) -> None:
+        super().__init__(message, hint=hint)
+        self.context, self.tokens, self.exact = context, tokens, exact
 
 
 class CapacityError(EnginewrightError):

@@ -294,7 +294,7 @@ async function answer() {
   try {
     const response = await ask("v1/chat/completions", { method: "POST", body: encoded(body), signal: controller.signal });
     for await (const event of events(response)) {
-      if (event.error) throw new ServerError(event.error.code, event.error.message);
+      if (event.error) throw new ServerError(503, event.error.message);
       if (event.enginewright) turn.seed = event.enginewright.seed;
       turn.fingerprint = event.system_fingerprint;
       if (event.usage) turn.usage = event.usage;

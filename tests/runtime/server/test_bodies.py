@@ -229,8 +229,8 @@ def test_unknown_fields_are_refused_or_named(make_server: Callable[..., Server],
         ({"messages": SAID, "chat_template_kwargs": {"odd": 1}}, "odd"),
         ({"messages": SAID, "request_class": "none"}, "request_class"),
         ({"messages": SAID, "cache_salt": "x" * 2000}, "cache_salt"),
-        ({"messages": [{"role": "user", "content": "long " * 40_000}]}, "there is room for"),
-        ({"messages": [{"role": "user", "content": "long " * 400}]}, "has room for"),
+        ({"messages": [{"role": "user", "content": "long " * 40_000}]}, "maximum context length"),
+        ({"messages": [{"role": "user", "content": "long " * 400}]}, "maximum context length"),
         ({"messages": SAID, "grammar": "root ::= [0-9]+"}, "GBNF"),
         ({"messages": SAID, "response_format": {"type": "odd"}}, "response_format: 'odd' isn't a type"),
         ({"messages": SAID, "response_format": {"type": "json_schema"}}, "response_format: its schema is missing"),
@@ -254,7 +254,7 @@ def test_a_chat_that_is_wrong(server: Server, body: Any, said: str) -> None:
     reply = server.ask("POST", CHAT, body)
     assert reply.status == 400, reply.body
     error = reply.json["error"]
-    code = "context_length_exceeded" if "room for" in error["message"] else 400
+    code = "context_length_exceeded" if "room for" in error["message"] else None
     assert said in error["message"] and error["type"] == "invalid_request_error" and error["code"] == code
 
 

@@ -326,8 +326,12 @@ def test_models_and_errors(client: openai.OpenAI, server: Server) -> None:
     (row,) = client.models.list().data
     assert client.models.retrieve(row.id) == row
     for ask in (lambda: client.models.retrieve("odd"), lambda: whole(client, "chat", model="odd")):
-        with pytest.raises(openai.NotFoundError, match="there is no 'odd'"):
+        with pytest.raises(openai.NotFoundError, match="The model `odd` does not exist") as caught:
             ask()
+        assert (caught.value.code, caught.value.type) == ("model_not_found", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 512 tokens") as caught:
+        whole(client, "chat", messages=[{"role": "user", "content": "a" * 2000}])
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.NotFoundError, match="embeddings aren't served"):
         client.embeddings.create(model=row.id, input="a")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):

@@ -54,7 +54,7 @@ def test_what_is_not_served_says_why(server: Server, path: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({"model": "odd"}, 404, "there is no 'odd'"),
+        ({"model": "odd"}, 404, "model 'odd' not found"),
         ({}, 400, "model: it is missing"),
         ({"model": 3}, 400, "model: expected `str"),
         ({"model": "tiny-llama", "odd": 1}, 400, "odd"),
@@ -192,13 +192,18 @@ def test_a_model_is_loaded_by_asking_for_nothing(agents: Server, path: str) -> N
 @pytest.mark.parametrize(
     ("path", "more", "status", "said"),
     [
-        ("/api/chat", {"model": "odd"}, 404, "there is no 'odd'"),
+        ("/api/chat", {"model": "odd"}, 404, "model 'odd' not found"),
         ("/api/chat", {"odd": 1}, 400, "'odd': there is no such field"),
         ("/api/chat", {"options": {"odd": 1}}, 400, "options: there is no 'odd'"),
         ("/api/chat", {"options": {"temperature": "x"}}, 400, "temperature: expected"),
         ("/api/chat", {"format": "xml"}, 400, "format: 'xml' isn't a form"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, 400, "images"),
-        ("/api/chat", {"messages": [{"role": "user", "content": "a" * 2000}]}, 400, "has room for"),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "a" * 2000}]},
+            400,
+            "the input length exceeds the context length",
+        ),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
         ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "raw"),
     ],

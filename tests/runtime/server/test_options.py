@@ -56,10 +56,10 @@ def test_options_are_the_same_from_their_file(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_names_the_field(message: str, param: str | None) -> None:
-    error = api_error(RequestError(message)).body["error"]
-    assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", 400)
+    error = api_error(RequestError(message)).body_for("/v1/completions")["error"]
+    assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", None)
 
 
-@pytest.mark.parametrize("status", [405, 413, 431])
+@pytest.mark.parametrize("status", [405, 413, 415, 431])
 def test_what_the_client_did_wrong_is_said_to_be_its_mistake(status: int) -> None:
-    assert ApiError(status, "no").body["error"]["type"] == "invalid_request_error"
+    assert ApiError(status, "no").body_for("")["error"]["type"] == "invalid_request_error"

@@ -247,7 +247,7 @@ def test_a_websocket_is_told_to_ask_by_http(agents: Server) -> None:
         ({"input": [{"type": "odd"}]}, "input[0]: 'odd' isn't a type of item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]: a part of the type"),
         ({"input": [{"role": "odd", "content": "a"}]}, "input[0]: its role is 'odd'"),
-        ({"input": "a" * 2000}, "has room for"),
+        ({"input": "a" * 2000}, "Your input exceeds the context window of this model. This model's maximum"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "odd"}, "truncation: 'odd' isn't known"),
