@@ -29,7 +29,7 @@ def encoded(value: Any) -> bytes:
 
 OPENAI, RESPONSES, ANTHROPIC, OLLAMA = "openai", "responses", "anthropic", "ollama"
 CONTEXT, NO_KEY, WRONG_KEY, NO_MODEL, NO_PATH = "context", "no_key", "wrong_key", "no_model", "no_path"
-NO_RESPONSE, RATE, TOO_LARGE = "no_response", "rate", "too_large"
+NO_RESPONSE, NO_ITEM, RATE, TOO_LARGE = "no_response", "no_item", "rate", "too_large"
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
     },
     NO_PATH: {OPENAI: Words("Unknown request URL: {detail}", _INVALID, "unknown_url")},
     NO_RESPONSE: {OPENAI: Words("{detail}", _INVALID, "previous_response_not_found")},
+    NO_ITEM: {RESPONSES: Words("{detail}", _INVALID, patterns={"OpenAI": "^Item with id '.*' not found\\."})},
     RATE: {
         OPENAI: Words(
             _RATE,

@@ -23,13 +23,15 @@ from ..text.chat_format import Delta
 from .answers import DONE, Given, News, Shape, event
 from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema
 from .engine_client import Model
-from .errors import NO_RESPONSE, ApiError, encoded, json_response
+from .errors import NO_ITEM, NO_RESPONSE, ApiError, encoded, json_response
 from .front import Front
 from .jobs import Job, Order, answer
 from .records import Ended, Finished
 
 MOST_BYTES = 64 << 20
 """The most bytes of stored responses, of all tenants together."""
+_INDEX_BYTES = 256
+"""What an item takes in the index of items, about."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = frozenset(
     {
@@ -175,17 +177,31 @@ _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", 
 """How the types of tools begin that a server would have to run itself."""
 
 
-def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """A body's ``input`` as items, each with an id. Raises RequestError."""
+def items_of(
+    given: str | Sequence[Mapping[str, Any]] | None,
+    stored: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Returns a body's ``input`` as items, each with an id.
+
+    Args:
+        stored: returns the stored item of an id, which stands for a reference to it; None for one that isn't there.
+
+    Raises RequestError, and ApiError for a reference to an item that isn't there.
+    """
     if given is None:
         raise RequestError("input: it is missing", hint="Pass a text, or a list of items.")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     found = []
     for i, item in enumerate(given):
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else _REFERENCE if "id" in item else None
+        if kind == _REFERENCE:
+            found.append(dict(_referenced(i, item.get("id"), stored)))
+            continue
         if not isinstance(kind, str) or kind not in _PREFIXES:
-            hint = f"It is {', '.join(_PREFIXES)}."
+            hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
             raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item that is read here", hint=hint)
         own = dict(item) | {"type": kind}
         if not isinstance(own.get("id"), str):
@@ -197,6 +213,18 @@ def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
     return found
 
 
+def _referenced(i: int, name: Any, stored: Callable[[str], Mapping[str, Any] | None]) -> Mapping[str, Any]:
+    """Returns the item of a reference. Raises RequestError for one without an id, and ApiError."""
+    if not isinstance(name, str):
+        raise RequestError(f"input[{i}]: a reference has no id", hint="Pass the id of an item of a stored response.")
+    item = stored(name)
+    if item is None:
+        why = "Items are kept while their response is stored: pass them whole, or ask with `store` set to true."
+        raise ApiError(404, f"Item with id {shown(name)} not found. {why}", param="input", problem=NO_ITEM)
+    return item
+
+
+_REFERENCE = "item_reference"
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -302,6 +330,11 @@ class _Kept:
     job: Job | None
     stored: bool
 
+    @property
+    def all_items(self) -> list[dict[str, Any]]:
+        """The items of the conversation up to the response's end."""
+        return [*self.items, *self.response().get("output", ())]
+
 
 class Stored:
     """Responses by their ids, which nobody can guess; a tenant finds its own alone.
@@ -311,8 +344,10 @@ class Stored:
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._done: Shares[str, _Kept] = Shares(most_bytes)
+        self._done: Shares[str, _Kept] = Shares(most_bytes, self._forget_items)
         self._begun: dict[str, _Kept] = {}
+        self._items: dict[tuple[str, str], tuple[Mapping[str, Any], int]] = {}
+        """Tenant and id -> the item, and the number of responses that have it."""
 
     def __len__(self) -> int:
         return len(self._done) + len(self._begun)
@@ -331,8 +366,26 @@ class Stored:
         kept = self._begun.pop(name, None)
         if kept is None or response is None or not kept.stored:
             return
-        size = len(encoded((response, kept.items)))
-        self._done.put(name, _Kept(kept.tenant, kept.items, lambda: response, None, True), kept.tenant, size)
+        done = _Kept(kept.tenant, kept.items, lambda: response, None, True)
+        size = len(encoded((response, kept.items))) + _INDEX_BYTES * len(done.all_items)
+        for item in done.all_items:
+            key = kept.tenant, item["id"]
+            self._items[key] = item, self._items.get(key, (item, 0))[1] + 1
+        if not self._done.put(name, done, kept.tenant, size):
+            self._forget_items(done)
+
+    def item(self, tenant: str, name: str) -> Mapping[str, Any] | None:
+        """Returns an item of a tenant's stored responses; None if it isn't there."""
+        return self._items.get((tenant, name), (None, 0))[0]
+
+    def _forget_items(self, kept: _Kept) -> None:
+        for item in kept.all_items:
+            key = kept.tenant, item["id"]
+            last, count = self._items[key]
+            if count > 1:
+                self._items[key] = last, count - 1
+            else:
+                del self._items[key]
 
     def find(self, tenant: str, name: str) -> _Kept:
         """Raises ApiError for one that isn't there."""
@@ -573,7 +626,7 @@ def add_responses(app: FastAPI, front: Front) -> None:
                 raise ApiError(404, message, param="previous_response_id", problem=NO_RESPONSE) from None
             if kept.job is not None:
                 raise RequestError("previous_response_id: that response isn't done yet", hint="Wait for its end.")
-            return [*kept.items, *kept.response()["output"]]
+            return kept.all_items
         return []
 
     def about(body: ResponsesBody, chat: ChatBody, model: Model) -> dict[str, Any]:
@@ -620,7 +673,7 @@ def add_responses(app: FastAPI, front: Front) -> None:
             raise
 
         def order(model: Model) -> Order:
-            items = [*before, *items_of(body.input)]
+            items = [*before, *items_of(body.input, partial(stored.item, tenant))]
             chat, more = chat_of(body, items)
             kind = partial(ResponsesShape, body, about(body, chat, model), stored, items, tenant)
             return Order(chat, kind, [*ignored, *more])
@@ -640,7 +693,8 @@ def add_responses(app: FastAPI, front: Front) -> None:
             before.extend(earlier(request.state.tenant.name, body))
 
         def chat(body: InputTokensBody) -> ChatBody:
-            return chat_of(body, [*before, *items_of(body.input)])[0]
+            items = items_of(body.input, partial(stored.item, request.state.tenant.name))
+            return chat_of(body, [*before, *items])[0]
 
         count = await front.counted(request, InputTokensBody, chat, find)
         return json_response({"object": "response.input_tokens", "input_tokens": count})

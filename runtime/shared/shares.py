@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -19,13 +19,14 @@ class Shares(Generic[K, V]):
 
     Args:
         budget: bytes of all entries together.
+        gone: is called with each entry that is removed, whoever removes it.
 
     Attributes:
         bytes: of the entries that there are.
     """
 
-    def __init__(self, budget: int) -> None:
-        self._budget, self.bytes = budget, 0
+    def __init__(self, budget: int, gone: Callable[[V], None] = lambda entry: None) -> None:
+        self._budget, self.bytes, self._gone = budget, 0, gone
         self._owners: dict[K, str] = {}
         self._entries: dict[str, OrderedDict[K, tuple[V, int]]] = {}
         self._used: dict[str, int] = {}
@@ -75,4 +76,5 @@ class Shares(Generic[K, V]):
             self.bytes -= size
             if not self._entries[owner]:
                 del self._entries[owner], self._used[owner]
+            self._gone(value)
             return value

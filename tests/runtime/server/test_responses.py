@@ -275,19 +275,78 @@ def test_what_is_stored_is_bounded_and_a_tenant_s_own() -> None:
     stored = Stored(most_bytes=1000)
     for i in range(20):
         stored.begin(f"r{i}", _Kept("a", [], dict, object(), True))  # type: ignore[arg-type]
-        stored.end(f"r{i}", {"output": "x" * 100})
+        stored.end(f"r{i}", {"output": [], "text": "x" * 100})
     assert 5 < len(stored) < 10 and stored.bytes <= 1000
-    assert stored.find("a", "r19").response()["output"]
+    assert stored.find("a", "r19").response()["text"]
     for tenant, name in (("b", "r19"), ("a", "r0")):
         with pytest.raises(ApiError, match="there is no response"):
             stored.find(tenant, name)
     stored.begin("long", _Kept("a", [], dict, object(), True))  # type: ignore[arg-type]
-    stored.end("long", {"output": "x" * 500})
+    stored.end("long", {"output": [], "text": "x" * 500})
     with pytest.raises(ApiError):
         stored.find("a", "long")
     stored.delete("a", "r19")
     stored.end("r18", None)  # it is done: nothing changes
     assert stored.find("a", "r18")
+
+
+def test_an_item_is_referred_to_by_its_id(client: openai.OpenAI, agents: Server) -> None:
+    """The AI SDK does so on each turn after the first."""
+    first = client.responses.create(model="tools", input="Go", max_output_tokens=4, seed=1)
+    (item,) = first.output
+    whole: list[Any] = [{"role": "user", "content": "Go"}, item.model_dump(), {"role": "user", "content": "On"}]
+    named = [whole[0], {"type": "item_reference", "id": item.id}, whole[2]]
+    short = [whole[0], {"id": item.id}, whole[2]]
+    counts = {
+        client.responses.input_tokens.count(model="tools", input=one).input_tokens for one in (whole, named, short)
+    }
+    assert len(counts) == 1
+    texts = [
+        client.responses.create(model="tools", input=one, max_output_tokens=4, seed=1).output_text
+        for one in (whole, named)
+    ]
+    assert texts[0] == texts[1]
+    (listed, *_) = client.responses.input_items.list(first.id).data
+    client.responses.create(model="tools", input=[{"type": "item_reference", "id": listed.id}], max_output_tokens=1)
+    client.responses.delete(first.id)
+    for name in ("msg_0", item.id):
+        # The answer above was stored with the conversation, so that its items stay until it goes too.
+        body = BASE | {"input": [{"type": "item_reference", "id": name}], "max_output_tokens": 1}
+        reply = agents.ask("POST", PATH, body)
+        assert reply.status == (404 if name == "msg_0" else 200), reply.body
+        if reply.status == 404:
+            error = reply.json["error"]
+            assert error["message"].startswith("Item with id 'msg_0' not found.") and error["param"] == "input"
+    odd = agents.ask("POST", PATH, BASE | {"input": [{"type": "item_reference", "id": 3}]})
+    assert odd.status == 400 and "a reference has no id" in odd.json["error"]["message"]
+
+
+def test_items_that_are_not_stored_are_not_found(agents: Server) -> None:
+    answer = agents.ask("POST", PATH, BASE | {"max_output_tokens": 2, "store": False}).json
+    body = BASE | {"input": [{"type": "item_reference", "id": answer["output"][0]["id"]}]}
+    for path, fields in ((PATH, body), (f"{PATH}/input_tokens", {k: body[k] for k in ("model", "input")})):
+        assert agents.ask("POST", path, fields).status == 404
+
+
+def test_items_go_with_the_last_response_that_has_them() -> None:
+    stored = Stored(most_bytes=4000)
+    said = {"id": "msg_1", "type": "message"}
+    for name, items in (("r0", []), ("r1", [said])):
+        stored.begin(name, _Kept("a", items, dict, object(), True))  # type: ignore[arg-type]
+        stored.end(name, {"output": [] if items else [said]})
+    assert stored.item("a", "msg_1") == said and stored.item("b", "msg_1") is None
+    stored.delete("a", "r0")
+    assert stored.item("a", "msg_1") == said
+    stored.delete("a", "r1")
+    assert stored.item("a", "msg_1") is None
+    for i in range(100):
+        stored.begin(f"r{i}", _Kept("a", [], dict, object(), True))  # type: ignore[arg-type]
+        stored.end(f"r{i}", {"output": [{"id": f"msg_{i}"}]})
+    there = [i for i in range(100) if stored.item("a", f"msg_{i}") is not None]
+    assert there == [*range(100 - len(stored), 100)] and 5 < len(stored) < 16, "the index is counted"
+    stored.begin("long", _Kept("a", [], dict, object(), True))  # type: ignore[arg-type]
+    stored.end("long", {"output": [{"id": "msg_long"}], "text": "x" * 2000})
+    assert stored.item("a", "msg_long") is None
 
 
 @pytest.mark.parametrize("odd", [[], {}, 3, None, ["message"]])
@@ -324,7 +383,7 @@ def test_no_tenant_s_responses_push_out_another_s() -> None:
     for i in range(100):
         tenant = "a" if i == 0 else "b"
         stored.begin(f"r{i}", _Kept(tenant, [], dict, object(), True))  # type: ignore[arg-type]
-        stored.end(f"r{i}", {"output": "x" * 100})
+        stored.end(f"r{i}", {"output": [], "text": "x" * 100})
     assert stored.find("a", "r0") and stored.find("b", "r99") and stored.bytes <= 1000
     with pytest.raises(ApiError):
         stored.find("b", "r1")
