@@ -135,7 +135,14 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
     },
     NO_PATH: {OPENAI: Words("Unknown request URL: {detail}", _INVALID, "unknown_url")},
     NO_RESPONSE: {OPENAI: Words("{detail}", _INVALID, "previous_response_not_found")},
-    NO_ITEM: {RESPONSES: Words("{detail}", _INVALID, patterns={"OpenAI": "^Item with id '.*' not found\\."})},
+    NO_ITEM: {
+        OPENAI: Words(
+            "Item with id '{item}' not found. Items are kept while their response is stored: pass them whole, or ask "
+            "with `store` set to true.",
+            _INVALID,
+            patterns={"OpenAI": "^Item with id '.*' not found"},
+        )
+    },
     RATE: {
         OPENAI: Words(
             _RATE,

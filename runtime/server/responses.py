@@ -219,8 +219,8 @@ def _referenced(i: int, name: Any, stored: Callable[[str], Mapping[str, Any] | N
         raise RequestError(f"input[{i}]: a reference has no id", hint="Pass the id of an item of a stored response.")
     item = stored(name)
     if item is None:
-        why = "Items are kept while their response is stored: pass them whole, or ask with `store` set to true."
-        raise ApiError(404, f"Item with id {shown(name)} not found. {why}", param="input", problem=NO_ITEM)
+        values = {"item": name[:80]}
+        raise ApiError(404, "the item isn't there", param="input", problem=NO_ITEM, values=values)
     return item
 
 

@@ -49,7 +49,7 @@ BODIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "/api/chat": ("messages", {"model": "m", "messages": [{"role": "user", "content": LONG}]}),
     "/api/generate": ("prompt", {"model": "m", "prompt": LONG}),
 }
-VALUES = {"context": 8192, "room": 8191, "tokens": "9031", "most": 8192, "model": "odd", "models": "m"}
+VALUES = {"context": 8192, "room": 8191, "tokens": "9031", "most": 8192, "model": "odd", "models": "m", "item": "x"}
 
 
 def parts(reply: Reply, path: str) -> tuple[str, str | None]:

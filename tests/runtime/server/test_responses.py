@@ -292,7 +292,7 @@ def test_what_is_stored_is_bounded_and_a_tenant_s_own() -> None:
 
 def test_an_item_is_referred_to_by_its_id(client: openai.OpenAI, agents: Server) -> None:
     """The AI SDK does so on each turn after the first."""
-    first = client.responses.create(model="tools", input="Go", max_output_tokens=4, seed=1)
+    first = client.responses.create(model="tools", input="Go", max_output_tokens=4, extra_body={"seed": 1})
     (item,) = first.output
     whole: list[Any] = [{"role": "user", "content": "Go"}, item.model_dump(), {"role": "user", "content": "On"}]
     named = [whole[0], {"type": "item_reference", "id": item.id}, whole[2]]
@@ -302,7 +302,7 @@ def test_an_item_is_referred_to_by_its_id(client: openai.OpenAI, agents: Server)
     }
     assert len(counts) == 1
     texts = [
-        client.responses.create(model="tools", input=one, max_output_tokens=4, seed=1).output_text
+        client.responses.create(model="tools", input=one, max_output_tokens=4, extra_body={"seed": 1}).output_text
         for one in (whole, named)
     ]
     assert texts[0] == texts[1]
