@@ -264,6 +264,13 @@ class Body(Fields, kw_only=True):
         return bool(self.stream)
 
 
+_REASONING = (
+    ("thinking", ("type",), ("budget_tokens", "clear_thinking", "display", "keep")),
+    ("reasoning", ("effort", "enabled", "exclude"), ("max_tokens", "summary", "generate_summary")),
+)
+"""Fields of other servers that switch reasoning: their honoured parts, and those that are ignored."""
+
+
 class ChatBody(Body, kw_only=True):
     """The body of ``/v1/chat/completions``."""
 
@@ -310,14 +317,17 @@ class ChatBody(Body, kw_only=True):
         return None
 
     def ignored_parts(self) -> list[str]:
-        """Returns the names of parts of its fields on which no answer depends."""
-        known = {"thinking": ("type",), "reasoning": ("effort", "enabled", "exclude")}
-        return [
-            f"{name}.{part}"
-            for name, parts in known.items()
-            for part, value in (getattr(self, name) or {}).items()
-            if part not in parts and value is not None
-        ]
+        """Returns parts of its fields on which no answer depends, by name. Raises RequestError for unknown parts."""
+        ignored = []
+        for name, honoured, harmless in _REASONING:
+            for part, value in (getattr(self, name) or {}).items():
+                if value is None or part in honoured:
+                    continue
+                if part not in harmless:
+                    hint = f"It has {', '.join((*honoured, *harmless))}."
+                    raise RequestError(f"{name}: there is no {shown(part)}", hint=hint)
+                ignored.append(f"{name}.{part}")
+        return ignored
 
     @property
     def shows_reasoning(self) -> bool:

@@ -170,7 +170,12 @@ def test_reasoning_is_switched_as_other_servers_have_it(agents: Server, switch: 
 def test_a_switch_that_the_template_does_not_read_is_named(server: Server) -> None:
     reply = server.chat("Hi", max_tokens=1, enable_thinking=False)
     assert reply.headers["x-enginewright-ignored"] == "enable_thinking"
-    for wrong in ({"reasoning": {"effort": 3}}, {"thinking": {"type": "odd"}}, {"reasoning": 3}):
+    for wrong in (
+        {"reasoning": {"effort": 3}},
+        {"thinking": {"odd": 1}},
+        {"thinking": {"type": "odd"}},
+        {"reasoning": 3},
+    ):
         reply = server.chat("Hi", max_tokens=1, **wrong)
         assert reply.status == 400 and reply.json["error"]["param"] == next(iter(wrong))
 
