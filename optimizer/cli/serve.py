@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ EPILOG = (
     "  optimize serve smollm2.bundle\n\n"
     "  optimize serve model.gguf --recipe int4-awq\n\n"
     "  optimize serve --model chat=smollm2.bundle --model big=llama.bundle --port 9000\n\n"
+    "  optimize serve --model chat=smollm2.bundle --alias gpt-4o-mini=chat\n\n"
     "  optimize serve smollm2.bundle --host 0.0.0.0 --api-keys keys.toml --allowed-host models.example.org\n\n"
     "  optimize serve smollm2.bundle --replicas 2 --threads 4\n\n"
     "  optimize serve smollm2.bundle --replicas 4 --max-replicas 8 --ray 10.0.0.1:6379\n\n"
@@ -135,6 +137,10 @@ def command(
         list[str] | None,
         typer.Option("--model", "-m", metavar="NAME=BUNDLE|MODEL", help="The same, by a name of its own."),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Another name of a model, with the same engine. May be repeated."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +181,9 @@ def command(
     given["models"] = named or given.get("models", {})
     if not given["models"]:
         raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
+    given["aliases"] = dict(_named(text, "--alias", "gpt-4o-mini=chat") for text in alias or ()) or given.get(
+        "aliases", {}
+    )
     if serving.ray is not None:  # of replicas; without them, of ranks
         given["ray"] = said["ray"] = serving.ray
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in serving.given().items()}
@@ -197,6 +206,12 @@ def command(
         print(as_toml(options), end="")
         return
 
+    from enginewright.runtime.server.logs import set_up_logs
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server reads its keys again at it, once it answers
+    options.check_files()
+    if options.log_json:
+        set_up_logs(as_json=True)
     options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in options.models.items()})
 
     def ready(url: str, front: Front) -> None:
@@ -253,10 +268,11 @@ def _serve_replicas(
             cluster.close()
 
 
-def _named(text: str) -> tuple[str, str]:
+def _named(text: str, flag: str = "--model", example: str = "chat=smollm2.bundle") -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not equals or not name or not path:
-        raise typer.BadParameter(f"--model {text}: not of the form NAME=BUNDLE, such as chat=smollm2.bundle")
+        form = "NAME=BUNDLE" if flag == "--model" else "NAME=MODEL"
+        raise typer.BadParameter(f"{flag} {text}: not of the form {form}, such as {example}")
     return name, path
 
 

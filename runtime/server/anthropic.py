@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -38,6 +39,43 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
 }
 """Type of a block -> its fields."""
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header by which Anthropic's clients are known at paths that OpenAI has, too."""
+_MOST_MODELS = 1000
+
+
+def model_info(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model in Anthropic's shape, given OpenAI's."""
+    created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    names = {"type": "model", "id": row["id"], "display_name": row["id"]}
+    return names | {"created_at": created, "lifecycle": "active", "max_input_tokens": row["max_model_len"]}
+
+
+def model_page(rows: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a page of models in Anthropic's shape. Raises RequestError naming the parameter.
+
+    Args:
+        query: ``limit``, and ``after_id`` or ``before_id``.
+    """
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= _MOST_MODELS):
+        raise RequestError(f"limit: {shown(limit)} is out of range", hint=f"It must be from 1 to {_MOST_MODELS}.")
+    ids, most = [row["id"] for row in rows], int(limit)
+    begin, end = 0, len(rows)
+    for name in ("after_id", "before_id"):
+        if (mark := query.get(name)) is not None and mark not in ids:
+            raise RequestError(f"{name}: there is no {shown(mark)}", hint="Pass first_id or last_id of a page.")
+    if "after_id" in query:
+        begin = ids.index(query["after_id"]) + 1
+    if "before_id" in query:
+        end = ids.index(query["before_id"])
+        begin = max(begin, end - most)
+    page = list(rows[begin : min(end, begin + most)])
+    more = begin > 0 if "before_id" in query else begin + most < end
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"data": page, "has_more": more, "first_id": first, "last_id": last}
 
 
 class MessagesBody(Fields, kw_only=True):

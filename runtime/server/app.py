@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from ..engine.arguments import encode_within
 from ..shared.errors import EnginewrightError, RequestError
 from .answers import ChatShape, CompletionShape, Shape
-from .anthropic import CountBody, MessagesBody, add_messages
+from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody, body_schema
 from .engine_client import Model
 from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
@@ -54,7 +54,7 @@ def make_app(front: Front) -> Gate:
 
     @app.exception_handler(ApiError)
     async def _api(request: Request, error: ApiError) -> Response:
-        return error_response(request.url.path, error, request.state.request_id)
+        return error_response(request.scope, error)
 
     @app.exception_handler(RequestValidationError)
     async def _odd_query(request: Request, error: RequestValidationError) -> Response:
@@ -105,14 +105,19 @@ def make_app(front: Front) -> Gate:
     add_messages(app, front)
 
     @app.get("/v1/models")
-    async def models() -> Response:
-        """The models that there are."""
-        return json_response({"object": "list", "data": [_model_row(front, one) for one in front.models.values()]})
+    async def models(request: Request) -> Response:
+        """The models that there are, by all their names; as Anthropic lists them where its version is named."""
+        rows = [_model_row(front, name, model) for name, model in front.names.items()]
+        if ANTHROPIC_VERSION in request.headers:
+            return json_response(model_page([model_info(row) for row in rows], request.query_params))
+        return json_response({"object": "list", "data": rows})
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(request: Request, name: str) -> Response:
         """One of them."""
-        return json_response(_model_row(front, front.model(name)))
+        found = front.model(name)
+        row = _model_row(front, front.name(name, found), found)
+        return json_response(model_info(row) if ANTHROPIC_VERSION in request.headers else row)
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -186,14 +191,15 @@ def _hint_of(path: str) -> str:
     return f" Did you mean {tails[tail]}? {bases}"
 
 
-def _model_row(front: Front, model: Model) -> dict[str, Any]:
+def _model_row(front: Front, name: str, model: Model) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": int(model.created),
         "owned_by": "enginewright",
         "max_model_len": model.model.context_length,
         "system_fingerprint": front.fingerprint(model),
+        **({} if name == model.name else {"root": model.name}),
     }
 
 

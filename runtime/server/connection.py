@@ -55,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = self._headers = 0
         self._messages = self._body = self._waste = 0
         self._waiting: asyncio.TimerHandle | None = None
+        self._between = False  # two requests
         self._stall: asyncio.TimerHandle | None = None
         self._unread = 0
 
@@ -85,6 +86,8 @@ class Connection(HttpToolsProtocol):
         """Parses what a read brought, within limits."""
         if self._refused or self.transport.is_closing():
             return
+        if self._between:
+            self._wait()
         before, head, messages = self._body, self._in_head, self._messages
         super().data_received(data)
         if self._refused or self.parser is None or self._messages != messages:
@@ -168,7 +171,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         super().on_response_complete()
         if self.idle and not self.transport.is_closing():
-            self._wait()
+            self._wait(between=True)
 
     def send_400_response(self, msg: str) -> None:
         """Answers what can't be read as HTTP, or was refused by a limit."""
@@ -209,10 +212,12 @@ class Connection(HttpToolsProtocol):
 
     # Time
 
-    def _wait(self) -> None:
-        """Gives the client some time for a request's headers."""
+    def _wait(self, between: bool = False) -> None:
+        """Gives the client some time for a request's headers, or ``between`` requests, to begin another one."""
         self._cancel(self._waiting)
-        self._waiting = self.loop.call_later(self._options.header_seconds, self.transport.close)
+        self._between = between
+        seconds = self._options.idle_seconds if between else self._options.header_seconds
+        self._waiting = self.loop.call_later(seconds, self.transport.close)
 
     def _watch_reading(self) -> None:
         self._unread = self.transport.get_write_buffer_size()

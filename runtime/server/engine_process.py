@@ -60,7 +60,8 @@ _WAITING = 256
 
 def main(number: int) -> None:
     """Serves until the socket is closed. ``number``: the socket's file descriptor."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the front end's
+    for one in (signal.SIGINT, signal.SIGHUP):  # they are the front end's
+        signal.signal(one, signal.SIG_IGN)
     link = socket.socket(fileno=number)
     link.set_inheritable(False)
     decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from fastapi import Response
+from starlette.types import Scope
 
 from ..shared.errors import BundleError, CapacityError, ContextError, EnginewrightError, OverloadError, RequestError
 from .engine_client import EngineLostError, UnavailableError
@@ -278,9 +279,13 @@ def failed() -> ApiError:
     return ApiError(503, "the server failed; its log says why")
 
 
-def error_response(path: str, error: ApiError, request_id: str = "") -> Response:
-    """Makes a response in the shape of the protocol that the path is of."""
-    return json_response(error.body_for(path, request_id), error.status, error.headers)
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """Makes a response in the shape of the protocol that a request is of, and notes the reason for the log."""
+    state, path = scope["state"], scope["path"]
+    state["log"]["reason"] = str(error)
+    if path.startswith("/v1/models") and any(name == b"anthropic-version" for name, _ in scope["headers"]):
+        path = "/v1/messages"
+    return json_response(error.body_for(path, state["request_id"]), error.status, error.headers)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -35,6 +35,8 @@ from .turns import Turns
 
 VERSION = metadata.version("enginewright")
 _LATEST = ":latest"
+_MOST_NAME = 80
+"""The most characters of a model's name in the log."""
 _AT_ONCE = 16 << 10
 """The bytes of a body that the event loop decodes itself: less than a thread takes to be asked."""
 
@@ -75,6 +77,7 @@ class Front:
 
     def model(self, name: str | None) -> Model:
         """Raises ApiError for one that isn't there."""
+        name = self.options.aliases.get(name or "", name)
         if name is None or self.options.any_model:
             return self.models.get(name or "", next(iter(self.models.values())))
         if name not in self.models:
@@ -82,11 +85,20 @@ class Front:
             raise ApiError(404, f"there is no model {name[:80]!r}", param="model", problem=NO_MODEL, values=values)
         return self.models[name]
 
+    @property
+    def names(self) -> dict[str, Model]:
+        """Every name that requests may use -> its model: the models' own, then the aliases."""
+        return self.models | {name: self.models[model] for name, model in self.options.aliases.items()}
+
+    def name(self, asked: str | None, model: Model) -> str:
+        """Returns a model's name as an answer has it: an alias where a request named that."""
+        return asked if asked is not None and asked in self.options.aliases else model.name
+
     def sizes(self, name: Any) -> Sizes:
         """Returns the sizes of the model that a body names. Raises ApiError for one that isn't there."""
         if name is not None and not isinstance(name, str):
             return LARGEST  # what is wrong with the name is said where its type is checked
-        about = self.model(name if name is None or name in self.models else name.removesuffix(_LATEST)).model
+        about = self.model(name if name is None or name in self.names else name.removesuffix(_LATEST)).model
         return Sizes(about.vocab_size, about.context_length)
 
     async def body(self, request: Request, kind: type[B]) -> tuple[B, list[str], Charge]:
@@ -96,8 +108,14 @@ class Front:
         """
         data = await request.body()
         charge = Charge(request.state.tenant, len(data))
+
+        def sizes(name: Any) -> Sizes:
+            if isinstance(name, str):
+                request.state.log["model"] = name[:_MOST_NAME]
+            return self.sizes(name)
+
         try:
-            work = partial(decoded, data, kind, self.sizes, self.options.unknown_fields == "ignore")
+            work = partial(decoded, data, kind, sizes, self.options.unknown_fields == "ignore")
             body, ignored = (
                 work() if len(data) <= _AT_ONCE else await self.in_thread(charge.tenant.name, work, len(data))
             )

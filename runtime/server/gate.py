@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from .errors import NO_KEY, WRONG_KEY, ApiError, error_response, failed
 from .front import Front
 from .intake import IncomingBody, body_deadline
+from .logs import log_request
 from .tenants import Tenant
 
 _LOG = logging.getLogger("enginewright.server")
@@ -68,7 +69,9 @@ class Gate:
             await send(message)
 
         # A stream's pieces go past what Starlette wraps around each: it looks for errors before the first alone.
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "send": sending, "tenant": None}
+        log: dict[str, Any] = {}  # of the request, by all that take part in its answer
+        state = {"request_id": request_id, "send": sending, "tenant": None, "log": log}
+        scope["state"] = {**scope.get("state", {}), **state}
         incoming: IncomingBody | None = None
         try:
             self._check(scope, headers)
@@ -82,33 +85,26 @@ class Gate:
                 incoming = self._front.intake.begin(tenant)
                 receive = self._limited(receive, incoming)
             # What GET answers is what HEAD answers, without the body.
-            inner = scope | {"method": "GET"} if scope["method"] == "HEAD" else scope
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(inner, receive, sending)
         except ApiError as e:
             if not status:
-                await error_response(scope["path"], e, request_id)(scope, receive, sending)
+                await error_response(scope, e)(scope, receive, sending)
         except Exception:  # noqa: BLE001  nothing that a client sends ends the server
             _LOG.exception("request %s", request_id)
             if not status:
-                await error_response(scope["path"], failed(), request_id)(scope, receive, sending)
+                await error_response(scope, failed())(scope, receive, sending)
         finally:
             if incoming is not None:
                 self._front.intake.end(incoming)
             path = _PATH.sub("?", scope["path"])[:200]
-            _ACCESS.info(
-                "%s %s %s",
-                scope["method"],
-                path,
-                status,
-                extra={
-                    "fields": {
-                        "method": scope["method"],
-                        "path": path,
-                        "status": status,
-                        "request_id": request_id,
-                        "seconds": round(time.monotonic() - began, 4),
-                    }
-                },
+            own = scope["state"]["tenant"]
+            log_request(
+                {
+                    **{"method": scope["method"], "path": path, "status": status},
+                    **{"tenant": None if own is None else own.name or None, **log, "request_id": request_id},
+                    "seconds": round(time.monotonic() - began, 4),
+                }
             )
         return None
 
@@ -224,7 +220,6 @@ _PIECE_BYTES = 64 << 10
 """The most bytes of an answer that wait for a client to read them."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PATH = re.compile(r"[^A-Za-z0-9._~/-]")
-_ACCESS = logging.getLogger("enginewright.access")
 
 
 def _exposed(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

@@ -52,6 +52,7 @@ class Job:
         order: makes the order for the model. It runs on a thread, as everything that grows with a body does.
         streamed: whether the answer comes in pieces.
         trace: the client's ``traceparent``.
+        log: fields of the request's line in the log.
 
     Attributes:
         ignored: fields on which no answer depends.
@@ -71,10 +72,13 @@ class Job:
         order: Callable[[Model], Order],
         trace: str | None = None,
         request_id: str = "",
+        log: dict[str, Any] | None = None,
     ) -> None:
         self.front, self.charge, self.tenant, self.model = front, charge, charge.tenant, model
         self._trace, self._request_id = trace, request_id
         self._order = order
+        self._log: dict[str, Any] = {} if log is None else log
+        self._log["model"] = model.name
         self._checked = False
         self.notes: Mapping[str, str] = {}
         self.answers = 1
@@ -125,7 +129,7 @@ class Job:
         (self._chat if isinstance(body, ChatBody) else self._texts)()
         self.shape = self._kind(
             body,
-            model.name,
+            front.name(body.model, model),
             model.tokenizer,
             front.fingerprint(model),
             self.params["seed"],
@@ -194,12 +198,24 @@ class Job:
     def ended(self, given: Given, ended: Ended, new: int) -> None:
         """Counts a request that has ended."""
         self.front.metrics.ended(self.model.name, len(given.ids), new, ended)
+        self._note(len(given.ids), new, ended)
         self._span(len(given.ids), new, ended)
 
     def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
         """Counts requests whose client has left, or whose engine was lost."""
         self.front.metrics.aborted(self.model.name)
-        self._span(prompt, new, None, str(error) if isinstance(error, EnginewrightError) else "the client left")
+        why = str(error) if isinstance(error, EnginewrightError) else "the client left"
+        self._log |= {"prompt_tokens": prompt, "completion_tokens": new, "reason": why}
+        self._span(prompt, new, None, why)
+
+    def _note(self, prompt: int, new: int, ended: Ended) -> None:
+        """Adds the counts and times of a request to its line in the log."""
+        log = self._log
+        counts = {"prompt_tokens": prompt, "completion_tokens": new, "cached_tokens": ended.cached_tokens}
+        for name, count in counts.items():
+            log[name] = log.get(name, 0) + count
+        names = ("queue_seconds", "prefill_seconds", "decode_seconds")
+        log |= {name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.times, strict=True)}
 
     def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
         if self.front.tracing is not None:
@@ -395,7 +411,9 @@ async def answer(
     with charge:
         model = await front.loaded(front.model(name))
         model.check()
-        job = Job(front, charge, model, order, request.headers.get("traceparent"), request.state.request_id)
+        job = Job(
+            front, charge, model, order, request.headers.get("traceparent"), request.state.request_id, request.state.log
+        )
         await job.prepare()
         charge.widen(job.requests - 1)
         charge.handed_on = True
@@ -442,7 +460,7 @@ class Work(Response):
             async with asyncio.timeout(limit):
                 response = json_response(await self.job.whole(), headers=self.extra)
         except (TimeoutError, EnginewrightError) as e:
-            response = error_response(scope["path"], self._error(e), scope["state"]["request_id"])
+            response = error_response(scope, self._error(e))
         await response(scope, receive, send)
 
     def _error(self, error: TimeoutError | EnginewrightError) -> ApiError:
@@ -461,11 +479,12 @@ class Work(Response):
         except (TimeoutError, EnginewrightError) as e:
             error = self._error(e)
             if not self._begun:
-                response = error_response(scope["path"], error, scope["state"]["request_id"])
+                response = error_response(scope, error)
                 headers = _headers("application/json", error.headers)
                 await send({"type": "http.response.start", "status": error.status, "headers": headers})
                 await send({"type": "http.response.body", "body": response.body})
                 return
+            scope["state"]["log"]["reason"] = str(error)
             await self._send(send, self.job.shape.failed(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -9,7 +9,7 @@ The shapes: https://github.com/ollama/ollama/blob/main/docs/api.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
@@ -327,12 +327,12 @@ def add_ollama(app: FastAPI, front: Front) -> None:
     @app.get("/api/tags")
     async def api_tags() -> Response:
         """The models that there are, as Ollama lists them."""
-        return json_response(tags(front.models.values()))
+        return json_response(tags(front.names))
 
     @app.get("/api/ps")
     async def api_ps() -> Response:
         """The models that are loaded, as Ollama lists them."""
-        return json_response(running(front.models.values()))
+        return json_response(running(front.names))
 
     @app.post("/api/show", openapi_extra=body_schema(ShowBody))
     async def api_show(request: Request) -> Response:
@@ -349,17 +349,18 @@ def add_ollama(app: FastAPI, front: Front) -> None:
         app.add_api_route(path, not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
 
-def tags(models: Iterable[Model]) -> dict[str, Any]:
-    """The answer of ``/api/tags``: every model."""
-    return {"models": [_row(model) | {"modified_at": _time(model.modified)} for model in models]}
+def tags(models: Mapping[str, Model]) -> dict[str, Any]:
+    """The answer of ``/api/tags``: every model, by all its names."""
+    rows = [_row(name, model) | {"modified_at": _time(model.modified)} for name, model in models.items()]
+    return {"models": rows}
 
 
-def running(models: Iterable[Model]) -> dict[str, Any]:
+def running(models: Mapping[str, Model]) -> dict[str, Any]:
     """The answer of ``/api/ps``: those that are loaded. How much of one is in a GPU's memory isn't known here."""
     return {
         "models": [
-            _row(model) | {"expires_at": _NEVER, "context_length": model.model.context_length}
-            for model in models
+            _row(name, model) | {"expires_at": _NEVER, "context_length": model.model.context_length}
+            for name, model in models.items()
             if model.state == "ready"
         ]
     }
@@ -399,9 +400,9 @@ def _capabilities(model: Model) -> list[str]:
     return ["completion", *(name for name, has in more if has)]
 
 
-def _row(model: Model) -> dict[str, Any]:
+def _row(name: str, model: Model) -> dict[str, Any]:
     digest = model.hash.removeprefix("sha256:")
-    found = {"name": model.name, "model": model.name, "size": model.bytes, "digest": digest}
+    found = {"name": name, "model": name, "size": model.bytes, "digest": digest}
     return {**found, "details": _details(model)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         models: name -> path of its bundle; the first is the one of requests that name none.
+        aliases: further name -> name of a model: both are one engine.
         host, port: where it listens; port 0 takes a free one.
         llm: options of ``LLM``, for each model. Threads and memory are divided among them.
         api_keys: a TOML file of keys; None: nobody needs one.
@@ -38,6 +40,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_connections: open connections; max_tenant_connections: those of one tenant, where keys are needed.
         max_waiting: requests of a model that may wait, beyond those that run; more get 429.
         max_loaded: models that are loaded at a time; 0: all. An idle one is unloaded for another.
+        idle_seconds: for which a connection stays open between two requests: longer than load balancers keep theirs.
         header_seconds, body_seconds: that a client may take to send them.
         body_rate: bytes of a body that a client must send each second, after its first seconds; 0: any number.
         stall_seconds: that a client may read nothing, or hardly anything, of its answer.
@@ -60,6 +63,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     models: dict[str, str]
+    aliases: dict[str, str] = {}
     host: str = "127.0.0.1"
     port: int = 8000
     llm: dict[str, Any] = {}
@@ -76,6 +80,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_tenant_connections: int = 512
     max_waiting: int = 256
     max_loaded: int = 0
+    idle_seconds: float = 75.0
     header_seconds: float = 20.0
     body_seconds: float = 60.0
     body_rate: int = 4096
@@ -100,6 +105,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Raises RequestError naming the option."""
         if not self.models:
             raise RequestError("models: there is none", hint="Name a bundle.")
+        for name, model in self.aliases.items():
+            if model not in self.models:
+                hint = f"There is {', '.join(self.models)}."
+                raise RequestError(f"aliases: {name}: there is no model {model!r}", hint=hint)
+            if name in self.models or not name:
+                raise RequestError(f"aliases: {name!r} is a model's own name", hint="Take another.")
         if not 0 <= self.port < 1 << 16:
             raise RequestError(f"port: {self.port} is out of range", hint="It must be from 0 to 65535.")
         positive = (
@@ -138,6 +149,24 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"host: {self.host} can be reached by others, and nobody needs a key",
                 hint="Pass --api-keys FILE; or --insecure if a gateway before it checks who asks.",
             )
+
+    def check_files(self) -> None:
+        """Raises RequestError naming a file of TLS that can't be used."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return
+        for name in ("tls_certificate", "tls_key"):
+            try:
+                read_regular(Path(getattr(self, name)), most=MOST_JSON_BYTES)
+            except (OSError, ValueError) as e:
+                why = getattr(e, "strerror", None) or e
+                raise RequestError(f"{name}: {getattr(self, name)}: {why}", hint="Pass a file in PEM.") from e
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.tls_certificate, self.tls_key, password="")  # nobody is asked for one
+        except (OSError, ValueError) as e:
+            pair = f"{self.tls_certificate} and {self.tls_key}"
+            hint = "Pass a certificate in PEM and its own key, which isn't encrypted."
+            raise RequestError(f"tls_certificate: {pair} aren't a certificate and its key", hint=hint) from e
 
     def for_each_model(self) -> dict[str, Any]:
         """Gives ``LLM``'s options for one model: its share of the threads, and of the memory for KV caches.
@@ -206,7 +235,7 @@ def as_toml(options: ServerOptions) -> str:
         for name, value in plain.items()
         if not isinstance(value, dict) and value is not None
     ]
-    for name in ("models", "llm"):
+    for name in ("models", "aliases", "llm"):
         lines += ["", f"[{name}]"]
         lines += [f"{_key(key)} = {_value(value)}" for key, value in plain[name].items() if value is not None]
     return "\n".join(lines) + "\n"

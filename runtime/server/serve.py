@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import errno
 import gc
-import json
+import ipaddress
 import logging
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
@@ -24,6 +22,7 @@ from .app import make_app
 from .connection import Connection
 from .engine_client import Model
 from .front import Front
+from .logs import set_up_logs
 from .options import ServerOptions
 
 _LOG = logging.getLogger("enginewright.server")
@@ -75,14 +74,16 @@ def serve(
         ready: is called with the address once all models answer.
         models: that were opened already (``open_models``), or what opens them once the port is taken; who opened them
             ends what is left of them.
-        reread: says where bundles are now, by the models' names: at SIGHUP their replicas are replaced.
+        reread: says where bundles are now, by the models' names: at SIGHUP their replicas are replaced. Keys are read
+            again with or without replicas.
 
     Raises:
         RequestError: an option is wrong, or the port is taken.
         BundleError: a model can't be opened.
     """
     options.check()
-    _set_up_logs(options.log_json)
+    options.check_files()
+    set_up_logs(options.log_json)
     _raise_file_limit()
     listener = listening(options)
     try:
@@ -108,7 +109,7 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=max(1, int(options.header_seconds)),
+        timeout_keep_alive=max(1, int(options.idle_seconds)),
         timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
         ssl_certfile=options.tls_certificate,
         ssl_keyfile=options.tls_key,
@@ -128,11 +129,9 @@ async def _serve(
                 failed.append(e)
                 server.should_exit = True
                 return
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if options.tls_certificate is None else "https"
         gc.collect()
         gc.freeze()  # what was imported isn't garbage: looking through it stalls streams
-        ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", front)
+        ready(address(options, listener), front)
 
     async def drain() -> None:
         await stopping.wait()
@@ -143,12 +142,19 @@ async def _serve(
             task.cancel()
         server.should_exit = True
 
-    replacing = asyncio.Event()
+    reloading = asyncio.Event()
 
-    async def replace() -> None:
+    async def reload() -> None:
         while True:
-            await replacing.wait()
-            replacing.clear()
+            await reloading.wait()
+            reloading.clear()
+            try:
+                front.tenants.reload()
+                _LOG.info("keys are read again")
+            except RequestError as e:
+                _LOG.error("keys stay as they were: %s", e)
+            if not options.replicas:
+                continue
             try:
                 paths = {} if reread is None else await asyncio.to_thread(reread)
                 for name, model in front.models.items():
@@ -156,10 +162,8 @@ async def _serve(
             except EnginewrightError as e:
                 _LOG.error("nothing is replaced: %s", e)
 
-    tasks = [asyncio.create_task(tell()), asyncio.create_task(drain())]
-    if options.replicas:
-        loop.add_signal_handler(signal.SIGHUP, replacing.set)
-        tasks.append(asyncio.create_task(replace()))
+    tasks = [asyncio.create_task(one) for one in (tell(), drain(), reload())]
+    loop.add_signal_handler(signal.SIGHUP, reloading.set)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -172,27 +176,15 @@ async def _serve(
         raise failed[0]
 
 
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        found: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
-        fields = getattr(record, "fields", None)
-        found |= fields if fields is not None else {"message": record.getMessage()}
-        if record.exc_info:
-            found["error"] = self.formatException(record.exc_info)
-        return json.dumps(found)
-
-
-def _set_up_logs(as_json: bool) -> None:
-    """Logs go to stderr: a line each, without prompts or answers. A full disk loses lines, and no request."""
-    logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger("enginewright")
-    root.setLevel(logging.INFO)
-    for one in (root, logging.getLogger("uvicorn")):
-        one.handlers[:] = [handler]
-        one.propagate = False
-    logging.getLogger("enginewright.access").setLevel(logging.INFO if as_json else logging.WARNING)
+def address(options: ServerOptions, listener: socket.socket) -> str:
+    """Returns the address of a server by which its own machine reaches it: by a name that the server answers to."""
+    host, port = listener.getsockname()[:2]
+    if (place := ipaddress.ip_address(host.partition("%")[0])).is_unspecified:
+        host = "127.0.0.1" if place.version == 4 else "::1"
+    elif options.fixed_hosts is not None and host not in options.fixed_hosts:
+        host = options.host  # a name of this address
+    scheme = "http" if options.tls_certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _raise_file_limit() -> None:

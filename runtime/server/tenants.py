@@ -7,6 +7,7 @@ import hashlib
 import heapq
 import hmac
 import itertools
+import logging
 import os
 import re
 import time
@@ -23,6 +24,7 @@ from ..bundle.regular_file import MOST_JSON_BYTES, read_regular
 from ..shared.errors import RequestError
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_LOG = logging.getLogger("enginewright.server")
 _LOOK_SECONDS = 2.0
 _BYTES_A_TOKEN = 16
 """Bytes of a body that count as a token, where the body has fewer tokens or was refused: most texts have 3 to 5."""
@@ -210,6 +212,12 @@ class Tenants:
                 found = tenant
         return found if key else None
 
+    def reload(self) -> None:
+        """Reads the file again. Raises RequestError for one that is wrong, which leaves the keys as they are."""
+        if self._path is not None:
+            self._read()
+            self.problem = None
+
     def _look(self) -> None:
         """Reads the file again if it has changed. One that is wrong then leaves the keys as they are."""
         assert self._path is not None
@@ -221,6 +229,8 @@ class Tenants:
                 self._read()
                 self.problem = None
         except (RequestError, OSError) as e:
+            if str(e) != self.problem:
+                _LOG.error("keys stay as they were: %s", e)
             self.problem = str(e)
 
     def _stamp_of(self) -> tuple[int, int]:

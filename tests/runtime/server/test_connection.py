@@ -116,7 +116,9 @@ class Client:
         self.loop = asyncio.new_event_loop()
         self.clock, self.transport = Clock(self.loop), Transport()
         self.intake = Intake(ServerOptions(models={"m": "m"}, **options))
-        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=9999
+        )
         config.load()
         given: Any = {"server_state": ServerState(), "app_state": {}, "_loop": self.clock}
         self.connection = self.call(lambda: Connection(self.intake, config=config, **given))
@@ -337,8 +339,20 @@ def test_a_connection_without_a_request_is_closed(connect: Callable[..., Client]
     assert silent.transport.closed
     after = connect(echo, header_seconds=20.0)
     after.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-    after.clock.advance(20)
-    assert after.transport.statuses == [200] and after.transport.closed
+    after.clock.advance(70)  # load balancers close after 60
+    assert after.transport.statuses == [200] and not after.transport.over
+    after.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+    after.clock.advance(75)
+    assert after.transport.statuses == [200, 200] and after.transport.closed
+    slow = connect(echo, header_seconds=20.0)
+    slow.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+    slow.clock.advance(70)
+    slow.send(b"GET / HT")  # from here on it is as a new connection
+    slow.clock.advance(19)
+    slow.send(b"TP")
+    assert not slow.transport.over
+    slow.clock.advance(1)
+    assert slow.transport.closed
     busy = connect(hang, header_seconds=20.0)
     busy.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
     busy.clock.advance(1000)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -165,6 +166,40 @@ HARMLESS_VALUES: dict[str, Any] = {
     "verbosity": "low",
 }
 NOT_OPTIONS = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+
+def test_two_names_are_one_engine(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
+    found = make_server("--model", f"chat={tiny_bundle}", "--alias", "gpt-4o-mini=chat", "--alias", "claude-x=chat")
+    assert len(found.engines()) == 1
+    with openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client:
+        assert [one.id for one in client.models.list()] == ["chat", "gpt-4o-mini", "claude-x"]
+        assert client.models.retrieve("gpt-4o-mini").id == "gpt-4o-mini"
+        answers = [
+            client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=4, seed=3)
+            for name in ("chat", "gpt-4o-mini")
+        ]
+        assert [one.model for one in answers] == ["chat", "gpt-4o-mini"]
+        assert answers[0].choices == answers[1].choices
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
+    with anthropic.Anthropic(base_url=found.url, api_key="none", max_retries=0) as other:
+        page = other.models.list(limit=2)
+        assert [one.id for one in page.data] == ["chat", "gpt-4o-mini"] and page.has_more
+        assert [one.id for one in other.models.list(limit=1)] == ["chat", "gpt-4o-mini", "claude-x"]
+        assert [one.id for one in other.models.list(before_id="claude-x", limit=1).data] == ["gpt-4o-mini"]
+        model = other.models.retrieve("claude-x")
+        assert (model.type, model.display_name, model.created_at.tzinfo is not None) == ("model", "claude-x", True)
+        with pytest.raises(anthropic.NotFoundError) as failed:
+            other.models.retrieve("claude-y")
+        assert failed.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+        with pytest.raises(anthropic.BadRequestError, match="after_id"):
+            other.models.list(after_id="odd")
+        said = other.messages.create(model="claude-x", messages=MESSAGES, max_tokens=2)  # type: ignore[arg-type]
+        assert said.model == "claude-x"
+    names = [one["name"] for one in found.ask("GET", "/api/tags").json["models"]]
+    assert names == ["chat", "gpt-4o-mini", "claude-x"]
+    body = {"model": "gpt-4o-mini:latest", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}}
+    assert found.ask("POST", "/api/chat", body).status == 200
 
 
 @pytest.fixture(scope="module")

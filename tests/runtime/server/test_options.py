@@ -34,6 +34,16 @@ def test_a_check_on_the_machine_itself_is_always_answered(given: dict[str, Any],
     assert options.fixed_hosts == hosts
 
 
+def test_an_alias_is_another_name_of_a_model(tmp_path: Path) -> None:
+    options = ServerOptions(models=MODELS, aliases={"gpt-4o-mini": "a"})
+    options.check()
+    (tmp_path / "server.toml").write_text(as_toml(options))
+    assert ServerOptions(**options_from_file(tmp_path / "server.toml")) == options
+    for aliases in ({"b": "none"}, {"a": "a"}, {"": "a"}, {"b": "b"}):
+        with pytest.raises(RequestError, match=r"^aliases: "):
+            ServerOptions(models=MODELS, aliases=aliases).check()
+
+
 def test_options_are_the_same_from_their_file(tmp_path: Path) -> None:
     llm = {"threads": 2, "scheduling": {"classes": {"chat": {"ttft": "1s"}}}}
     options = ServerOptions(models={"a b": "a.bundle"}, llm=llm, max_waiting=3, allowed_hosts=["x"], splice=False)
