@@ -164,6 +164,7 @@ class DraftModel:
             self._times.took(len(step.ids), self._clock() - began)
             self._steps += 1
         self.cache.landed(step)
+        self.cache.ran(step)
         for chunk in chunks:
             chunk.request.computed = chunk.start + chunk.count
         return [] if output.tokens is None else output.tokens.tolist()

@@ -119,6 +119,7 @@ class CacheManager:
         self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
         self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
         self._handed: dict[int, Pins] = {}  # a step's id -> what it got by ``hand_over``, until it has run
+        self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> what it clears, until it has run
         # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
         self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
         self._unverified: set[Request] = set()  # whose computed tokens no finite row follows yet
@@ -527,6 +528,18 @@ class CacheManager:
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
         copied = [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]
         self._handed[id(step)] = [*copied, *((name, block) for name, blocks in clears.items() for block in blocks)]
+        if clears:
+            self._clearing[id(step)] = clears
+
+    def ran(self, step: StepInput) -> None:
+        """A step has run: the blocks that it was to clear are clear."""
+        if self._clearing:
+            self._clearing.pop(id(step), None)
+
+    def never_ran(self, step: StepInput) -> None:
+        """A step never ran, or not to its end: the blocks that it was to clear are cleared before anybody has them."""
+        for name, blocks in self._clearing.pop(id(step), {}).items():
+            self._doubtful[name].update(blocks)
 
     def landed(self, step: StepInput) -> None:
         """A step has run, or never will: what it got by ``hand_over`` is free for others."""
@@ -540,6 +553,10 @@ class CacheManager:
         handed, self._handed = self._handed, {}
         for pins in handed.values():
             self._unpin(pins)
+        clearing, self._clearing = self._clearing, {}
+        for clears in clearing.values():
+            for name, blocks in clears.items():
+                self._doubtful[name].update(blocks)
 
     def _unpin(self, pins: Iterable[tuple[str, int]]) -> None:
         for name, block in pins:

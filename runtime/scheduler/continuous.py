@@ -131,6 +131,8 @@ class ContinuousScheduler:
 
     def abort_all(self) -> None:
         self.cache.drop_copies()
+        for request in self.running:  # a step that failed may have written anything
+            self.cache.doubt(request)
         self._landed(self._flying)
         for request in [*self.running, *self.waiting]:
             self.abort(request)
@@ -205,6 +207,7 @@ class ContinuousScheduler:
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         count, now = len(batch.step.ids), self._clock()
         self.cache.landed(batch.step)
+        self.cache.ran(batch.step)
         self._landed(chunk.request for chunk in batch.chunks)
         if self.cache.disk is not None:
             self.cache.disk.computed(count, now - batch.began)
@@ -244,6 +247,7 @@ class ContinuousScheduler:
     ) -> None:
         """Has ``again`` begin again, and whoever holds blocks that are lost, but those of ``kept``."""
         self.cache.landed(batch.step)
+        self.cache.never_ran(batch.step)
         self._landed(chunk.request for chunk in batch.chunks)
         lost = {name: {*blocks} for name, blocks in blocks_lost.items()}
         for name, pairs in batch.step.copies.items():
