@@ -182,10 +182,11 @@ def test_the_page_on_serving_has_every_option_and_its_default() -> None:
     given = tomllib.loads(next(block for block in blocks if "[models]" in block))
     defaults = ServerOptions(models=given.pop("models"))
     llm = given.pop("llm")
+    assert set(given.pop("aliases").values()) <= set(defaults.models)
     for name, value in given.items():
         assert value == getattr(defaults, name), name
     flags = {p.name for p in typer.main.get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
-    assert set(ServerOptions.__struct_fields__) - flags - {"models", "llm"} <= set(given)
+    assert set(ServerOptions.__struct_fields__) - flags - {"models", "aliases", "llm"} <= set(given)
     assert set(llm) <= flags
 
 

@@ -114,7 +114,7 @@ def _as_typed(
     if colon and isinstance(error, RequestError | RecipeError):
         flag = _flag_of(command, name, given)
         message, code = (message, code) if flag is None else (f"{flag}:{rest}", EXIT_USAGE)
-    return type(error)(message, hint=hint), code
+    return error.reworded(message, hint=hint), code
 
 
 def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object]) -> str | None:

@@ -331,7 +331,7 @@ def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str],
 def _raise(problem: Any, where: str) -> None:
     if problem is not None:
         error: EnginewrightError = problem.error()
-        raise type(error)(f"{where}: {error.message}", hint=error.hint)
+        raise error.reworded(f"{where}: {error.message}", hint=error.hint)
 
 
 @cache

@@ -268,7 +268,7 @@ def open_draft(
     try:
         executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
-        raise type(e)(f"speculate: {e.message}", hint=e.hint) from e
+        raise e.reworded(f"speculate: {e.message}", hint=e.hint) from e
     taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)
     most = min(context, draft.model.context_length)
     return DraftModel(executor, most, draft.model.name, prefix_cache=config.prefix_cache), budget - taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -38,6 +38,13 @@ class EnginewrightError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+    def reworded(self, message: str, *, hint: str | None) -> Self:
+        """Returns an error of the same class and attributes with another message and hint."""
+        error = type(self).__new__(type(self), message)
+        error.__dict__.update(self.__dict__)
+        error.message, error.hint = message, hint
+        return error
 
 
 class SourceError(EnginewrightError):

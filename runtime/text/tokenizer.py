@@ -232,7 +232,7 @@ class Tokenizer:
         try:
             return guarded.render(checked, **(options | own))
         except EnginewrightError as e:
-            raise type(e)(control.unguard(e.message), hint=e.hint) from None
+            raise e.reworded(control.unguard(e.message), hint=e.hint) from None
 
     def encode_guarded(self, text: str) -> list[int]:
         """Token ids of what ``guarded_chat`` gave, or of its beginning. Raises what ``encode`` raises."""
