@@ -538,8 +538,7 @@ class CacheManager:
 
     def never_ran(self, step: StepInput) -> None:
         """A step never ran, or not to its end: the blocks that it was to clear are cleared before anybody has them."""
-        for name, blocks in self._clearing.pop(id(step), {}).items():
-            self._doubtful[name].update(blocks)
+        self._doubt_blocks(self._clearing.pop(id(step), {}))
 
     def landed(self, step: StepInput) -> None:
         """A step has run, or never will: what it got by ``hand_over`` is free for others."""
@@ -555,8 +554,11 @@ class CacheManager:
             self._unpin(pins)
         clearing, self._clearing = self._clearing, {}
         for clears in clearing.values():
-            for name, blocks in clears.items():
-                self._doubtful[name].update(blocks)
+            self._doubt_blocks(clears)
+
+    def _doubt_blocks(self, blocks: Mapping[str, Sequence[int]]) -> None:
+        for name, of_group in blocks.items():
+            self._doubtful[name].update(of_group)
 
     def _unpin(self, pins: Iterable[tuple[str, int]]) -> None:
         for name, block in pins:

@@ -31,7 +31,7 @@ from .records import Ended, Finished
 MOST_BYTES = 64 << 20
 """The most bytes of stored responses, of all tenants together."""
 _INDEX_BYTES = 256
-"""What an item takes in the index of items, about."""
+"""The approximate size of an item's entry in the index of items."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = frozenset(
     {

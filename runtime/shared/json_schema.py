@@ -694,8 +694,7 @@ def _types(schema: Any) -> set[str] | None:
     """Returns the types that a schema allows; None where it doesn't say."""
     if not isinstance(schema, dict):
         return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
+    if (values := _values(schema)) is not None:
         return {_type_name(value) for value in values}
     types = schema.get("type")
     if types is None or not _is_type(types):
