@@ -24,6 +24,7 @@ from .front import Front
 from .jobs import Order, answer
 from .records import Ended, Finished
 from .tools import call_arguments
+from .unsupported import Unsupported, type_of
 
 LEFT_OUT_HEADER = "x-enginewright-left-out"
 _BILLING = re.compile(r"\Ax-anthropic-billing-header: cc_version=[^\n]*(?:\n|\Z)")
@@ -114,9 +115,12 @@ class MessagesBody(Fields, kw_only=True):
 
     def chat(self) -> tuple[ChatBody, list[str], bool]:
         """The same in OpenAI's words, what of it is ignored, and whether a line was left out. Raises RequestError."""
-        ignored: list[str] = []
-        system, left_out = _system(self.system)
-        messages = [*system, *(one for i, message in enumerate(self.messages) for one in _message(i, message))]
+        unsupported = Unsupported()
+        system, left_out = _system(self.system, unsupported)
+        last = max((i for i, message in enumerate(self.messages) if _is_of_user(message)), default=-1)
+        groups = [_message(i, message, unsupported, i == last) for i, message in enumerate(self.messages)]
+        messages = [*system, *(message for group in groups for message in group)]
+        ignored = unsupported.replaced
         effort, form = self._effort(ignored)
         choice, parallel = _choice(self.tool_choice)
         body = ChatBody(
@@ -197,13 +201,15 @@ def _text(place: str, block: Mapping[str, Any], name: str = "text") -> str:
     return text
 
 
-def _system(system: str | Sequence[Mapping[str, Any]] | None) -> tuple[list[dict[str, Any]], bool]:
+def _system(
+    system: str | Sequence[Mapping[str, Any]] | None, unsupported: Unsupported
+) -> tuple[list[dict[str, Any]], bool]:
     """The system's message, if there is one, and whether a line was left out."""
     blocks = [system] if isinstance(system, str) else list(system or ())
     texts, left_out = [], False
     for i, block in enumerate(blocks):
         place = f"system[{i}]"
-        text = block if isinstance(block, str) else _text(place, _block(place, block, ("text",)))
+        text = block if isinstance(block, str) else _text_or_note(place, block, unsupported)
         kept = _BILLING.sub("", text)
         left_out |= kept != text
         texts += [kept] if kept or kept == text else []
@@ -214,8 +220,21 @@ def _joined(texts: Sequence[str]) -> str | list[dict[str, str]]:
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
-def _message(i: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A message in OpenAI's words: results of tools are messages of their own there."""
+def _is_of_user(message: Mapping[str, Any]) -> bool:
+    """Returns True for a message of the user; False for one that has nothing but results of tools."""
+    content = message.get("content")
+    results = isinstance(content, list) and content and all(type_of(block) == "tool_result" for block in content)
+    return message.get("role") == "user" and not results
+
+
+def _message(
+    i: int, message: Mapping[str, Any], unsupported: Unsupported, refused: bool = False
+) -> list[dict[str, Any]]:
+    """A message in OpenAI's words: results of tools are messages of their own there.
+
+    Args:
+        refused: True for the user's last message, where unsupported blocks aren't replaced by notes.
+    """
     role, content, place = message.get("role"), message.get("content"), f"messages[{i}]"
     _known(place, message, ("role", "content"))
     if role not in ("user", "assistant", "system"):
@@ -229,6 +248,9 @@ def _message(i: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
     for j, own in enumerate(content):
         spot = f"{place}.content[{j}]"
+        if (kind := type_of(own)) is not None and kind not in _BLOCKS:
+            texts.append(unsupported.note(spot, kind, refused))
+            continue
         block = _block(spot, own, kinds)
         if block["type"] == "text":
             texts.append(_text(spot, block))
@@ -239,7 +261,7 @@ def _message(i: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
             calls.append({"id": _text(spot, block, "id"), "type": "function", "function": function})
         else:
             called = _text(spot, block, "tool_use_id")
-            found.append({"role": "tool", "tool_call_id": called, "content": _result(spot, block)})
+            found.append({"role": "tool", "tool_call_id": called, "content": _result(spot, block, unsupported)})
     if role != "assistant":
         return [*found, *([{"role": role, "content": _joined(texts)}] if texts or not found else [])]
     turn: dict[str, Any] = {"role": role, "content": _joined(texts) if texts else ""}
@@ -247,13 +269,21 @@ def _message(i: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [turn | ({"tool_calls": calls} if calls else {})]
 
 
-def _result(place: str, block: Mapping[str, Any]) -> str | list[dict[str, str]]:
+def _text_or_note(place: str, block: Any, unsupported: Unsupported) -> str:
+    """Returns the text of a block, or the note that replaces a block of another type."""
+    kind = type_of(block)
+    if kind is None or kind == "text":
+        return _text(place, _block(place, block, ("text",)))
+    return unsupported.note(place, kind)
+
+
+def _result(place: str, block: Mapping[str, Any], unsupported: Unsupported) -> str | list[dict[str, str]]:
     content = block.get("content")
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list):
         raise RequestError(f"{place}: its content isn't a text", hint="Pass a text, or a list of texts.")
-    texts = [_text(place, _block(f"{place}.content[{k}]", one, ("text",))) for k, one in enumerate(content or ())]
+    texts = [_text_or_note(f"{place}.content[{k}]", one, unsupported) for k, one in enumerate(content or ())]
     if not texts:
         return "error" if block.get("is_error") else ""
     return _joined(texts)

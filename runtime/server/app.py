@@ -27,6 +27,7 @@ from .page import add_page
 from .responses import InputTokensBody, ResponsesBody, add_responses
 from .tenants import QuotaError
 from .tools import tool_choice
+from .unsupported import text_only
 
 BODIES: Mapping[str, type[Fields]] = {
     "/v1/chat/completions": ChatBody,
@@ -89,7 +90,14 @@ def make_app(front: Front) -> Gate:
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:
         body, ignored, charge = await front.body(request, kind)
-        return await answer(front, request, charge, body.model, lambda model: Order(body, shape, ignored))
+
+        def order(model: Model) -> Order:
+            replaced: list[str] = []
+            if isinstance(body, ChatBody):
+                body.messages, replaced = text_only(body.messages)
+            return Order(body, shape, [*ignored, *replaced])
+
+        return await answer(front, request, charge, body.model, order)
 
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
@@ -238,6 +246,7 @@ def _detokenized(model: Model, tokens: Sequence[int]) -> str:
 def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]:
     tokenizer = tokenizer_of(model)
     if body.messages is not None:
+        body.messages, _ = text_only(body.messages)
         given, _ = front.chat_prompt(model, body, tool_choice(body.tools), "", splice=False)
         ids = list(given.ids)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -166,6 +167,8 @@ _BY_STATUS = {413: TOO_LARGE, 429: RATE}
 _KINDS = {400: _INVALID, 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _KINDS |= {408: "timeout", 429: "rate_limit_error", **dict.fromkeys((405, 413, 415, 426, 431), _INVALID)}
 _ANTHROPIC_KINDS = {**_KINDS, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
+_PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,63}")
+"""A field's name at the beginning of a message, such as ``messages[1].content[0]``."""
 _MOST_HEADER = 1024
 """The most characters of a header's value: they may have names that a client chose."""
 _PROMPTS = {
@@ -250,7 +253,7 @@ def api_error(error: EnginewrightError) -> ApiError:
     name = name.strip("'")
     if name == "chat":  # what a template says of them
         name = "tools" if rest.startswith(" tools:") else "messages"
-    param = name if name.replace("_", "").replace("[", "").replace("]", "").isalnum() and len(name) < 64 else None
+    param = name if _PARAM.fullmatch(name) else None
     if isinstance(error, OverloadError):
         return ApiError(429, error.message, retry_after=error.retry_after)
     if isinstance(error, UnavailableError):

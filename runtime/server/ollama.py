@@ -28,6 +28,7 @@ from .front import VERSION, Front
 from .jobs import Order, answer
 from .records import Ended, Finished
 from .tools import call_arguments
+from .unsupported import text_only
 
 _EMBEDDINGS = "embeddings aren't served: the models here are compiled to write text"
 _CHANGES = "models aren't changed by requests: `optimize export` makes a bundle, and `optimize serve` serves it"
@@ -139,10 +140,10 @@ class OllamaChatBody(_Asked, kw_only=True):
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
         """The same in OpenAI's words."""
         messages = []
-        for i, message in enumerate(self.messages):
+        texts, replaced = text_only(self.messages)
+        ignored += replaced
+        for message in texts:
             own = {name: value for name, value in message.items() if value is not None}
-            if own.pop("images", None):
-                raise RequestError(f"messages[{i}]: images: {_TEXT_ONLY.why}", hint=_TEXT_ONLY.hint)
             if (thinking := own.pop("thinking", None)) is not None:
                 own["reasoning_content"] = thinking
             if (name := own.pop("tool_name", None)) is not None:

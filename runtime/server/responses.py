@@ -6,6 +6,7 @@ fields are those of https://platform.openai.com/docs/api-reference/responses; ea
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from .errors import NO_ITEM, NO_RESPONSE, ApiError, encoded, json_response
 from .front import Front
 from .jobs import Job, Order, answer
 from .records import Ended, Finished
+from .unsupported import Unsupported, type_of
 
 MOST_BYTES = 64 << 20
 """The most bytes of stored responses, of all tenants together."""
@@ -120,8 +122,10 @@ def chat_of(body: ResponsesBody | InputTokensBody, items: Sequence[Mapping[str, 
         raise RequestError(f"reasoning: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
     if form is not None and not isinstance(form, Mapping):
         raise RequestError(f"text: format: {shown(form)} isn't a format", hint='Such as {"type": "json_object"}.')
+    messages, replaced = messages_of(items, body.instructions)
+    ignored += replaced
     chat = ChatBody(
-        messages=messages_of(items, body.instructions),
+        messages=messages,
         model=body.model,
         tools=tools,
         tool_choice=body.tool_choice,
@@ -178,7 +182,7 @@ _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", 
 
 
 def items_of(
-    given: str | Sequence[Mapping[str, Any]] | None,
+    sent: str | Sequence[Mapping[str, Any]] | None,
     stored: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
 ) -> list[dict[str, Any]]:
     """Returns a body's ``input`` as items, each with an id.
@@ -188,29 +192,29 @@ def items_of(
 
     Raises RequestError, and ApiError for a reference to an item that isn't there.
     """
-    if given is None:
+    if sent is None:
         raise RequestError("input: it is missing", hint="Pass a text, or a list of items.")
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    found = []
-    for i, item in enumerate(given):
+    if isinstance(sent, str):
+        sent = [{"role": "user", "content": sent}]
+    items = []
+    for i, item in enumerate(sent):
         kind = item.get("type")
         if kind is None:
             kind = "message" if "role" in item else _REFERENCE if "id" in item else None
         if kind == _REFERENCE:
-            found.append(dict(_referenced(i, item.get("id"), stored)))
+            items.append(dict(_referenced(i, item.get("id"), stored)))
             continue
-        if not isinstance(kind, str) or kind not in _PREFIXES:
+        if not isinstance(kind, str):
             hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
-            raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item that is read here", hint=hint)
-        own = dict(item) | {"type": kind}
-        if not isinstance(own.get("id"), str):
-            own["id"] = _new_id(kind)
-        if kind == "message" and isinstance(own.get("content"), str):
-            part = "output_text" if own.get("role") == "assistant" else "input_text"
-            own["content"] = [{"type": part, "text": own["content"]}]
-        found.append(own)
-    return found
+            raise RequestError(f"input[{i}]: {shown(kind)} isn't a type of item", hint=hint)
+        whole = dict(item) | {"type": kind}
+        if not isinstance(whole.get("id"), str):
+            whole["id"] = _new_id(kind)
+        if kind == "message" and isinstance(whole.get("content"), str):
+            part = "output_text" if whole.get("role") == "assistant" else "input_text"
+            whole["content"] = [{"type": part, "text": whole["content"]}]
+        items.append(whole)
+    return items
 
 
 def _referenced(i: int, name: Any, stored: Callable[[str], Mapping[str, Any] | None]) -> Mapping[str, Any]:
@@ -237,60 +241,88 @@ _PREFIXES = {
 
 
 def _new_id(kind: str) -> str:
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
 
 
-def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """The messages of a conversation: reasoning, text and calls in a row are one turn of the assistant.
+def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the messages of a conversation, and what of it notes replace (see ``unsupported``).
 
-    What the system says at the beginning is one message, as templates want it. Raises RequestError.
+    Reasoning, text and calls in a row are one turn of the assistant. What the system says at the beginning is one
+    message, as templates want it. The user's last message is the last item with the role "user".
+
+    Raises RequestError.
     """
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None  # the assistant's, which may go on
+    noted = False  # the turn's content is notes, which the assistant's text may follow
+    unsupported = Unsupported()
+    of_user = (i for i, item in enumerate(items) if item["type"] == "message" and item.get("role") == "user")
+    last = max(of_user, default=-1)
 
-    def own_turn(ends: bool) -> dict[str, Any]:
-        nonlocal turn
+    def assistant_turn(ends: bool) -> dict[str, Any]:
+        nonlocal turn, noted
         if turn is None or ends:
-            turn = {"role": "assistant", "content": ""}
-            found.append(turn)
+            turn, noted = {"role": "assistant", "content": ""}, False
+            messages.append(turn)
         return turn
 
     for i, item in enumerate(items):
         kind, place = item["type"], f"input[{i}]"
         if kind == "reasoning":
-            said = _texts(place, item.get("content") or item.get("summary") or [])
-            own_turn((turn is not None and len(turn) > 2) or bool(turn and turn["content"]))
-            if turn is not None and said:
-                turn["reasoning_content"] = said
+            parts = item.get("content") or item.get("summary") or []
+            thoughts = _texts(f"{place}.content", parts, unsupported)
+            assistant_turn((turn is not None and len(turn) > 2) or bool(turn and turn["content"]))
+            if turn is not None and thoughts:
+                turn["reasoning_content"] = thoughts
         elif kind in ("function_call", "custom_tool_call"):
-            calls = own_turn(False).setdefault("tool_calls", [])
+            calls = assistant_turn(False).setdefault("tool_calls", [])
             name, called = _text(place, item, "name"), _text(place, item, "call_id")
             if isinstance(space := item.get("namespace"), str):
                 name = f"{space}{_OF}{name}"
             if kind == "custom_tool_call":
-                own = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
+                call = {"type": "custom", "custom": {"name": name, "input": _text(place, item, "input")}}
             else:
-                own = {"type": "function", "function": {"name": name, "arguments": _text(place, item, "arguments")}}
-            calls.append({"id": called, **own})
+                arguments = _text(place, item, "arguments")
+                call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+            calls.append({"id": called, **call})
         elif kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
             output = item.get("output")
-            content = output if isinstance(output, str) else _texts(place, output)
-            found.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
+            content = output if isinstance(output, str) else _texts(f"{place}.output", output, unsupported)
+            messages.append({"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content})
+        elif kind != "message":
+            if i > last and not _OF_SERVERS.fullmatch(kind):
+                hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
+                raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
+            note = unsupported.note(place, kind)
+            content = assistant_turn(bool(turn and turn["content"] and not noted))
+            content["content"] = _joined(content["content"], note)
+            noted = True
         elif item.get("role") == "assistant":
-            own = own_turn(bool(turn and (turn["content"] or "tool_calls" in turn)))
-            own["content"] = _texts(place, item.get("content"))
+            text = _texts(f"{place}.content", item.get("content"), unsupported)
+            message = assistant_turn(bool(turn and ((turn["content"] and not noted) or "tool_calls" in turn)))
+            message["content"], noted = _joined(message["content"], text), False
         else:
             turn = None
             role = item.get("role")
             if role not in ("user", "system", "developer"):
                 raise RequestError(f"{place}: its role is {shown(role)}", hint="It is user, assistant or system.")
-            found.append({"role": role, "content": _texts(place, item.get("content"))})
+            text = _texts(f"{place}.content", item.get("content"), unsupported, i == last)
+            messages.append({"role": role, "content": text})
     begin = 0
-    while begin < len(found) and found[begin]["role"] in ("system", "developer"):
+    while begin < len(messages) and messages[begin]["role"] in ("system", "developer"):
         begin += 1
-    system = [text for text in (instructions, *(one["content"] for one in found[:begin])) if text]
-    return [*([{"role": "system", "content": "\n\n".join(system)}] if system else []), *found[begin:]]
+    system = [text for text in (instructions, *(one["content"] for one in messages[:begin])) if text]
+    head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    return [*head, *messages[begin:]], unsupported.replaced
+
+
+_OF_SERVERS = re.compile(r".+_(?:call|output)|mcp_.+|compaction")
+"""Types of items that OpenAI's servers make. They may follow the user's last message, and aren't part of it."""
+
+
+def _joined(text: str, more: str) -> str:
+    return f"{text}\n{more}" if text and more else text or more
 
 
 def _text(place: str, item: Mapping[str, Any], name: str) -> str:
@@ -300,16 +332,19 @@ def _text(place: str, item: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _texts(place: str, content: Any) -> str:
-    """The text of parts."""
+def _texts(place: str, content: Any, unsupported: Unsupported, refused: bool = False) -> str:
+    """Returns the text of parts, with a note for each that isn't text. Raises RequestError where it is refused."""
     if not isinstance(content, list):
-        raise RequestError(f"{place}: its content is missing", hint="Pass a text, or a list of parts.")
+        raise RequestError(f"{place}: it is missing", hint="Pass a text, or a list of parts.")
     texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
-        if kind not in (*_TEXTS, "refusal") or not isinstance(text, str):
-            raise RequestError(f"{place}: a part of the type {shown(kind)}", hint="Models take text alone here.")
+    for j, part in enumerate(content):
+        kind, spot = type_of(part), f"{place}[{j}]"
+        if kind is not None and kind not in (*_TEXTS, "refusal"):
+            texts.append(unsupported.note(spot, kind, refused))
+            continue
+        text = part.get("refusal" if kind == "refusal" else "text") if kind is not None else None
+        if not isinstance(text, str):
+            raise RequestError(f"{spot}: it has no text", hint='Parts look like {"type": "input_text", "text": "Hi"}.')
         texts.append(text)
     return "\n".join(texts)
 

@@ -294,3 +294,67 @@ def test_a_call_too_deep_to_come_back_is_not_answered_as_an_object() -> None:
         turn = turn_of(protocol, answer, draw)
         history = own_history(protocol, answer, turn, draw)
         assert "now" in prompt_of(chat_body(protocol, history), "items")
+
+
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGES: dict[str, tuple[list[Any], str]] = {
+    "chat": ([{"role": "tool", "tool_call_id": "c1", "content": [IMAGE_URL]}], "messages[2].content[0] (image_url)"),
+    "responses": (
+        [{"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": "data:,"}]}],
+        "input[2].output[0] (input_image)",
+    ),
+    "messages": (
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "image"}]}]}],
+        "messages[2].content[0].content[0] (image)",
+    ),
+    "ollama": (
+        [{"role": "tool", "tool_name": "weather", "content": "", "images": ["AAAA"]}],
+        "messages[2].images[0] (images)",
+    ),
+}
+"""Protocol -> the result of a call that is an image, and its name in the header."""
+ASKED_BY_IMAGE: dict[str, tuple[Any, str]] = {
+    "chat": ([IMAGE_URL], "messages[0].content[0]"),
+    "responses": ([{"type": "input_image", "image_url": "data:,"}], "input[0].content[0]"),
+    "messages": ([{"type": "image", "source": {}}], "messages[0].content[0]"),
+    "ollama": ("Look", "messages[0].images[0]"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("protocol", ANSWERS)
+def test_a_session_survives_an_image_in_a_result(agents: Server, protocol: str, stream: bool) -> None:
+    path, fields = ROUTES[protocol]
+    call = translated(protocol, {"content": "", "reasoning": "", "calls": [("c1", "weather", CUT)]})
+    calls = [one for one in call if one.get("role", "assistant") == "assistant" and one.get("type") != "message"]
+    results, name = IMAGES[protocol]
+    history = [ASKED, *calls[:1], *results]
+    body = {"model": "tools", **fields(history), **LIMITS.get(protocol, {"max_tokens": 2}), "stream": stream}
+    reply = agents.ask("POST", path, body)
+    assert reply.status == 200, reply.body
+    assert name in reply.headers["x-enginewright-ignored"]
+
+
+@pytest.mark.parametrize("protocol", ANSWERS)
+def test_an_image_in_the_last_message_of_the_user_is_refused_by_name(agents: Server, protocol: str) -> None:
+    path, fields = ROUTES[protocol]
+    content, name = ASKED_BY_IMAGE[protocol]
+    images = {"images": ["AAAA"]} if protocol == "ollama" else {}
+    limit = LIMITS.get(protocol, {"max_tokens": 2})
+    reply = agents.ask("POST", path, {"model": "tools", **fields([{**ASKED, "content": content, **images}]), **limit})
+    error = reply.json["error"]
+    message = error if protocol == "ollama" else error["message"]
+    assert reply.status == 400 and message.startswith(f"{name}: "), reply.body
+    if protocol in ("chat", "responses"):
+        assert error["param"] == name
+
+
+def test_counts_of_tokens_take_what_the_answers_take(agents: Server) -> None:
+    for protocol, path in (("messages", "/v1/messages/count_tokens"), ("responses", "/v1/responses/input_tokens")):
+        results, _ = IMAGES[protocol]
+        call = translated(protocol, {"content": "", "reasoning": "", "calls": [("c1", "weather", CUT)]})[:1]
+        reply = agents.ask("POST", path, {"model": "tools", **ROUTES[protocol][1]([ASKED, *call, *results])})
+        assert reply.status == 200 and reply.json["input_tokens"] > 10, reply.body
+    results, _ = IMAGES["chat"]
+    reply = agents.ask("POST", "/tokenize", {"model": "tools", "messages": [*results, ASKED]})
+    assert reply.status == 200 and reply.json["count"] > 10, reply.body

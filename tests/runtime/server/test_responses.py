@@ -245,7 +245,7 @@ def test_a_websocket_is_told_to_ask_by_http(agents: Server) -> None:
         ({"odd": 1}, "'odd': there is no such field"),
         ({"input": None}, "input: it is missing"),
         ({"input": [{"type": "odd"}]}, "input[0]: 'odd' isn't a type of item"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]: a part of the type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: "),
         ({"input": [{"role": "odd", "content": "a"}]}, "input[0]: its role is 'odd'"),
         ({"input": "a" * 2000}, "Your input exceeds the context window of this model. This model's maximum"),
         ({"background": True}, "background"),
@@ -404,7 +404,7 @@ def test_items_are_messages() -> None:
             {"type": "custom_tool_call", "call_id": "3", "name": "c", "input": "x"},
         ]
     )
-    found = messages_of(items, "I")
+    found, _ = messages_of(items, "I")
     assert [one["role"] for one in found] == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert found[0]["content"] == "I\n\nD" and found[2]["reasoning_content"] == "R" and found[2]["content"] == "A"
     assert [call["id"] for call in found[2]["tool_calls"]] == ["1", "2"] and found[4]["content"] == "two"
