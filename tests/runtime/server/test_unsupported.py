@@ -55,7 +55,7 @@ def is_text(part: Any, protocol: str) -> bool:
 
 def turns_of(draw: random.Random, protocol: str) -> list[Turn]:
     """A conversation: questions, then answers with calls and their results; it may end anywhere."""
-    turns: list[Turn] = []
+    rounds: list[Turn] = []
 
     def content(role: str) -> Turn:
         parts: list[Any] = [f"text{draw.randrange(10**9)}." for _ in range(draw.randint(1, 2))]
@@ -66,34 +66,34 @@ def turns_of(draw: random.Random, protocol: str) -> list[Turn]:
         return role, parts
 
     for _ in range(draw.randint(1, 3)):
-        turns.append(content("user"))
+        rounds.append(content("user"))
         for _ in range(draw.randint(0, 2)):
-            turns += [content("assistant"), content("result")]
+            rounds += [content("assistant"), content("result")]
         if draw.random() < 0.6:
-            turns.append(content("assistant"))
-    return turns
+            rounds.append(content("assistant"))
+    return rounds
 
 
-def chat(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
+def chat(rounds: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     """A body of chat completions, and the index of the user's last message."""
     messages: list[Any] = []
     last = -1
-    for i, (role, content) in enumerate(turns):
+    for i, (role, content) in enumerate(rounds):
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
         if role == "result":
             messages.append({"role": "tool", "tool_call_id": f"c{i - 1}", "content": parts})
             continue
         calls = [{"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-        ends = i + 1 == len(turns) or turns[i + 1][0] != "result"
+        ends = i + 1 == len(rounds) or rounds[i + 1][0] != "result"
         messages.append({"role": role, "content": parts} | ({} if ends else {"tool_calls": calls}))
         last = len(messages) - 1 if role == "user" else last
     return {"messages": messages}, last
 
 
-def responses(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
+def responses(rounds: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     items: list[Any] = []
     last = -1
-    for i, (role, content) in enumerate(turns):
+    for i, (role, content) in enumerate(rounds):
         kind = "output_text" if role == "assistant" else "input_text"
         parts = [{"type": kind, "text": part} if isinstance(part, str) else part for part in content]
         if role == "result":
@@ -105,16 +105,16 @@ def responses(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     return {"input": items}, last
 
 
-def anthropic(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
+def anthropic(rounds: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     messages: list[Any] = []
     last = -1
-    for i, (role, content) in enumerate(turns):
+    for i, (role, content) in enumerate(rounds):
         blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
         if role == "result":
             messages[-1]["content"].append({"type": "tool_use", "id": f"c{i}", "name": "f", "input": {}})
             result = {"type": "tool_result", "tool_use_id": f"c{i}", "content": blocks}
             messages.append({"role": "user", "content": [result]})
-        elif role == "user" and i and turns[i - 1][0] == "result":  # beside it
+        elif role == "user" and i and rounds[i - 1][0] == "result":  # beside it
             messages[-1]["content"] += blocks
         else:
             messages.append({"role": role, "content": blocks})
@@ -122,14 +122,14 @@ def anthropic(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     return {"messages": messages, "max_tokens": 9}, last
 
 
-def ollama(turns: Sequence[Turn]) -> tuple[dict[str, Any], int]:
+def ollama(rounds: Sequence[Turn]) -> tuple[dict[str, Any], int]:
     messages: list[Any] = []
     last = -1
-    for i, (role, content) in enumerate(turns):
+    for i, (role, content) in enumerate(rounds):
         images = [part for part in content if part in PARTS["ollama"]]
         text = " ".join(part for part in content if part not in images)
         message: dict[str, Any] = {"role": "tool" if role == "result" else role, "content": text, "images": images}
-        if role == "assistant" and i + 1 < len(turns) and turns[i + 1][0] == "result":
+        if role == "assistant" and i + 1 < len(rounds) and rounds[i + 1][0] == "result":
             message["tool_calls"] = [{"function": {"name": "f", "arguments": {}}}]
         messages.append(message)
         last = len(messages) - 1 if role == "user" else last
@@ -177,22 +177,22 @@ def check(protocol: str, seed: int) -> bool:
     """Asserts what holds of one generated history; returns True if it was refused."""
     draw = random.Random(seed)
     build, read = PROTOCOLS[protocol]
-    turns = turns_of(draw, protocol)
-    body, last = build(turns)
-    question = max(i for i, (role, _) in enumerate(turns) if role == "user")
-    refused = [part for part in turns[question][1] if not is_text(part, protocol)]
+    rounds = turns_of(draw, protocol)
+    body, last = build(rounds)
+    question = max(i for i, (role, _) in enumerate(rounds) if role == "user")
+    refused = [part for part in rounds[question][1] if not is_text(part, protocol)]
     name = "input" if protocol == "responses" else "messages"
     if refused:
         with pytest.raises(RequestError, match=rf"^{name}\[{last}\]\.\S+: .*models take text alone here"):
             read(body)
         return True
     found, ignored = read(body)
-    unread = [part for _, parts in turns for part in parts if not is_text(part, protocol)]
+    unread = [part for _, parts in rounds for part in parts if not is_text(part, protocol)]
     prompt = prompt_of(found, TEMPLATE)
     assert len(ignored) == len(unread) == len(NOTE.findall(prompt)), (seed, ignored, prompt)
     assert "not to be read" not in prompt and "AAAA" not in prompt
     at = 0
-    for _, parts in turns:  # every text, in its order
+    for _, parts in rounds:  # every text, in its order
         for part in parts:
             if is_text(part, protocol):
                 assert (at := prompt.find(part, at)) >= 0, (seed, part, prompt)
@@ -255,12 +255,12 @@ def test_blocks_of_anthropic_s_servers_and_of_the_system() -> None:
         {"type": "redacted_thinking", "data": "AAAA"},
         {"type": "text", "text": "It rains."},
     ]
-    turns = [
+    rounds = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": hosted},
         {"role": "user", "content": "b"},
     ]
-    found, ignored = read_anthropic({"messages": turns, "system": [TEXT, IMAGE], "max_tokens": 9})
+    found, ignored = read_anthropic({"messages": rounds, "system": [TEXT, IMAGE], "max_tokens": 9})
     assert ignored == [
         "system[1] (image)",
         "messages[1].content[0] (server_tool_use)",
@@ -269,7 +269,7 @@ def test_blocks_of_anthropic_s_servers_and_of_the_system() -> None:
     assert [one["text"] for one in found.messages[2]["content"]][-1] == "It rains."
     for odd in ({"type": "tool_use", "id": "t", "name": "f", "input": {}}, {"type": 3}, {}, "text"):
         with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\]"):
-            read_anthropic({"messages": [{"role": "user", "content": [odd]}, turns[2]], "max_tokens": 9})
+            read_anthropic({"messages": [{"role": "user", "content": [odd]}, rounds[2]], "max_tokens": 9})
 
 
 def test_items_of_openai_s_servers_are_one_turn_with_the_text_behind_them() -> None:
