@@ -104,7 +104,7 @@ class Server:
             for name, more in entries
         ]
         (folder / "keys.toml").write_text("\n".join(lines))
-        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "192MiB"\n')
+        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "128MiB"\n')
         return cls(bundle, "--config", folder / "server.toml", "--api-keys", folder / "keys.toml", key="operator")
 
     @property
@@ -134,6 +134,12 @@ class Server:
             resident = int((_read(f"/proc/{pid}/statm").split() or [b"0"] * 2)[1]) * PAGE / 1e6
             found += resident if kilobytes is None else kilobytes / 1e3
         return found
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Processor time so far: of the front end, of the engine, and of this process, which is the clients'."""
+        processes = {"front_end": self._process.pid, "engine": self.engine, "clients": os.getpid()}
+        ticks = {name: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:13] for name, pid in processes.items()}
+        return {name: sum(map(int, both)) / os.sysconf("SC_CLK_TCK") for name, both in ticks.items()}
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """A status, and what JSON says."""
@@ -291,13 +297,16 @@ def _next_to_honest(
         _each_second(lambda: memory.append(server.tree_megabytes())),
     ):
         pool.submit(os.getpid).result()
+        before = server.processor_seconds()
         asked = pool.submit(_honest, about, seconds, expected)
         others = work()
         took, wrong = asked.result()
+        spent = {name: round(now - before[name], 2) for name, now in server.processor_seconds().items()}
     third = max(len(memory) // 3, 1)
     return {
         "honest": {"requests": len(took), **{name: _quantile(took, q) for name, q in (("p50", 0.5), ("p99", 0.99))}},
         "others": {"requests": sum(others.requests.values()), "bytes": others.sent, "statuses": others.statuses},
+        "processor_seconds": spent,
         "wrong": (wrong + others.wrong)[:20],
         "megabytes": {
             "most": max(memory),

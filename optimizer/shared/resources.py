@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import os
@@ -24,8 +23,6 @@ _YOUNG_OBJECTS = 10_000
 
 THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 """For work that is cut into pieces: the cores that the process may run on, and no more than its memory keeps busy."""
-
-_M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
 
 
 def peak_rss_bytes() -> int:
@@ -50,15 +47,6 @@ def parse_size(value: int | str, option: str) -> int:
         if unit in _UNITS and (size := int(float(number) * _UNITS[unit])) > 0:
             return size
     raise RequestError(f"{option}: {value!r} isn't a size", hint='Pass bytes, or a size such as "4GiB" or "800MB".')
-
-
-def give_back_what_is_freed() -> None:
-    """Makes the C library give freed memory back to the system at once, where it is one that can be told (glibc).
-
-    It would keep blocks of up to 32 MB for the next to ask: some hundred MB after a while of tensors of many sizes.
-    """
-    if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
 
 
 @contextmanager

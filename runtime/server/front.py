@@ -24,7 +24,7 @@ from .answers import Given
 from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded
 from .engine_client import Model, UnavailableError, open_models
 from .errors import NO_MODEL, ApiError
-from .intake import Intake
+from .intake import FREE_BYTES, Intake
 from .limits import LARGEST, Sizes
 from .metrics import Metrics
 from .options import ServerOptions
@@ -56,11 +56,11 @@ class Front:
         self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         errors = HelperErrors()
         self.metrics = helper("metrics", Metrics(self.models, errors), errors)
-        self.rendering = FairTurns()
+        self._turns_of_small, self._turns_of_large = FairTurns(), FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
         self.running: set[asyncio.Task[Any]] = set()
-        self._pool = ThreadPoolExecutor(2, "text")
+        self._pool = ThreadPoolExecutor(2, "text")  # one for small bodies, one for large ones
         self._turns: dict[str, Turns] = {}
         self._loading = asyncio.Lock()
 
@@ -153,8 +153,16 @@ class Front:
         return self._turns[model.hash]
 
     async def in_thread(self, tenant: str, work: Callable[[], Any], size: int = 0) -> Any:
-        """Returns what ``work`` returns, done beside the event loop in fair turns. ``size``: of its body, in bytes."""
-        async with self.rendering.turn(tenant, size):
+        """Returns what ``work`` returns, done beside the event loop in fair turns.
+
+        Works on small bodies have turns and a thread of their own, and so never wait for a large body.
+
+        Args:
+            tenant: whose work it is.
+            work: runs on a thread.
+            size: of its body, in bytes.
+        """
+        async with (self._turns_of_small if size <= FREE_BYTES else self._turns_of_large).turn(tenant, size):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def fingerprint(self, model: Model) -> str | None:

@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 
 from ..shared.errors import EnginewrightError, RequestError
+from ..shared.memory import return_large_blocks_at_once
 from .app import make_app
 from .connection import Connection
 from .engine_client import Model
@@ -85,6 +86,7 @@ def serve(
     options.check_files()
     set_up_logs(options.log_json)
     _raise_file_limit()
+    return_large_blocks_at_once()
     listener = listening(options)
     try:
         front = Front(options, models() if callable(models) else models)

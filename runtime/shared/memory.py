@@ -14,6 +14,7 @@ from .errors import CapacityError, RequestError, shown
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _MOST_BYTES = 1 << 62
+_M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
 _SHARE_OF_FREE = 4
 """The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
 
@@ -98,3 +99,13 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def return_large_blocks_at_once() -> None:
+    """Has the C library (glibc) give large blocks back to the system when they are freed; else does nothing.
+
+    Left alone, it raises its threshold with each large block that is freed. Blocks of up to 32 MB then stay with the
+    process: some hundred MB after tensors, or bodies of requests, of many sizes.
+    """
+    if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,22 @@ def test_a_long_text_is_refused_before_it_is_tokenized(tiny_bundle: Path) -> Non
                 assert f"your {name} resulted in at least" in reply.json["error"]["message"]
                 assert reply.json["error"]["code"] == "context_length_exceeded"
         await app.front.close()
+
+    asyncio.run(check())
+
+
+def test_small_works_do_not_wait_for_a_large_one(tiny_bundle: Path) -> None:
+    """Not even for one of the same tenant. The large work ends only once the small ones have."""
+
+    async def check() -> None:
+        front, over = InProcess(tiny_bundle).front, threading.Event()
+        large = asyncio.create_task(front.in_thread("a", partial(over.wait, 60), 1 << 20))
+        await asyncio.sleep(0)
+        for tenant in ("a", "b"):
+            assert await front.in_thread(tenant, lambda: not over.is_set(), 1000)
+        over.set()
+        assert await large
+        await front.close()
 
     asyncio.run(check())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,3 +94,24 @@ def test_freed_pieces_go_back(mebibytes: int) -> None:
     return_freed_memory()
     assert full - resident() > (mebibytes << 20) * 3 // 4
     assert all(piece == piece[:1] * PIECE for piece in kept)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library can't be told"
+)
+@pytest.mark.parametrize("mebibytes", [5, 20])
+def test_large_blocks_go_back_when_they_are_freed(mebibytes: int) -> None:
+    """Runs in a process of its own: what the C library is told lasts."""
+    program = f"""
+import ctypes
+from enginewright.runtime.shared.memory import return_large_blocks_at_once
+from tests.runtime.shared.test_memory import resident
+return_large_blocks_at_once()
+bytes(32 << 20)  # freed: it raises the threshold of a library that wasn't told
+before = resident()
+blocks = [bytearray({mebibytes} << 20) for _ in range(4)]
+del blocks[:3]  # the last one is the end of the heap, where it came from there
+print(resident() - before)
+"""
+    grown = int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+    assert grown < 1.5 * (mebibytes << 20)
