@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
-from enginewright.runtime.shared.errors import CapacityError, SourceError, UnsupportedModelError
+from enginewright.runtime.shared.errors import CapacityError, SourceError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -91,12 +91,12 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
         if constants.is_offline_mode():
             return _cached(wanted)
         repository = _Repository.of(wanted)
-        file = choose_file(wanted, repository.files, f"at {constants.ENDPOINT}")
+        parts = choose_files(wanted, repository.files, f"at {constants.ENDPOINT}")
         download = _Download(wanted, repository, progress)
-        if file is not None:
-            download.get([file])
+        if parts is not None:
+            download.get(parts)
             download.write_reference()
-            return download.folder / file
+            return download.folder / parts[0]
         if not weights:
             download.get([CONFIG])
             return download.folder
@@ -113,39 +113,45 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
         return download.folder
 
 
-def choose_file(wanted: HubId, files: Collection[str], where: str) -> str | None:
-    """The GGUF file among a repository's ``files`` that is meant, None for its safetensors.
+def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str, ...] | None:
+    """The GGUF file among a repository's ``files`` that is meant, with all its parts; None for its safetensors.
 
-    Raises:
-        SourceError: it isn't there, or several are as good; says which there are.
-        UnsupportedModelError: it is in parts.
+    Raises SourceError where it isn't there, a part of it is missing, or several are as good; says which there are.
     """
-    whole = sorted(n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
+    ggufs = (n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
+    firsts = sorted({_part(name, 1) for name in ggufs})
     if wanted.file is None:
         if CONFIG in files and (SINGLE in files or INDEX in files):
             return None
-        if len(whole) != 1:
-            raise _no_weights(wanted, files, whole, where)
-        found = whole
+        if len(firsts) != 1:
+            raise _no_weights(wanted, files, firsts, where)
+        matching = firsts
     elif wanted.file.lower().endswith(".gguf"):
-        found = [n for n in whole if n == wanted.file]
+        matching = [n for n in firsts if n == _part(wanted.file, 1)]
     else:
-        exact = [n for n in whole if _block_type(n) == wanted.file.upper()]
-        found = exact or [n for n in whole if _block_type(n) == f"UD-{wanted.file.upper()}"]
-        if parts := [n for n in found if _PART.search(n)]:
-            found = parts[:1] if len(parts) == len(found) else [n for n in found if n not in parts]
-    if len(found) != 1:
-        kind = "has no" if not found else f"has {len(found)} files for"
+        exact = [n for n in firsts if _block_type(n) == wanted.file.upper()]
+        matching = exact or [n for n in firsts if _block_type(n) == f"UD-{wanted.file.upper()}"]
+        matching = [n for n in matching if not _PART.search(n)] or matching
+    if len(matching) != 1:
+        kind = "has no" if not matching else f"has {len(matching)} files for"
         raise SourceError(
             f"{wanted}: {wanted.repository} {where} {kind} {wanted.file}",
-            hint=f"GGUF files there: {_shown(found or whole)}. Name one after a colon, by block type or by file name.",
+            hint=f"GGUF files there: {_shown(matching or firsts)}. Name one after a colon, by block type or file name.",
         )
-    if part := _PART.search(found[0]):
-        raise UnsupportedModelError(
-            f"{wanted}: {found[0]} is one of {int(part[1])} parts, which aren't fetched",
-            hint="Download all parts into one folder, and pass the path of the first.",
+    split = _PART.search(matching[0])
+    count = 1 if split is None else int(split[1])
+    missing = count - sum(_part(n, 1) == matching[0] for n in files)
+    if missing:  # counted first: a name may state 99,999 parts
+        raise SourceError(
+            f"{wanted}: {wanted.repository} {where} lacks {missing:,} of the {count:,} parts of {matching[0]}",
+            hint="Look for a revision that has all parts, or for another file.",
         )
-    return found[0]
+    return tuple(_part(matching[0], number + 1) for number in range(count))
+
+
+def _part(name: str, number: int) -> str:
+    """The name of another part of a split GGUF file; a whole file's own name."""
+    return _PART.sub(lambda match: f"-{number:05d}{match[0][6:]}", name)
 
 
 def _no_weights(wanted: HubId, files: Collection[str], ggufs: Sequence[str], where: str) -> SourceError:
@@ -335,8 +341,8 @@ def _cached(wanted: HubId) -> Path:
             hint="Unset HF_HUB_OFFLINE to fetch it.",
         )
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    if (file := choose_file(wanted, files, "in the Hub's cache (HF_HUB_OFFLINE is set)")) is not None:
-        return folder / file
+    if (parts := choose_files(wanted, files, "in the Hub's cache (HF_HUB_OFFLINE is set)")) is not None:
+        return folder / parts[0]
     if SINGLE not in files:
         _shards(folder / INDEX, files)
     return folder

@@ -509,6 +509,7 @@ class CacheManager:
 
     def hand_over(self, step: StepInput) -> None:
         """Gives a step the blocks to clear and to copy before it runs. They stay pinned until it has: ``landed``."""
+        self._check_writes(step)
         if not self.copies and not self.clears:
             return
         copies, self.copies = self.copies, {}
@@ -530,6 +531,15 @@ class CacheManager:
         self._handed[id(step)] = [*copied, *((name, block) for name, blocks in clears.items() for block in blocks)]
         if clears:
             self._clearing[id(step)] = clears
+
+    def _check_writes(self, step: StepInput) -> None:
+        """Asserts that one request holds each block that a step writes: else another one would get wrong tokens."""
+        for name, pool in self.pools.items():
+            holders, pins, total = pool.holders, pool.pins, pool.total_blocks
+            for block in set((step.slots[name] // self.groups[name].block_size).tolist()):
+                assert block >= total or holders(block) - pins(block) == 1, (
+                    f"block {block} of {name} isn't one request's"
+                )
 
     def ran(self, step: StepInput) -> None:
         """A step has run: the blocks that it was to clear are clear."""

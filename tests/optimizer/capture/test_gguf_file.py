@@ -15,7 +15,10 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.gguf import read_config
 from enginewright.optimizer.capture.gguf_file import open_gguf
 from enginewright.optimizer.capture.gguf_header import all_parts, has_kept_blocks
+from enginewright.optimizer.capture.hub import fetch
+from enginewright.optimizer.capture.hub_id import HubId
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from tests.optimizer.hub_server import Hub, Repository
 
 from .gguf_models import CASES, Array, add_key, build, tensors_of, write_model
 
@@ -176,6 +179,17 @@ def test_parts_are_joined(parts: list[Path], tmp_path: Path) -> None:
     for name, tensor in joined.tensors.items():
         assert tensor.data.tobytes() == one.tensors[name].data.tobytes(), name
     assert capture(parts[0]).model_info.name == "big"
+
+
+@pytest.mark.parametrize("name", ["big-00003-of-00003.gguf", None])
+def test_all_parts_come_from_the_hub(name: str | None, parts: list[Path], hub: Hub) -> None:
+    hub.repositories["some-org/big-GGUF"] = Repository.of({part.name: part.read_bytes() for part in parts})
+    first = fetch(HubId("some-org/big-GGUF", None, name), lambda event: None)
+    assert set(hub.served) == {part.name for part in parts}
+    fetched, local = open_gguf(first), open_gguf(parts[0])
+    assert {name: tensor.data.tobytes() for name, tensor in fetched.tensors.items()} == {
+        name: tensor.data.tobytes() for name, tensor in local.tensors.items()
+    }
 
 
 def test_blocks_are_looked_for_in_all_parts(tmp_path: Path) -> None:

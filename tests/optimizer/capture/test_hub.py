@@ -21,7 +21,7 @@ from enginewright.optimizer.bisect import Given, Options, bisect
 from enginewright.optimizer.capture import hub as fetching
 from enginewright.optimizer.capture import hub_blobs
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.capture.hub import choose_file
+from enginewright.optimizer.capture.hub import choose_files
 from enginewright.optimizer.capture.hub_id import HubId
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
@@ -350,7 +350,18 @@ FILES = (
     ],
 )
 def test_a_gguf_file_by_its_type_or_name(file: str, expected: str) -> None:
-    assert choose_file(HubId(MODEL, None, file), FILES, "there") == expected
+    assert choose_files(HubId(MODEL, None, file), FILES, "there") == (expected,)
+
+
+@pytest.mark.parametrize("file", ["F32", "big-F32-00001-of-00002.gguf", "big-F32-00002-of-00002.gguf"])
+def test_a_split_gguf_file_comes_with_all_its_parts(file: str) -> None:
+    parts = ("big-F32-00001-of-00002.gguf", "big-F32-00002-of-00002.gguf")
+    assert choose_files(HubId(MODEL, None, file), FILES, "there") == parts
+    assert choose_files(HubId(MODEL), parts, "there") == parts, "the only one needs no name"
+
+
+def test_a_whole_gguf_file_comes_before_a_split_one() -> None:
+    assert choose_files(HubId(MODEL, None, "F32"), (*FILES, "all-F32.gguf"), "there") == ("all-F32.gguf",)
 
 
 @pytest.mark.parametrize(
@@ -363,21 +374,23 @@ def test_a_gguf_file_by_its_type_or_name(file: str, expected: str) -> None:
         ("F16", FILES, "has no F16"),  # a projector for images isn't a language model
         (None, FILES, rf"none is named(?s:.*){MODEL}:"),
         ("Q8_0", ("a-Q8_0.gguf", "b-Q8_0.gguf"), r"has 2 files for Q8_0(?s:.*)a-Q8_0.gguf, b-Q8_0.gguf"),
-        ("F32", FILES, "is one of 2 parts"),
+        ("F32", FILES[:-1], "lacks 1 of the 2 parts of big-F32-00001-of-00002.gguf"),
+        ("F32", FILES[-1:], "lacks 1 of the 2 parts of big-F32-00001-of-00002.gguf"),
+        (None, ("big-00001-of-99999.gguf",), "lacks 99,998 of the 99,999 parts"),
     ],
 )
 def test_a_gguf_file_that_isnt_there_or_isnt_the_only_one(
     file: str | None, files: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises((SourceError, UnsupportedModelError), match=message):
-        choose_file(HubId(MODEL, None, file), files, "there")
+    with pytest.raises(SourceError, match=message):
+        choose_files(HubId(MODEL, None, file), files, "there")
 
 
 def test_safetensors_come_before_gguf_and_one_gguf_needs_no_name() -> None:
     both = ("config.json", "model.safetensors", "m-Q8_0.gguf")
-    assert choose_file(HubId(MODEL), both, "there") is None
-    assert choose_file(HubId(MODEL, None, "Q8_0"), both, "there") == "m-Q8_0.gguf"
-    assert choose_file(HubId(MODEL), ("config.json", "m-Q8_0.gguf", "README.md"), "there") == "m-Q8_0.gguf"
+    assert choose_files(HubId(MODEL), both, "there") is None
+    assert choose_files(HubId(MODEL, None, "Q8_0"), both, "there") == ("m-Q8_0.gguf",)
+    assert choose_files(HubId(MODEL), ("config.json", "m-Q8_0.gguf", "README.md"), "there") == ("m-Q8_0.gguf",)
 
 
 def test_the_command_takes_a_gguf_file_of_the_hub(hub: Hub, tmp_path: Path) -> None:
