@@ -20,7 +20,7 @@ from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 48, 63, 64, 65, 90, 128, 150, 200, 255, 256, 320, 400)
-GENERATED = (1, 17, 64, 150)  # by transformers, one token after the other
+GENERATED = (17, 128)  # by transformers, one token after the other
 NEW_TOKENS = 64
 TIE = 1e-4  # design rule: where the two best float64 logits are closer, f32 engines may differ
 
@@ -107,7 +107,7 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).double()
 
 
-@pytest.mark.parametrize("way", ["alone", "batch", "chunks of 16"])
+@pytest.mark.parametrize("way", ["batch", "alone", "chunks of 16"])
 def test_greedy_tokens_equal_transformers(
     way: str,
     smollm2_bundle: Path,

@@ -96,21 +96,21 @@ NAMES |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_att
 NAMES |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def make_subjects(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> None:
-    """A checkpoint in one file and in shards, a GGUF file, and bundles, all of tiny models."""
-    llama, tokenizer = tiny_model("Llama", **SMALL["Llama"]), byte_tokenizer()
-    llama.save_pretrained(folder / "checkpoint")
-    tokenizer.save_pretrained(folder / "checkpoint")
-    llama.save_pretrained(folder / "shards", max_shard_size="40KB")
-    (folder / "gguf").mkdir()
-    write_gguf(folder / "gguf" / "tiny.gguf", llama)
-    (folder / "kquants").mkdir()
-    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128}
-    write_gguf(folder / "kquants" / "tiny.gguf", tiny_model("Llama", **SMALL["Llama"] | wide), K_QUANTS)
-    for name in BUNDLES:
-        family, recipe = name.split("-")
-        model = tiny_model(family, **SMALL[family])
-        export(model, folder / name, recipe=RECIPES.get(recipe, recipe), tokenizer=tokenizer)
+def make_subject(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> None:
+    """A checkpoint in one file or in shards, a GGUF file, or a bundle, as the folder's name says; of a tiny model."""
+    family, _, recipe = folder.name.partition("-")
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128} if family == "kquants" else {}
+    model = tiny_model(family if recipe else "Llama", **SMALL[family if recipe else "Llama"] | wide)
+    if recipe:
+        export(model, folder, recipe=RECIPES.get(recipe, recipe), tokenizer=byte_tokenizer())
+    elif family == "checkpoint":
+        model.save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    elif family == "shards":
+        model.save_pretrained(folder, max_shard_size="40KB")
+    else:
+        folder.mkdir()
+        write_gguf(folder / "tiny.gguf", model, K_QUANTS if family == "kquants" else {})
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -199,17 +199,19 @@ def write_gguf(
     path.write_bytes(written)
 
 
-@pytest.fixture(scope="module")
-def subjects(shared_folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
-    folder = shared_folder / "mutations"
-    with open(shared_folder / "mutations.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker makes them for all
-        if not folder.exists():
-            unfinished = shared_folder / "mutations.unfinished"
-            unfinished.mkdir()
-            make_subjects(unfinished, tiny_model)
-            unfinished.rename(folder)
-    return folder
+@pytest.fixture
+def subject_folder(folder: str, shared_folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
+    """What is damaged, which the first test that needs it makes for all workers."""
+    subject = shared_folder / "mutations" / folder
+    with open(shared_folder / f"mutations-{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not subject.exists():
+            unfinished = shared_folder / "mutations.unfinished" / folder
+            unfinished.parent.mkdir(exist_ok=True)
+            make_subject(unfinished, tiny_model)
+            subject.parent.mkdir(exist_ok=True)
+            unfinished.rename(subject)
+    return subject
 
 
 def run_cases(
@@ -281,8 +283,8 @@ def test_hostile_bundles(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("subject", "folder", "count"), CASES)
-def test_damaged_files(subject: str, folder: str, count: int, subjects: Path, tmp_path: Path) -> None:
-    problems, refused = run_cases(subject, subjects / folder, tmp_path, count)
+def test_damaged_files(subject: str, count: int, subject_folder: Path, tmp_path: Path) -> None:
+    problems, refused = run_cases(subject, subject_folder, tmp_path, count)
     assert not problems, "\n\n".join(problems[:5])
     assert count // 10 < refused <= count  # most damage is found, and some of it may be harmless
 
@@ -315,9 +317,9 @@ def sanitized(shared_folder: Path) -> dict[str, str]:
 @pytest.mark.soak
 @pytest.mark.parametrize("folder", BUNDLES)
 def test_programs_of_another_meaning_under_sanitizers(
-    folder: str, subjects: Path, sanitized: dict[str, str], tmp_path: Path
+    subject_folder: Path, sanitized: dict[str, str], tmp_path: Path
 ) -> None:
-    problems, refused = run_cases("meaning", subjects / folder, tmp_path, -(-2000 // len(BUNDLES)), sanitized)
+    problems, refused = run_cases("meaning", subject_folder, tmp_path, -(-2000 // len(BUNDLES)), sanitized)
     assert not problems, "\n\n".join(problems[:5])
     assert refused > 50
 

@@ -26,6 +26,9 @@ from tests.simulator.seeds import recorded
 from tests.simulator.world import run
 
 MOST_SEEDS = 10_000
+FIRST_SEEDS = {"table_of_before": 1731, "steps_that_do_not_overlap": 2711}
+"""Where the search for a defect begins, if not at 0: the first seed that found it. The ones before take most of a
+minute. If the seed doesn't find it any more, the next ones are tried."""
 Undo = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -134,6 +137,7 @@ def test_without_its_repair_a_recorded_scenario_fails(name: str, monkeypatch: py
 @pytest.mark.parametrize("name", UNDONE)
 def test_without_its_repair_new_seeds_find_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     UNDONE[name](monkeypatch)
-    found = next(filter(lambda seed: fails(scenario(seed)), range(MOST_SEEDS)))
+    seeds = range(FIRST_SEEDS.get(name, 0), MOST_SEEDS)
+    found = next(filter(lambda seed: fails(scenario(seed)), seeds))
     monkeypatch.undo()
     assert not fails(scenario(found)), "it is the repair that makes the difference"

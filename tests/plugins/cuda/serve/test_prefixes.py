@@ -37,7 +37,7 @@ def with_prefixes(case: str) -> tuple[list[list[int]], list[list[int]], dict[str
     found, use = [], None
     for on in (False, True):
         engine = Engine(_Served(lowering), SchedulerConfig(2, 64, prefix_cache=on))  # type: ignore[arg-type]
-        requests = [Generation(prompt, SamplingParams(max_tokens=5, ignore_eos=True)) for prompt in prompts]
+        requests = [Generation(prompt, SamplingParams(max_tokens=3, ignore_eos=True)) for prompt in prompts]
         for request in requests:
             engine.add_request(request)
         while engine.has_work():
