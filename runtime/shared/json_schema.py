@@ -11,102 +11,42 @@ schema can be written inside another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
 
 from .errors import RequestError, shown
+from .json_schema_instances import (
+    are_disjoint,
+    as_list,
+    endless_definitions,
+    groups_of,
+    is_endless,
+    list_of,
+    map_of,
+    without_references,
+)
+from .json_schema_keywords import (
+    COUNTS,
+    ENFORCED,
+    ENFORCED_FORMATS,
+    KEYWORDS,
+    NEUTRAL,
+    STANDARD_FORMATS,
+    is_count,
+    is_names,
+    is_number,
+    is_schema,
+    is_text,
+)
+from .json_schema_references import References
 
 MOST_NODES = 1 << 18
 """The most parts of a rewritten schema: keywords, and the names that an object is closed to."""
 _DEPTH = 100  # levels of a schema together with the references that are merged into one object
-_PASSES = 64
-_COMPARED = 64  # alternatives of a oneOf, and values of two of them, that are compared with one another
-
-ENFORCED_FORMATS = frozenset(
-    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
-"""Formats that llguidance holds a text to."""
-_STANDARD_FORMATS = ENFORCED_FORMATS | frozenset(
-    (
-        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
-        *("relative-json-pointer", "regex"),
-    )
-)
-_TYPES = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
+_COMPARED = 64  # alternatives of a oneOf that are compared with one another
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bBkGZ]")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, (dict, bool))
-
-
-def _is_schemas(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_schema, value))
-
-
-def _is_schema_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_schema, value.values()))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_type(value: Any) -> bool:
-    return all(isinstance(one, str) and one in _TYPES for one in (value if isinstance(value, list) else [value]))
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-_COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength")
-_ENFORCED: dict[str, Callable[[Any], bool]] = {
-    "type": _is_type,
-    "enum": lambda value: isinstance(value, list),
-    "const": lambda value: True,
-    **dict.fromkeys(("properties", "patternProperties"), _is_schema_map),
-    **dict.fromkeys(("additionalProperties", "additionalItems", "unevaluatedProperties"), _is_schema),
-    "required": _is_names,
-    **dict.fromkeys(_COUNTS, _is_count),
-    "items": lambda value: _is_schema(value) or _is_schemas(value),
-    **dict.fromkeys(("prefixItems", "allOf", "anyOf", "oneOf"), _is_schemas),
-    **dict.fromkeys(("pattern", "format", "$ref"), _is_text),
-    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _is_number),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, (int, float))),
-}
-"""Keywords that an answer is held to -> a check of their values."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "not": (False,),
-    "if": (),
-    "then": (True, {}),
-    "else": (True, {}),
-    "contains": (),
-    "minContains": (),
-    "maxContains": (),
-    "uniqueItems": (False,),
-    "propertyNames": (True, {}),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
-    "dependencies": ({},),
-    "unevaluatedItems": (True, {}),
-    "$dynamicRef": (),
-    "$recursiveRef": (),
-}
-"""Keywords that no answer can be held to -> their values that say nothing."""
-KEYWORDS = frozenset(_ENFORCED)
-"""Keywords that an answer is held to, where it is JSON."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +132,7 @@ class _Rewriter:
         self._active: set[tuple[int, _Outer | None]] = set()
         self._waiting: list[tuple[Any, str]] = []
         self._declared: dict[int, _Declared] = {}
-        self._references = _References(root)
+        self._references = References(root)
 
     def rewritten(self) -> Any:
         """Returns the schema, with its definitions."""
@@ -203,19 +143,19 @@ class _Rewriter:
                 found = self._close(target, None, 0)
                 # The target may have become a definition of this name while it was rewritten.
                 self._definitions.setdefault(name, found)
-        endless = _endless(self._definitions)
+        endless = endless_definitions(self._definitions)
         if endless:
             paths = {f"#/$defs/{name}" for name in endless}
-            schema = _without(schema, paths)
+            schema = without_references(schema, paths)
             self._definitions = {
-                name: _without(one, paths) for name, one in self._definitions.items() if name not in endless
+                name: without_references(one, paths) for name, one in self._definitions.items() if name not in endless
             }
         if isinstance(schema, dict) and self._definitions:
             schema = {**schema, "$defs": self._definitions}
         draft = self._root.get("$schema") if isinstance(self._root, Mapping) else None
         if isinstance(schema, dict) and isinstance(draft, str) and _DRAFTS.fullmatch(draft):
             schema = {"$schema": draft, **schema}
-        return schema if not isinstance(schema, dict) or not _is_endless(schema, self._definitions) else False
+        return schema if not isinstance(schema, dict) or not is_endless(schema, self._definitions) else False
 
     # Objects
 
@@ -243,9 +183,9 @@ class _Rewriter:
 
     def _closed_object(self, schema: dict[str, Any], outer: _Outer | None, depth: int) -> Any:
         parts, sealed = self._parts(schema)
-        groups = [group for part in parts for group in _groups(part)]
+        groups = [group for part in parts for group in groups_of(part)]
         rest = schema.get("unevaluatedProperties")
-        rest = rest if _is_schema(rest) else None
+        rest = rest if is_schema(rest) else None
         if rest is not None:  # it sees its own properties alone
             outer = None
         says = sealed or rest is True or rest == {} or any("additionalProperties" in part for part in parts)
@@ -318,10 +258,10 @@ class _Rewriter:
         """Returns an object without counts of properties that follow from its properties, or can't be enforced."""
         if not isinstance(result, dict) or not result.keys() & {"minProperties", "maxProperties"}:
             return result
-        required = set(filter(_is_text, _listed(result, "required")))
-        properties = _mapped(result, "properties")
+        required = set(filter(is_text, list_of(result, "required")))
+        properties = map_of(result, "properties")
         counts = [result.get(keyword, 1) for keyword in ("minProperties", "maxProperties")]
-        if not all(map(_is_count, counts)):
+        if not all(map(is_count, counts)):
             return result
         closed = result.get("additionalProperties") is False and not result.get("patternProperties")
         if result.get("minProperties", 1) <= len(required):
@@ -354,26 +294,26 @@ class _Rewriter:
                 continue
             self._count(1)
             parts.append(part)
-            waiting += reversed(_listed(part, "allOf"))
+            waiting += reversed(list_of(part, "allOf"))
             if isinstance(part.get("$ref"), str):
                 waiting.append(self._target(part))
         return parts, sealed
 
     def _declared_here(self, part: dict[str, Any], *, letter: bool = False, depth: int = 0) -> _Declared:
         """Returns the properties that a schema itself names. By the ``letter`` a required one isn't declared."""
-        properties, patterns = _mapped(part, "properties"), _mapped(part, "patternProperties")
+        properties, patterns = map_of(part, "properties"), map_of(part, "patternProperties")
         names = dict.fromkeys(properties)
         if not letter:
-            names |= dict.fromkeys(filter(_is_text, _listed(part, "required")))
+            names |= dict.fromkeys(filter(is_text, list_of(part, "required")))
         for keyword in ("dependentRequired", "dependencies"):
-            for name, others in _mapped(part, keyword).items():
-                names |= dict.fromkeys([name, *filter(_is_text, _items(others))])
+            for name, others in map_of(part, keyword).items():
+                names |= dict.fromkeys([name, *filter(is_text, as_list(others))])
         patterns = {pattern: None for pattern in patterns if not self._unsupported(pattern)}
         declares = any(isinstance(part.get(keyword), dict) for keyword in ("properties", "patternProperties"))
         declared = _Declared(names, dict.fromkeys(patterns), declares)
         schemas = [part.get(keyword) for keyword in ("if", "then", "else")]
         for keyword in ("dependentSchemas", "dependencies"):
-            schemas += _mapped(part, keyword).values()
+            schemas += map_of(part, keyword).values()
         for one in schemas:
             if isinstance(one, dict):
                 declared.add(self._declared_by([one], depth + 1))
@@ -390,7 +330,7 @@ class _Rewriter:
                 known = self._declared[id(schema)] = _Declared({}, {}, False)  # a cycle adds nothing
                 for part in self._parts(schema)[0]:
                     known.add(self._declared_here(part, depth=depth))
-                    for group in _groups(part):
+                    for group in groups_of(part):
                         known.add(self._declared_by(group, depth + 1))
             self._count(len(known.names))
             result.add(known)
@@ -454,10 +394,10 @@ class _Rewriter:
         """Yields the keywords that an answer is held to, and says which others there are."""
         part = _names_as_properties(part)
         for keyword, value in part.items():
-            if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            if keyword in COUNTS and isinstance(value, float) and value.is_integer():
                 value = int(value)
-            if keyword in _NEUTRAL:
-                if value in _NEUTRAL[keyword] or (keyword in ("then", "else") and "if" not in part):
+            if keyword in NEUTRAL:
+                if value in NEUTRAL[keyword] or (keyword in ("then", "else") and "if" not in part):
                     continue
                 if keyword in ("minContains", "maxContains") and "contains" not in part:
                     continue
@@ -465,14 +405,14 @@ class _Rewriter:
                     self._ignore(keyword)
                 else:
                     yield keyword, value
-            elif (fits := _ENFORCED.get(keyword)) is not None:
+            elif (fits := ENFORCED.get(keyword)) is not None:
                 if keyword == "format" and fits(value):
-                    if value not in ENFORCED_FORMATS and (self._lenient or value not in _STANDARD_FORMATS):
+                    if value not in ENFORCED_FORMATS and (self._lenient or value not in STANDARD_FORMATS):
                         self._ignore(keyword)
                         continue
                 elif keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
                     bound = part.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
-                    if not value or not _is_number(bound):
+                    if not value or not is_number(bound):
                         continue
                     value = bound
                 elif self._lenient and (not fits(value) or (keyword == "pattern" and self._unsupported(value))):
@@ -492,7 +432,7 @@ class _Rewriter:
         if len(schemas) > _COMPARED:
             return False
         first, second = [self._resolved(one) for one in closed], [self._original(one) for one in schemas]
-        return all(_are_disjoint(a, b) for i, a in enumerate(first) for k, b in enumerate(second) if i != k)
+        return all(are_disjoint(a, b) for i, a in enumerate(first) for k, b in enumerate(second) if i != k)
 
     def _resolved(self, schema: Any) -> Any:
         if not isinstance(schema, dict) or "$ref" not in schema:
@@ -501,7 +441,7 @@ class _Rewriter:
         waiting = next((target for target, known in self._waiting if known == name), None)
         if name in self._definitions or waiting is None:
             return self._definitions.get(name)
-        names = self._parts(waiting)[0] == [waiting] and not _groups(waiting) and self._declared_here(waiting).names
+        names = self._parts(waiting)[0] == [waiting] and not groups_of(waiting) and self._declared_here(waiting).names
         if not names or "additionalProperties" in waiting or "patternProperties" in waiting:
             return waiting
         return {"type": "object", **waiting, "properties": {**dict.fromkeys(names, True), **waiting["properties"]}} | {
@@ -521,7 +461,7 @@ class _Rewriter:
     def _only_reference(self, schema: dict[str, Any]) -> Any:
         """Returns the target of a schema that is a reference alone, with annotations or not; None of any other."""
         while True:
-            said = schema.keys() & (KEYWORDS | _NEUTRAL.keys())
+            said = schema.keys() & (KEYWORDS | NEUTRAL.keys())
             inner = schema.get("allOf")
             if said == {"allOf"} and isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
                 schema = inner[0]
@@ -576,279 +516,18 @@ class _Rewriter:
         self.ignored[keyword] = None
 
 
-class _References:
-    """Finds the targets of references in one document.
-
-    ``$id`` begins a resource of its own, within which references are resolved, unless it is a fragment alone.
-    """
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._indexed = False
-        self._resources: dict[int, tuple[Any, str]] = {}  # of schemas outside the root's resource
-        self._uris: dict[str, Any] = {}
-        self._anchors: dict[tuple[int, str], Any] = {}
-
-    def target(self, schema: Mapping[str, Any]) -> Any:
-        """Returns the schema that a schema's ``$ref`` leads to, if that is within the document."""
-        if not self._indexed:
-            self._index()
-        resource, base = self._resources.get(id(schema), (self._root, self._base))
-        reference = schema["$ref"]
-        if not reference.startswith("#"):
-            uri, fragment = urldefrag(_joined(base, reference))
-            resource = self._uris.get(uri)
-            if resource is None:
-                return None
-        else:
-            fragment = reference[1:]
-        fragment = unquote(fragment)
-        if not fragment.startswith("/"):
-            target = resource if not fragment else self._anchors.get((id(resource), fragment))
-        else:
-            target = resource
-            for part in fragment[1:].split("/"):
-                part = part.replace("~1", "/").replace("~0", "~")
-                if isinstance(target, dict):
-                    target = target.get(part)
-                elif isinstance(target, list) and part.isdecimal() and len(part) < 8 and int(part) < len(target):
-                    target = target[int(part)]
-                else:
-                    return None
-        return target if isinstance(target, (dict, bool)) else None
-
-    def _index(self) -> None:
-        self._indexed = True
-        own = self._root.get("$id") if isinstance(self._root, dict) else None
-        self._base = urldefrag(own)[0] if isinstance(own, str) else ""
-        if self._base:
-            self._uris[self._base] = self._root
-        waiting: list[tuple[Any, Any, str]] = [(self._root, self._root, self._base)]
-        while waiting:
-            value, resource, base = waiting.pop()
-            if isinstance(value, list):
-                waiting += [(one, resource, base) for one in value]
-            elif isinstance(value, dict):
-                own = value.get("$id")
-                if value is not self._root and isinstance(own, str) and not own.startswith("#"):
-                    base = urldefrag(_joined(base, own))[0]
-                    resource = value
-                    self._uris.setdefault(base, value)
-                if resource is not self._root:
-                    self._resources[id(value)] = resource, base
-                if isinstance(anchor := value.get("$anchor", value.get("$dynamicAnchor")), str):
-                    self._anchors.setdefault((id(resource), anchor), value)
-                waiting += [
-                    (one, resource, base)
-                    for name, one in value.items()
-                    if name not in ("const", "enum", "default", "examples") and isinstance(one, (dict, list))
-                ]
-
-
-def _joined(base: str, reference: str) -> str:
-    try:
-        return urljoin(base, reference)
-    except ValueError:
-        return reference
-
-
-def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    return _items(schema.get(keyword))
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapped(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, dict) else {}
-
-
-def _groups(part: Mapping[str, Any]) -> list[list[Any]]:
-    """Returns the lists of alternatives that a schema itself has."""
-    return [part[keyword] for keyword in ("anyOf", "oneOf") if isinstance(part.get(keyword), list)]
-
-
 def _names_as_properties(part: dict[str, Any]) -> dict[str, Any]:
     """Returns a map whose keys have a pattern or are listed with these as its properties, which says the same."""
     names = part.get("propertyNames")
     if not isinstance(names, dict) or part.keys() & {"properties", "patternProperties"}:
         return part
-    held = names.keys() & (KEYWORDS | _NEUTRAL.keys()) - {"type"}
+    held = names.keys() & (KEYWORDS | NEUTRAL.keys()) - {"type"}
     if names.get("type", "string") != "string" or len(held) != 1:
         return part
     value = part.get("additionalProperties", part.get("unevaluatedProperties", True))
     result = {k: one for k, one in part.items() if k not in ("propertyNames", "unevaluatedProperties")}
     if held == {"pattern"} and isinstance(names["pattern"], str):
         return {**result, "patternProperties": {names["pattern"]: value}, "additionalProperties": False}
-    if held == {"enum"} and _is_names(names["enum"]):
+    if held == {"enum"} and is_names(names["enum"]):
         return {**result, "properties": dict.fromkeys(names["enum"], value), "additionalProperties": False}
     return part
-
-
-# Alternatives
-
-
-def _types(schema: Any) -> set[str] | None:
-    """Returns the types that a schema allows; None where it doesn't say."""
-    if not isinstance(schema, dict):
-        return None
-    if (values := _values(schema)) is not None:
-        return {_type_name(value) for value in values}
-    types = schema.get("type")
-    if types is None or not _is_type(types):
-        return None
-    return {"number" if one == "integer" else one for one in (types if isinstance(types, list) else [types])}
-
-
-def _type_name(value: Any) -> str:
-    names: dict[type, str] = {bool: "boolean", str: "string", int: "number", float: "number", list: "array"}
-    return "null" if value is None else names.get(type(value), "object")
-
-
-def _are_disjoint(a: Any, b: Any) -> bool:
-    """Returns True if two schemas have no instance in common, as far as that is easily seen."""
-    if a is False or b is False:
-        return True
-    if not isinstance(a, dict) or not isinstance(b, dict):
-        return False
-    types_a, types_b = _types(a), _types(b)
-    if types_a is not None and types_b is not None and not types_a & types_b:
-        return True
-    values_a, values_b = _values(a), _values(b)
-    if values_a is not None and values_b is not None:
-        return _have_none_in_common(values_a, values_b)
-    if types_a != {"object"}:
-        return False
-    required = set(filter(_is_text, _listed(b, "required")))
-    inner_a, inner_b = _mapped(a, "properties"), _mapped(b, "properties")
-    closed = a.get("additionalProperties") is False and not a.get("patternProperties")
-    if closed and required - inner_a.keys():
-        return True
-    for name in required.intersection(filter(_is_text, _listed(a, "required"))):
-        first, second = inner_a.get(name), inner_b.get(name)
-        values_a, values_b = _values(first), _values(second)
-        if values_a is not None and values_b is not None and _have_none_in_common(values_a, values_b):
-            return True
-        types_a, types_b = _types(first), _types(second)
-        if types_a is not None and types_b is not None and not types_a & types_b:
-            return True
-    return False
-
-
-def _have_none_in_common(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) * len(b) <= _COMPARED**2 and not any(value in b for value in a)
-
-
-def _values(schema: Any) -> list[Any] | None:
-    if not isinstance(schema, dict):
-        return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-# Instances without end
-
-
-def _endless(definitions: Mapping[str, Any]) -> set[str]:
-    """Returns the definitions that only instances without end meet: those that require themselves."""
-    order: list[str] = []
-    seen: set[str] = set()
-    inner = {name: list(_referenced(one)) for name, one in definitions.items()}
-    for start in definitions:
-        stack = [(start, iter(inner[start]))] if start not in seen else []
-        seen.add(start)
-        while stack:
-            name, rest = stack[-1]
-            following = next((one for one in rest if one in inner and one not in seen), None)
-            if following is None:
-                order.append(name)
-                stack.pop()
-            else:
-                seen.add(following)
-                stack.append((following, iter(inner[following])))
-    finite: set[str] = set()
-    for _ in range(_PASSES):
-        count = len(finite)
-        for name in order:
-            if name not in finite and _is_finite(definitions[name], finite):
-                finite.add(name)
-        if len(finite) == count:
-            return definitions.keys() - finite
-    return set()
-
-
-def _is_endless(schema: Any, definitions: Mapping[str, Any]) -> bool:
-    return not _is_finite({k: v for k, v in schema.items() if k != "$defs"}, set(definitions))
-
-
-def _is_finite(schema: Any, finite: set[str]) -> bool:
-    """Returns True if a schema has an instance that ends, given the definitions that have one."""
-    if not isinstance(schema, dict):
-        return schema is not False
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/$defs/") and reference[8:] not in finite:
-        return False
-    if not all(_is_finite(one, finite) for one in _listed(schema, "allOf")):
-        return False
-    for group in _groups(schema):
-        if not any(_is_finite(one, finite) for one in group):
-            return False
-    if "const" in schema or "enum" in schema:
-        return "const" in schema or schema["enum"] != []
-    types = schema.get("type")
-    each = types if isinstance(types, list) else [types]
-    if types == [] or set(each) - {"object", "array"}:
-        return True
-    properties = _mapped(schema, "properties")
-    if "object" in each and all(
-        _is_finite(properties.get(name, True), finite) for name in _listed(schema, "required") if isinstance(name, str)
-    ):
-        return True
-    least = schema.get("minItems", 0)
-    first = [*_listed(schema, "prefixItems")[:1], schema.get("items", True)][0]
-    return "array" in each and (
-        not _is_number(least) or least < 1 or isinstance(first, list) or _is_finite(first, finite)
-    )
-
-
-def _referenced(schema: Any) -> Iterator[str]:
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith("#/$defs/"):
-                yield reference[8:]
-            waiting += _inner(value)
-
-
-def _without(schema: Any, paths: set[str]) -> Any:
-    """Returns a schema in which references to some definitions can't be met."""
-    if isinstance(schema, list):
-        return [_without(one, paths) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if isinstance(reference := schema.get("$ref"), str) and reference in paths:
-        return False
-    result = {}
-    for name, one in schema.items():
-        if name in ("properties", "patternProperties"):
-            result[name] = {key: _without(inner, paths) for key, inner in one.items()}
-        else:
-            result[name] = one if name in ("const", "enum") else _without(one, paths)
-    return result
-
-
-def _inner(schema: Mapping[str, Any]) -> list[Any]:
-    """Returns the schemas within a rewritten schema."""
-    result: list[Any] = []
-    for name, one in schema.items():
-        if name in ("properties", "patternProperties"):
-            result += one.values()
-        elif name not in ("const", "enum"):
-            result.append(one)
-    return result

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..shared.errors import RequestError, shown
 from ..shared.json_document import JSON_GUIDANCE
-from ..shared.json_schema import KEYWORDS, hold_schema
+from ..shared.json_schema import hold_schema
+from ..shared.json_schema_keywords import KEYWORDS
 from .chat_format_parser import Vocabulary, parameter_types
 from .chat_format_table import (
     Calls,

@@ -16,7 +16,8 @@ from llguidance import LLMatcher, LLTokenizer
 from enginewright.runtime.shared import json_schema
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.json_document import JSON_WHITESPACE
-from enginewright.runtime.shared.json_schema import ENFORCED_FORMATS, KEYWORDS, hold_schema
+from enginewright.runtime.shared.json_schema import hold_schema
+from enginewright.runtime.shared.json_schema_keywords import ENFORCED_FORMATS, KEYWORDS, NEUTRAL
 from tests.runtime.requests.byte_tokens import byte_tokens_json
 
 from .closed_schemas import CLOSED, DEAD, DIGIT, ENDLESS, OPEN, TEXT, thing, validator
@@ -207,8 +208,8 @@ def test_the_compiler_knows_what_is_kept(tokens: LLTokenizer) -> None:
     """The tables say what llguidance can do: a newer one may do more."""
     for name in ENFORCED_FORMATS:
         assert not compiled({"type": "string", "format": name}, tokens).get_error()
-    for keyword in json_schema._NEUTRAL:
+    for keyword in NEUTRAL:
         value = {"$dynamicRef": "#", "$recursiveRef": "#"}.get(keyword, {} if keyword != "uniqueItems" else True)
         error = compiled({keyword: value}, tokens).get_error()
         assert "Unimplemented" in error, (keyword, error, llguidance.__version__)
-    assert not KEYWORDS & json_schema._NEUTRAL.keys()
+    assert not KEYWORDS & NEUTRAL.keys()

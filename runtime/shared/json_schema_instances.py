@@ -1,0 +1,201 @@
+"""Instances of a JSON schema, as far as the schema shows them: their types and values, and whether one has an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .json_schema_keywords import is_number, is_text, is_type
+
+_PASSES = 64
+_COMPARED = 64  # values of two alternatives that are compared with one another
+
+
+def list_of(schema: Mapping[str, Any], keyword: str) -> list[Any]:
+    """Returns the value of a keyword if it is a list; an empty list otherwise."""
+    return as_list(schema.get(keyword))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns a value if it is a list; an empty list otherwise."""
+    return value if isinstance(value, list) else []
+
+
+def map_of(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
+    """Returns the value of a keyword if it is an object; an empty object otherwise."""
+    value = schema.get(keyword)
+    return value if isinstance(value, dict) else {}
+
+
+def groups_of(part: Mapping[str, Any]) -> list[list[Any]]:
+    """Returns the lists of alternatives that a schema itself has."""
+    return [part[keyword] for keyword in ("anyOf", "oneOf") if isinstance(part.get(keyword), list)]
+
+
+# Alternatives
+
+
+def types_of(schema: Any) -> set[str] | None:
+    """Returns the types that a schema allows; None where it doesn't say."""
+    if not isinstance(schema, dict):
+        return None
+    if (values := values_of(schema)) is not None:
+        return {_type_name(value) for value in values}
+    types = schema.get("type")
+    if types is None or not is_type(types):
+        return None
+    return {"number" if one == "integer" else one for one in (types if isinstance(types, list) else [types])}
+
+
+def _type_name(value: Any) -> str:
+    names: dict[type, str] = {bool: "boolean", str: "string", int: "number", float: "number", list: "array"}
+    return "null" if value is None else names.get(type(value), "object")
+
+
+def are_disjoint(a: Any, b: Any) -> bool:
+    """Returns True if two schemas have no instance in common, as far as that is easily seen."""
+    if a is False or b is False:
+        return True
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return False
+    types_a, types_b = types_of(a), types_of(b)
+    if types_a is not None and types_b is not None and not types_a & types_b:
+        return True
+    values_a, values_b = values_of(a), values_of(b)
+    if values_a is not None and values_b is not None:
+        return _have_none_in_common(values_a, values_b)
+    if types_a != {"object"}:
+        return False
+    required = set(filter(is_text, list_of(b, "required")))
+    inner_a, inner_b = map_of(a, "properties"), map_of(b, "properties")
+    closed = a.get("additionalProperties") is False and not a.get("patternProperties")
+    if closed and required - inner_a.keys():
+        return True
+    for name in required.intersection(filter(is_text, list_of(a, "required"))):
+        first, second = inner_a.get(name), inner_b.get(name)
+        values_a, values_b = values_of(first), values_of(second)
+        if values_a is not None and values_b is not None and _have_none_in_common(values_a, values_b):
+            return True
+        types_a, types_b = types_of(first), types_of(second)
+        if types_a is not None and types_b is not None and not types_a & types_b:
+            return True
+    return False
+
+
+def _have_none_in_common(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) * len(b) <= _COMPARED**2 and not any(value in b for value in a)
+
+
+def values_of(schema: Any) -> list[Any] | None:
+    """Returns the only values that a schema allows, by ``const`` or ``enum``; None where it has neither."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+# Instances without end
+
+
+def endless_definitions(definitions: Mapping[str, Any]) -> set[str]:
+    """Returns the definitions that only instances without end meet: those that require themselves."""
+    order: list[str] = []
+    seen: set[str] = set()
+    inner = {name: list(_referenced(one)) for name, one in definitions.items()}
+    for start in definitions:
+        stack = [(start, iter(inner[start]))] if start not in seen else []
+        seen.add(start)
+        while stack:
+            name, rest = stack[-1]
+            following = next((one for one in rest if one in inner and one not in seen), None)
+            if following is None:
+                order.append(name)
+                stack.pop()
+            else:
+                seen.add(following)
+                stack.append((following, iter(inner[following])))
+    finite: set[str] = set()
+    for _ in range(_PASSES):
+        count = len(finite)
+        for name in order:
+            if name not in finite and _is_finite(definitions[name], finite):
+                finite.add(name)
+        if len(finite) == count:
+            return definitions.keys() - finite
+    return set()
+
+
+def is_endless(schema: Any, definitions: Mapping[str, Any]) -> bool:
+    """Returns True if only instances without end meet a schema whose definitions all have finite ones."""
+    return not _is_finite({k: v for k, v in schema.items() if k != "$defs"}, set(definitions))
+
+
+def _is_finite(schema: Any, finite: set[str]) -> bool:
+    """Returns True if a schema has an instance that ends, given the definitions that have one."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/$defs/") and reference[8:] not in finite:
+        return False
+    if not all(_is_finite(one, finite) for one in list_of(schema, "allOf")):
+        return False
+    for group in groups_of(schema):
+        if not any(_is_finite(one, finite) for one in group):
+            return False
+    if "const" in schema or "enum" in schema:
+        return "const" in schema or schema["enum"] != []
+    types = schema.get("type")
+    each = types if isinstance(types, list) else [types]
+    if types == [] or set(each) - {"object", "array"}:
+        return True
+    properties = map_of(schema, "properties")
+    if "object" in each and all(
+        _is_finite(properties.get(name, True), finite) for name in list_of(schema, "required") if isinstance(name, str)
+    ):
+        return True
+    least = schema.get("minItems", 0)
+    first = [*list_of(schema, "prefixItems")[:1], schema.get("items", True)][0]
+    return "array" in each and (
+        not is_number(least) or least < 1 or isinstance(first, list) or _is_finite(first, finite)
+    )
+
+
+def _referenced(schema: Any) -> Iterator[str]:
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str) and reference.startswith("#/$defs/"):
+                yield reference[8:]
+            waiting += _inner(value)
+
+
+def without_references(schema: Any, paths: set[str]) -> Any:
+    """Returns a schema in which references to some definitions can't be met."""
+    if isinstance(schema, list):
+        return [without_references(one, paths) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(reference := schema.get("$ref"), str) and reference in paths:
+        return False
+    result = {}
+    for name, one in schema.items():
+        if name in ("properties", "patternProperties"):
+            result[name] = {key: without_references(inner, paths) for key, inner in one.items()}
+        else:
+            result[name] = one if name in ("const", "enum") else without_references(one, paths)
+    return result
+
+
+def _inner(schema: Mapping[str, Any]) -> list[Any]:
+    """Returns the schemas within a rewritten schema."""
+    result: list[Any] = []
+    for name, one in schema.items():
+        if name in ("properties", "patternProperties"):
+            result += one.values()
+        elif name not in ("const", "enum"):
+            result.append(one)
+    return result

@@ -1,0 +1,83 @@
+"""References of a JSON schema: which part of its document each ``$ref`` leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+
+class References:
+    """Finds the targets of references in one document.
+
+    ``$id`` begins a resource of its own, within which references are resolved, unless it is a fragment alone.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._indexed = False
+        self._resources: dict[int, tuple[Any, str]] = {}  # of schemas outside the root's resource
+        self._uris: dict[str, Any] = {}
+        self._anchors: dict[tuple[int, str], Any] = {}
+
+    def target(self, schema: Mapping[str, Any]) -> Any:
+        """Returns the schema that a schema's ``$ref`` leads to, if that is within the document."""
+        if not self._indexed:
+            self._index()
+        resource, base = self._resources.get(id(schema), (self._root, self._base))
+        reference = schema["$ref"]
+        if not reference.startswith("#"):
+            uri, fragment = urldefrag(_joined(base, reference))
+            resource = self._uris.get(uri)
+            if resource is None:
+                return None
+        else:
+            fragment = reference[1:]
+        fragment = unquote(fragment)
+        if not fragment.startswith("/"):
+            target = resource if not fragment else self._anchors.get((id(resource), fragment))
+        else:
+            target = resource
+            for part in fragment[1:].split("/"):
+                part = part.replace("~1", "/").replace("~0", "~")
+                if isinstance(target, dict):
+                    target = target.get(part)
+                elif isinstance(target, list) and part.isdecimal() and len(part) < 8 and int(part) < len(target):
+                    target = target[int(part)]
+                else:
+                    return None
+        return target if isinstance(target, (dict, bool)) else None
+
+    def _index(self) -> None:
+        self._indexed = True
+        own = self._root.get("$id") if isinstance(self._root, dict) else None
+        self._base = urldefrag(own)[0] if isinstance(own, str) else ""
+        if self._base:
+            self._uris[self._base] = self._root
+        waiting: list[tuple[Any, Any, str]] = [(self._root, self._root, self._base)]
+        while waiting:
+            value, resource, base = waiting.pop()
+            if isinstance(value, list):
+                waiting += [(one, resource, base) for one in value]
+            elif isinstance(value, dict):
+                own = value.get("$id")
+                if value is not self._root and isinstance(own, str) and not own.startswith("#"):
+                    base = urldefrag(_joined(base, own))[0]
+                    resource = value
+                    self._uris.setdefault(base, value)
+                if resource is not self._root:
+                    self._resources[id(value)] = resource, base
+                if isinstance(anchor := value.get("$anchor", value.get("$dynamicAnchor")), str):
+                    self._anchors.setdefault((id(resource), anchor), value)
+                waiting += [
+                    (one, resource, base)
+                    for name, one in value.items()
+                    if name not in ("const", "enum", "default", "examples") and isinstance(one, (dict, list))
+                ]
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
