@@ -220,6 +220,19 @@ class Sampling:
     min_p: Annotated[
         float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")
     ] = None
+    top_n_sigma: Annotated[
+        float | None, typer.Option(help="Drop tokens whose logit is this many deviations below the greatest; 0 is off.")
+    ] = None
+    xtc_probability: Annotated[
+        float | None, typer.Option(help="How often the likeliest tokens are excluded, all but one; 0 is off.")
+    ] = None
+    xtc_threshold: Annotated[
+        float | None, typer.Option(help="The probability from which --xtc-probability excludes a token; default 0.1.")
+    ] = None
+    dry_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Make repeating a sequence less likely (DRY); 0 is off, 0.8 is usual. More by --param."),
+    ] = None
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
     ] = None

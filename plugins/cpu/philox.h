@@ -20,12 +20,12 @@ inline std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
-// A number in [0, 1) with 53 random bits.
-inline double philox_uniform(uint64_t seed, uint64_t counter) {
+// A number in [0, 1) with 53 random bits: the first of (seed, counter), or with `which` 1 the second.
+inline double philox_uniform(uint64_t seed, uint64_t counter, int which = 0) {
   const auto bits =
       philox4x32_10({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  return static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) * 0x1p-53;
+  return static_cast<double>((uint64_t{bits[2 * which]} << 32 | bits[2 * which + 1]) >> 11) * 0x1p-53;
 }
 
 }  // namespace ew

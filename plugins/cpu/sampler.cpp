@@ -82,8 +82,16 @@ const char* check(const RowSampling& p) {
   if (!(p.typical_p > 0 && p.typical_p <= 1)) return "has a typical_p that is not in (0, 1]";
   if (!std::isfinite(p.frequency_penalty)) return "has a frequency_penalty that is not finite";
   if (!std::isfinite(p.presence_penalty)) return "has a presence_penalty that is not finite";
+  if (!std::isfinite(p.top_n_sigma)) return "has a top_n_sigma that is not finite";
+  if (!(p.xtc_probability >= 0 && p.xtc_probability <= 1)) {
+    return "has an xtc_probability that is not in [0, 1]";
+  }
+  if (!(p.xtc_threshold >= 0 && p.xtc_threshold <= 1)) return "has an xtc_threshold that is not in [0, 1]";
   for (const float bias : p.bias) {
     if (!(bias < kInfinity)) return "has a bias that is NaN or +infinity";
+  }
+  for (const float bias : p.dry_bias) {
+    if (!(bias < kInfinity)) return "has a dry_bias that is NaN or +infinity";
   }
   return nullptr;
 }
@@ -120,6 +128,35 @@ void ban_others(const uint32_t* mask, int64_t vocab, float* logits) {
   }
 }
 
+// What is banned stays so.
+float biased(float logit, float bias) {
+  return logit == -kInfinity || bias == -kInfinity ? -kInfinity : within_range(logit + bias);
+}
+
+// The least logit that top_n_sigma keeps: `n` standard deviations below the largest one. Sums are over the
+// distances from it, in eight lanes.
+double least_within(const float* logits, int64_t vocab, float top, float n) {
+  constexpr int kLanes = 8;
+  double sums[kLanes] = {}, squares[kLanes] = {};
+  int64_t counts[kLanes] = {};
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (logits[i] == -kInfinity) continue;
+    const int lane = static_cast<int>(i % kLanes);
+    const double below = static_cast<double>(logits[i]) - top;
+    sums[lane] += below;
+    squares[lane] += below * below;
+    ++counts[lane];
+  }
+  double sum = 0, square = 0, count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    sum += sums[lane];
+    square += squares[lane];
+    count += static_cast<double>(counts[lane]);
+  }
+  const double mean = sum / count;
+  return top - n * std::sqrt(std::max(square / count - mean * mean, 0.0));
+}
+
 float penalized(float logit, float penalty) {
   if (logit == -kInfinity) return logit;
   return within_range(logit < 0 ? logit * penalty : logit / penalty);
@@ -132,7 +169,7 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
   const RowSampling& p = parameters;
   const bool repeated = p.repetition_penalty != 1 && !p.seen.empty();
   const bool counted = (p.frequency_penalty != 0 || p.presence_penalty != 0) && !p.counted.empty();
-  if (!repeated && !counted && p.biased.empty() && p.allowed.empty() && !p.mask) return logits;
+  if (!repeated && !counted && p.biased.empty() && p.dry.empty() && p.allowed.empty() && !p.mask) return logits;
   std::vector<float>& changed = scratch.changed;
   if (p.allowed.empty()) {
     changed.assign(logits, logits + vocab);
@@ -142,9 +179,7 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
   }
   if (p.mask) ban_others(p.mask, vocab, changed.data());
   for (size_t i = 0; i < p.biased.size(); ++i) {
-    float& logit = changed[p.biased[i]];
-    const float sum = logit + p.bias[i];
-    logit = logit == -kInfinity || p.bias[i] == -kInfinity ? -kInfinity : within_range(sum);
+    changed[p.biased[i]] = biased(changed[p.biased[i]], p.bias[i]);
   }
   if (repeated) {
     scratch.before.clear();
@@ -159,6 +194,7 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
     logit = within_range(logit - p.frequency_penalty * static_cast<float>(p.counts[i]));
     logit = within_range(logit - p.presence_penalty);
   }
+  for (size_t i = 0; i < p.dry.size(); ++i) changed[p.dry[i]] = biased(changed[p.dry[i]], p.dry_bias[i]);
   largest = loops_.find_largest(changed.data(), vocab);
   return changed.data();
 }
@@ -234,6 +270,8 @@ void Sampler::cut_top_p(const float* logits, int64_t count, double sum, float to
 Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
                              Scratch& scratch) const {
   Kept kept{vocab, nullptr};
+  const bool near = parameters.top_n_sigma > 0;
+  const double least = near ? least_within(logits, vocab, top, parameters.top_n_sigma) : 0;
   if (parameters.top_k > 0 && parameters.top_k < vocab) {
     select_best(logits, vocab, parameters.top_k, scratch.best);
     const Candidate last = *std::max_element(scratch.best.begin(), scratch.best.end());
@@ -250,6 +288,7 @@ Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, cons
   scratch.weights.resize(static_cast<size_t>(std::max(kept.count, vocab)));
   float* weights = scratch.weights.data();
   loops_.exp_weights(logits, kept.count, top, parameters.temperature, weights);
+  for (int64_t i = 0; near && i < kept.count; ++i) weights[i] = logits[i] < least ? 0.0f : weights[i];
   if (parameters.top_p < 1) {
     const double sum = sum_blocks(loops_, scratch.weights, kept.count, scratch.block_sums);
     cut_top_p(logits, kept.count, sum, parameters.top_p, scratch);
@@ -258,6 +297,10 @@ Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, cons
     for (int64_t i = 0; i < kept.count; ++i) weights[i] = weights[i] < parameters.min_p ? 0.0f : weights[i];
   }
   if (parameters.typical_p < 1) cut_untypical(logits, kept.count, top, parameters, scratch);
+  if (parameters.xtc_probability > 0 &&
+      philox_uniform(parameters.seed, parameters.counter, 1) < parameters.xtc_probability) {
+    exclude_top(logits, kept.count, parameters.xtc_threshold, scratch);
+  }
   return kept;
 }
 
@@ -298,6 +341,20 @@ void Sampler::cut_untypical(const float* logits, int64_t count, float top, const
   const double farthest = low->distance;  // all that are as far are kept
   for (auto it = low; it != surprises.end(); ++it) {
     if (it->distance > farthest) weights[it->at] = 0;
+  }
+}
+
+// Zeroes the weights of all tokens with `threshold` of the sum, but for the least likely of them.
+void Sampler::exclude_top(const float* logits, int64_t count, float threshold, Scratch& scratch) const {
+  std::vector<float>& weights = scratch.weights;
+  const double least = threshold * sum_blocks(loops_, weights, count, scratch.block_sums);
+  Candidate last{kInfinity, -1};
+  for (int64_t i = 0; i < count; ++i) {
+    const Candidate one{logits[i], static_cast<int32_t>(i)};
+    if (weights[i] > 0 && weights[i] >= least && last < one) last = one;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (Candidate{logits[i], static_cast<int32_t>(i)} < last) weights[i] = 0;
   }
 }
 

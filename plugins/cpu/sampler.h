@@ -8,15 +8,22 @@
 //   multiplied
 //                       (Keskar et al. 2019);
 //   frequency_penalty   times how often the row has a token in its output is subtracted, then
-//   presence_penalty    once for each token that it has there at all (as in OpenAI's API and vLLM).
+//   presence_penalty    once for each token that it has there at all (as in OpenAI's API and vLLM);
+//   dry                 is added to the logits that it names: what DRY takes from tokens that would repeat a
+//                       sequence (p-e-w, 2024; runtime/requests/repeats.py).
 // For a row with temperature t > 0 the distribution is then softmax(logits / t), cut in this order:
+//   top_n_sigma  n: keeps the tokens whose logit is at most n standard deviations below the largest, over
+//                all tokens that aren't banned (Tang et al. 2024, arXiv 2411.07641);
 //   top_k      keeps the k most likely tokens (Fan et al. 2018);
 //   top_p      of what is left, renormalised, keeps the fewest most likely tokens that sum to at least p
 //              (Holtzman et al. 2020);
 //   min_p      keeps tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024);
 //   typical_p  of what is left, renormalised, keeps the fewest tokens that sum to at least p among those
 //   whose
-//              surprise, -log of their probability, is nearest to its mean (Meister et al. 2023).
+//              surprise, -log of their probability, is nearest to its mean (Meister et al. 2023);
+//   xtc        with xtc_probability, of two or more tokens that have xtc_threshold of what is left, keeps the
+//              least likely one, and all below it ("exclude top choices"; p-e-w, 2024). The chance is the
+//              second number of the row's seed and counter; the first draws the token.
 // Equal logits are ordered by id, lowest first, so the result is one fixed function of (logits, parameters,
 // seed, counter). Temperature 0 takes the largest logit. Weights are exp in float, all sums are double in a
 // fixed order. Log probabilities are those of the logits as they came.
@@ -43,12 +50,17 @@ struct RowSampling {
   float repetition_penalty = 1;  // 1: off
   float frequency_penalty = 0;   // 0: off
   float presence_penalty = 0;    // 0: off
+  float top_n_sigma = 0;         // 0 or below: off
+  float xtc_probability = 0;     // 0: off
+  float xtc_threshold = 0;
   // Token ids are in [0, vocab), in any order.
   std::span<const int32_t> seen{};     // one that comes twice counts once
   std::span<const int32_t> counted{};  // of the output, each once
   std::span<const int32_t> counts{};   // how often each of `counted` is there
   std::span<const int32_t> biased{};   // each once
   std::span<const float> bias{};       // of each of `biased`; not NaN, nor +infinity
+  std::span<const int32_t> dry{};      // each once
+  std::span<const float> dry_bias{};   // of each of `dry`; not NaN, nor +infinity
   std::span<const int32_t> allowed{};  // empty: all
   // Bit id % 32 of word id / 32 says whether a token may come; null: all may. It is read by `sample` alone,
   // so that it may be filled in while kernels run.
@@ -121,6 +133,7 @@ class Sampler {
   void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const;
   void cut_untypical(const float* logits, int64_t count, float top, const RowSampling& parameters,
                      Scratch& scratch) const;
+  void exclude_top(const float* logits, int64_t count, float threshold, Scratch& scratch) const;
   // The most likely tokens are those of `of_top`.
   void log_probabilities(const float* logits, const float* of_top, int64_t vocab, int64_t row, float top,
                          int32_t scored, const SampleResult& result, Scratch& scratch) const;

@@ -32,7 +32,10 @@ constexpr Option<float> kFloats[] = {{"temperature", &RowSampling::temperature},
                                      {"typical_p", &RowSampling::typical_p},
                                      {"repetition_penalty", &RowSampling::repetition_penalty},
                                      {"frequency_penalty", &RowSampling::frequency_penalty},
-                                     {"presence_penalty", &RowSampling::presence_penalty}};
+                                     {"presence_penalty", &RowSampling::presence_penalty},
+                                     {"top_n_sigma", &RowSampling::top_n_sigma},
+                                     {"xtc_probability", &RowSampling::xtc_probability},
+                                     {"xtc_threshold", &RowSampling::xtc_threshold}};
 constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k},
                                          {"scored", &RowSampling::scored},
                                          {"top_allowed", &RowSampling::top_allowed}};
@@ -80,8 +83,10 @@ constexpr List<int32_t> kIntegerLists[] = {{"seen", "seen_start", &RowSampling::
                                            {"counted", "counted_start", &RowSampling::counted, true},
                                            {"counts", "counted_start", &RowSampling::counts, false},
                                            {"biased", "biased_start", &RowSampling::biased, true},
+                                           {"dry", "dry_start", &RowSampling::dry, true},
                                            {"allowed", "allowed_start", &RowSampling::allowed, true}};
-constexpr List<float> kFloatLists[] = {{"bias", "biased_start", &RowSampling::bias, false}};
+constexpr List<float> kFloatLists[] = {{"bias", "biased_start", &RowSampling::bias, false},
+                                       {"dry_bias", "dry_start", &RowSampling::dry_bias, false}};
 
 template <class T, size_t N>
 bool set_lists(std::vector<RowSampling>& rows, const List<T> (&table)[N], const std::string& name,
@@ -199,6 +204,7 @@ SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, i
   check_pair(options, "allowed", "allowed", "allowed_start");
   check_pair(options, "counted", "counts", "counted_start");
   check_pair(options, "biased", "bias", "biased_start");
+  check_pair(options, "dry", "dry_bias", "dry_start");
   check_pair(options, "masks", "masks", "mask_rows");
   if (options.contains("masks")) set_masks(rows, options, vocab);
   if (options.contains("before_sampling")) before = options["before_sampling"];

@@ -23,12 +23,15 @@ ALIGNED_WORDS = 4
 _CARRIED_LATER: Mapping[SamplingKernel, tuple[str, ...]] = {
     "edit": (
         *("frequency_penalty", "presence_penalty", "logit_bias"),
-        *("allowed_token_ids", "bad_words", "min_tokens"),
+        *("allowed_token_ids", "bad_words", "min_tokens", "dry_multiplier"),
     ),
     "spread": ("typical_p",),
     "nearest": ("typical_p",),
 }
 """Kernels that older bundles don't have, and the sampling parameters that need them."""
+
+_NO_KERNELS = ("top_n_sigma", "xtc_probability")
+"""Sampling parameters for which there are no kernels at all."""
 
 _TYPES: Mapping[str, str] = {
     **{"top_k": "int32", "seed": "int64", "counter": "int64"},
@@ -44,8 +47,8 @@ def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]
 
 
 def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
-    """The sampling parameters that can't be used without these kernels."""
-    return tuple(dict.fromkeys(name for kernel in missing for name in _CARRIED_LATER[kernel]))
+    """The sampling parameters that can't be used without these kernels, and those that have none."""
+    return tuple(dict.fromkeys([*(name for kernel in missing for name in _CARRIED_LATER[kernel]), *_NO_KERNELS]))
 
 
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -138,8 +141,12 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
         top_k=bool((sampling.top_k[random] > 0).any()),
         top_p=bool((sampling.top_p[random] < 1).any()),
         min_p=bool((sampling.min_p[random] > 0).any()),
-        edits=any(array is not None and len(array) for array in (sampling.counted, sampling.biased, sampling.allowed)),
+        edits=any(
+            array is not None and len(array)
+            for array in (sampling.counted, sampling.biased, sampling.allowed, sampling.dry)
+        ),
         typical=sampling.typical_p is not None and bool((sampling.typical_p[random] < 1).any()),
+        dry=sampling.dry is not None and len(sampling.dry) > 0,
     )
 
 
@@ -175,6 +182,9 @@ _RANGES = {
     "repetition_penalty": (_ABOVE_0, np.inf, "(0, inf)"),
     "frequency_penalty": (*_FINITE, "(-inf, inf)"),
     "presence_penalty": (*_FINITE, "(-inf, inf)"),
+    "top_n_sigma": (*_FINITE, "(-inf, inf)"),
+    "xtc_probability": (0, 1, "[0, 1]"),
+    "xtc_threshold": (0, 1, "[0, 1]"),
 }
 
 
@@ -186,10 +196,10 @@ def check_options(sampling: SamplingBatch | None) -> None:
     for name in SAMPLING_OPTIONS:
         if (array := arrays.get(name)) is not None:
             _check(name, array)
-    if sampling.bias is not None and (wrong := ~(sampling.bias < np.inf)).any():
-        assert sampling.biased_start is not None
-        row = int(np.searchsorted(sampling.biased_start, wrong.argmax(), side="right")) - 1
-        raise RequestError(f"step: sampled row {row} has a bias that is NaN or +infinity")
+    for name, start in (("bias", "biased_start"), ("dry_bias", "dry_start")):
+        if (values := arrays.get(name)) is not None and (wrong := ~(values < np.inf)).any():
+            row = int(np.searchsorted(arrays[start], wrong.argmax(), side="right")) - 1
+            raise RequestError(f"step: sampled row {row} has a {name} that is NaN or +infinity")
 
 
 def _check(name: str, array: npt.NDArray[Any]) -> None:

@@ -27,6 +27,7 @@ class Drawing:
         random: some row has a temperature above 0.
         top_k, top_p, min_p: some such row has it.
         edits: some row has a bias, a ban, tokens that are allowed, or a penalty by counts.
+        dry: some row has tokens that DRY penalizes; then ``edits`` is true as well.
         typical: some row with a temperature has typical_p.
     """
 
@@ -37,6 +38,7 @@ class Drawing:
     min_p: bool = False
     edits: bool = False
     typical: bool = False
+    dry: bool = False
 
 
 class SamplingMemory(Generic[Memory]):
@@ -56,6 +58,7 @@ class SamplingMemory(Generic[Memory]):
         self.counts, self.weights = new((2 * count * 16,), "int32"), new((2 * count * 16,), "float64")
         self.state = new((rows * (_NEAREST_PASSES + 1) * 3,), "float64")
         self.cut_keys, self.cut_tokens = new((2 * rows,), "int64"), new((2 * rows,), "int32")
+        self.no_lists = new((rows + 1,), "int32")  # stays 0: where lists begin that no row has
         self._wide: Memory | None = None
 
     @property
@@ -141,6 +144,10 @@ def _changed(
         # Rows that nothing can be drawn from are found before anything is banned.
         calls += _largest(logits, rows, memory)
         calls.append(Call("edit", {**edited, "out": memory.wide}, sized, (rows, 1, 1)))
+        if drawing.dry:  # biases once more, after the penalties
+            edited |= dict.fromkeys(("allowed_start", "seen_start", "counted_start"), memory.no_lists)
+            edited |= {"biased_start": options["dry_start"]}
+            calls.append(Call("edit", {**edited, "out": memory.wide}, sized, (rows, 1, 1)))
     elif drawing.penalties:
         penalized: dict[str, Argument] = {"logits": logits, "seen": options["lists"]}
         penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"]}

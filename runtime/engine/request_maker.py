@@ -13,6 +13,7 @@ import numpy as np
 
 from ..executors.base import Executor
 from ..requests.outputs import RequestOutput
+from ..requests.repeats import Breakers
 from ..requests.request import BeamSearch, Generation, HiddenStates, Scoring
 from ..requests.request_class import NO_TARGETS, RequestClass
 from ..requests.sampling import SamplingParams, seed_of
@@ -22,6 +23,7 @@ from ..scheduler.options import check_priority
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, RequestError, shown
 from ..text.output_text import OutputText
+from ..text.sequence_breakers import SequenceBreakers
 from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, checked_name
@@ -32,7 +34,13 @@ if TYPE_CHECKING:
     from ..text.chat_template import Message
 
 _KEPT_WORDS = 16
-"""Lists of bad words whose tokens are kept: a caller passes the same one with each request."""
+"""Lists of bad words, and of sequence breakers, whose tokens are kept: callers pass the same with each request."""
+_NEEDS_TEXT = (
+    ("stop", "Use stop_token_ids."),
+    ("bad_words", "Pass lists of token ids."),
+    ("dry_sequence_breakers", "Pass dry_sequence_breakers=[]."),
+)
+"""Options that name texts, and what to do in a bundle without a tokenizer."""
 _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
@@ -124,6 +132,8 @@ class RequestMaker:
         self._grammars: Grammars | None = None
         self._making = threading.Lock()
         self._words: dict[Sequence[str | Sequence[int]], list[Sequence[int]]] = {}  # bad_words -> their tokens
+        self._finder: SequenceBreakers | None = None
+        self._breakers: dict[Sequence[str], Breakers] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -238,11 +248,14 @@ class RequestMaker:
         assert not isinstance(whose.priority, Sequence)  # see Options.each
         context = self._model.context_length
         prompt = arguments.checked_ids(given, context - 1, context, self._model.vocab_size)
-        if self._tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
-            name = "stop" if params.stop else "bad_words"
-            hint = "Use stop_token_ids." if params.stop else "Pass lists of token ids."
-            raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
+        if self._tokenizer is None:
+            for name, hint in _NEEDS_TEXT:
+                if name == "dry_sequence_breakers" and params.dry_multiplier == 0:
+                    continue
+                if any(isinstance(text, str) for text in getattr(params, name)):
+                    raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
         bad_words = self._bad_words(params.bad_words)
+        breakers = self._breakers_of(params)
         self._check_tokens(params, bad_words)
         wanted = params.max_tokens
         if wanted is None:  # the last new token needs no place in the cache
@@ -273,7 +286,8 @@ class RequestMaker:
         else:
             forms = [None if form is None else form.copy() for _ in range(params.answers)]
             requests = [
-                each(text=text(), bad_words=bad_words, grammar=forms[i], sample=i) for i in range(params.answers)
+                each(text=text(), bad_words=bad_words, grammar=forms[i], breakers=breakers, sample=i)
+                for i in range(params.answers)
             ]
         self._scheduler.check(requests[0])
         return PreparedPrompt(tuple(requests), params)
@@ -322,6 +336,22 @@ class RequestMaker:
         tokens: list[Sequence[int]] = list(found)
         self._words[words] = tokens
         return tokens
+
+    def _breakers_of(self, params: SamplingParams) -> Breakers:
+        """Finds the tokens of ``params.dry_sequence_breakers``; none without DRY."""
+        texts = params.dry_sequence_breakers
+        if params.dry_multiplier == 0 or not texts:
+            return {}
+        if (known := self._breakers.get(texts)) is not None:
+            return known
+        with self._making:
+            if self._finder is None:
+                self._finder = SequenceBreakers(self.tokenizer, self._model.vocab_size)
+            breakers = self._finder.find(texts)
+        if len(self._breakers) >= _KEPT_WORDS:
+            self._breakers = {}  # another one: other threads may look into this one
+        self._breakers[texts] = breakers
+        return breakers
 
     def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
         """That all are in the vocabulary, and that the first new token can be one."""

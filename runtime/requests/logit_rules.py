@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..shared.contracts import NO_TOKEN, Int32Array, SamplingBatch
+from ..shared.contracts import NO_TOKEN, SAMPLING_OPTIONS, Int32Array, SamplingBatch
+from .repeats import Breakers, Repeats
 from .sampling import SamplingParams
 from .structured import Grammar, Guided, Masks
 
@@ -28,6 +29,8 @@ class LogitRules:
         tokens: its own list: the prompt, to which new tokens are added, each followed by ``push``.
         end_tokens: those that end its text.
         bad_words: tokens of each of ``params.bad_words``.
+        grammar: the answer's form.
+        breakers: ``params.dry_sequence_breakers`` as tokens.
 
     Attributes:
         prompted: distinct tokens of the prompt, in any order, for a repetition penalty; empty without one.
@@ -37,6 +40,7 @@ class LogitRules:
         has_biases: whether ``biases`` ever says something.
         changing: whether any of these, or ``biases``, may be another for the next token.
         grammar: the answer's form, which says what may come; None without one.
+        repeats: which tokens DRY penalizes; None without it.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class LogitRules:
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        breakers: Breakers = MappingProxyType({}),
     ) -> None:
         self._tokens, self._prompt_length = tokens, len(tokens)
         self.grammar = grammar
@@ -57,7 +62,8 @@ class LogitRules:
             self.prompted.extend(set(tokens))
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._counted = penalties != (1, 0, 0)
-        self.counting = self._counted or grammar is not None
+        self.repeats = Repeats.from_options(params, tokens, breakers)
+        self.counting = self._counted or grammar is not None or self.repeats is not None
         self._min_tokens = params.min_tokens
         self._ends = dict.fromkeys(end_tokens, -math.inf)
         always = {word[0]: -math.inf for word in bad_words if len(word) == 1}
@@ -75,20 +81,23 @@ class LogitRules:
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        breakers: Breakers = MappingProxyType({}),
     ) -> LogitRules | None:
         """None where the parameters have no such rules."""
         plain = params.repetition_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
         listed = params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens
-        if plain and not listed and grammar is None:
+        if plain and not listed and grammar is None and params.dry_multiplier == 0:
             return None
-        return cls(params, tokens, end_tokens, bad_words, grammar)
+        return cls(params, tokens, end_tokens, bad_words, grammar, breakers)
 
     def push(self, token: int) -> None:
         """One more token of the output, which is in ``tokens`` by now."""
         if self.grammar is not None:
             self.grammar.push(token)
-            if not self._counted:
-                return
+        if self.repeats is not None:
+            self.repeats.push(token)
+        if not self._counted:
+            return
         place = self._places.get(token)
         if place is not None:
             self.counts[place] += 1
@@ -119,6 +128,9 @@ class LogitRules:
         other.grammar = None  # the masks of a step are made with its drafts
         if self._counted:
             other._places, other.counted, other.counts = self._places.copy(), self.counted[:], self.counts[:]
+        if self.repeats is not None:
+            other.repeats = copy(self.repeats)
+        if self._counted or self.repeats is not None:
             other.push(token)
         return other
 
@@ -139,6 +151,12 @@ class LogitRules:
 
 NOTHING: array[Any] = array("i")
 _INT32 = np.dtype(np.int32)
+_NO_BIASES = np.zeros(0, np.int32), np.zeros(0, np.float32)
+_RARE = (
+    *("typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("top_n_sigma", "xtc_probability"),
+)
+"""Options that a batch lacks where no row asks for them."""
 PLAIN: Row = (SamplingParams(), 0, 0)
 """A row whose token nobody wants."""
 
@@ -168,9 +186,12 @@ def sampling_batch(
         counter=np.array([counter for _, _, counter in rows], np.uint64),
         logprobs=max(wanted, default=None),
     )
-    for name, off in (("typical_p", 1), ("repetition_penalty", 1), ("frequency_penalty", 0), ("presence_penalty", 0)):
+    for name in _RARE:
+        off = SAMPLING_OPTIONS[name]
         if any(getattr(p, name) != off for p, _, _ in rows):
             setattr(batch, name, np.array([getattr(p, name) for p, _, _ in rows], np.float32))
+    if batch.xtc_probability is not None:
+        batch.xtc_threshold = np.array([p.xtc_threshold for p, _, _ in rows], np.float32)
     if any(rules):
         RowLists(batch, rules)
     if guided:
@@ -209,6 +230,8 @@ class RowLists:
             allowed = [NOTHING if r is None else r.allowed for r in rules]
             batch.allowed_start, batch.allowed = _starts(allowed), _joined(allowed)
         self._biased = any(r is not None and r.has_biases for r in rules)
+        self._repeats = [None if r is None else r.repeats for r in rules]
+        self._dry = any(repeats is not None for repeats in self._repeats)
         self.put(batch)
 
     def put(self, batch: SamplingBatch) -> None:
@@ -231,6 +254,13 @@ class RowLists:
             batch.bias = np.frombuffer(b"".join([values for _, values in biases]), np.float32)
             if not len(batch.biased):
                 batch.biased_start = batch.biased = batch.bias = None
+        if self._dry:
+            lists = [_NO_BIASES if repeats is None else repeats.biases() for repeats in self._repeats]
+            batch.dry_start = batch.dry = batch.dry_bias = None
+            if any(len(tokens) for tokens, _ in lists):
+                batch.dry_start = np.cumsum([0, *(len(tokens) for tokens, _ in lists)]).astype(np.int32)
+                batch.dry = np.concatenate([tokens for tokens, _ in lists])
+                batch.dry_bias = np.concatenate([values for _, values in lists])
 
 
 def _starts(rows: Sequence[array[int]]) -> Int32Array:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..shared.errors import EnginewrightError, RequestError
 from .block_tables import BlockTables
 from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
+from .repeats import Breakers
 from .request_class import NO_TARGETS, RequestClass
 from .sampling import SamplingParams, sample_seed, seed_of
 from .structured import Grammar
@@ -229,6 +231,7 @@ class Generation(Request):
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         bad_words: tokens of each of ``params.bad_words``.
         grammar: the form of its answer, at its beginning; its own.
+        breakers: ``params.dry_sequence_breakers`` as tokens.
         sample: which of the request's answers this is; see ``sample_seed``.
 
     Attributes:
@@ -245,6 +248,7 @@ class Generation(Request):
         text: OutputText | None = None,
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        breakers: Breakers = MappingProxyType({}),
         sample: int = 0,
         **common: Unpack[Common],
     ) -> None:
@@ -261,7 +265,7 @@ class Generation(Request):
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos or grammar is not None:
             self._end_token_ids |= frozenset(end_token_ids)
-        self.rules = LogitRules.from_params(params, self.tokens, self._end_token_ids, bad_words, grammar)
+        self.rules = LogitRules.from_params(params, self.tokens, self._end_token_ids, bad_words, grammar, breakers)
         # What counts its new tokens, for penalties.
         self._counted = None if self.rules is None or not self.rules.counting else self.rules.push
         # Of the prompt's tokens; those of the first ``scored`` are known.

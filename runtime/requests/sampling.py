@@ -26,12 +26,21 @@ MOST_BAD_TEXT = 1 << 15
 MOST_ANSWERS = 128
 MOST_BEAMS = 32
 MOST_PENALTY = 1e4
+MOST_BREAKERS = 32
+LONGEST_BREAKER = 40
+"""Bytes of a sequence breaker, at most, as in llama.cpp."""
 DEFAULTS_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 DEFAULTS_ALWAYS = ("repetition_penalty", "min_tokens", "stop", "bad_words")
 """Options for which a bundle may have defaults: those of sampling, and those that hold for greedy answers too."""
+SEQUENCE_OPTIONS = (
+    *("top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+)
+"""The options of top-n-sigma, XTC and DRY. Protocols have them under the same names, which are llama.cpp's."""
 _NOT_WITH_BEAMS = (
     *("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop", "best_of", "prompt_logprobs"),
+    *("top_n_sigma", "xtc_probability", "dry_multiplier"),
 )
 
 
@@ -54,11 +63,24 @@ class SamplingParams:
         top_p: only the most probable tokens that together have this probability; 1 is off.
         min_p: only tokens at least this times as probable as the most probable; 0 is off.
         typical_p: only tokens whose surprise is near what is expected, which together have this probability; 1 is off.
+        top_n_sigma: only tokens whose logit is at most n standard deviations below the greatest one; 0 or -1 is off.
+            The deviation is that of all logits that aren't banned (arXiv 2411.07641).
+        xtc_probability: the chance that a token is drawn without the most probable ones; 0 is off. With a temperature
+            of 0 nothing is excluded.
+        xtc_threshold: the probability that a token needs to count among these. The least probable of them stays, and so
+            do all below it. Above 0.5 nothing is excluded.
         repetition_penalty: the logits of tokens that the prompt or the answer has already are divided by it where they
             are above 0, and multiplied where they are below; 1 is off. As in transformers and vLLM.
         frequency_penalty: times how often the answer has a token is subtracted from its logit; 0 is off.
         presence_penalty: is subtracted from the logits of tokens that the answer has at all; 0 is off. Both as in
             OpenAI's API and vLLM; a value below 0 favours what is there.
+        dry_multiplier: DRY: a token that would go on with a sequence of n tokens that the prompt or the answer has
+            already loses ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` of its logit; 0 is off. As in
+            llama.cpp.
+        dry_base: 1 or more.
+        dry_allowed_length: the length of the shortest sequence that is penalized.
+        dry_penalty_last_n: how many of the last tokens are looked at; -1 is all, 0 is off.
+        dry_sequence_breakers: texts that no sequence reaches across, at most 32 of 40 bytes each.
         logit_bias: token -> what is added to its logit, before the penalties; -inf bans it.
         allowed_token_ids: the only tokens that may come; () is all.
         bad_words: texts, or lists of token ids, that may not come. Text is banned as it is tokenized at the beginning
@@ -103,9 +125,17 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str | Sequence[int]] = ()
@@ -134,7 +164,7 @@ class SamplingParams:
             if value is None and one.name != "max_tokens":
                 value = {} if one.default is MISSING else one.default
             object.__setattr__(self, one.name, _plain(value))
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "dry_sequence_breakers"):
             value = getattr(self, name)
             listed = (value,) if isinstance(value, str) else value
             _check(name, value, _is_listing(listed), "a list; () for none")
@@ -142,6 +172,8 @@ class SamplingParams:
             object.__setattr__(self, name, items if _are_ints(items) else tuple(map(_plain, items)))
         if _is_int(self.top_k, -1, 0):
             object.__setattr__(self, "top_k", 0)
+        if _is_number(self.top_n_sigma, -1, -1):
+            object.__setattr__(self, "top_n_sigma", 0.0)
         most = float(np.finfo(np.float32).max)
         _check("temperature", self.temperature, _is_number(self.temperature, 0, most), "a number from 0 to 3.4e38")
         _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0; 0 or -1 is off")
@@ -157,6 +189,7 @@ class SamplingParams:
             _check(
                 name, value, _is_number(value, -MOST_PENALTY, MOST_PENALTY), f"from -{MOST_PENALTY} to {MOST_PENALTY}"
             )
+        self._check_sequences()
         check_seed(self.seed)
         _check("max_tokens", self.max_tokens, self.max_tokens is None or _is_int(self.max_tokens, 1), "None or >= 1")
         _check("stop", self.stop, all(plain_text(s) for s in self.stop), "strings that are not empty")
@@ -181,6 +214,33 @@ class SamplingParams:
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.checked(self.structured_outputs))
         self._check_rules()
         self._check_answers()
+
+    def _check_sequences(self) -> None:
+        """Checks top_n_sigma, XTC and DRY."""
+        most = float(np.finfo(np.float32).max)
+        sigma = self.top_n_sigma
+        _check("top_n_sigma", sigma, _is_number(sigma, 0, most), "a number from 0 to 3.4e38; 0 or -1 is off")
+        for name in ("xtc_probability", "xtc_threshold"):
+            _check(name, getattr(self, name), _is_number(getattr(self, name), 0, 1), "a number in [0, 1]")
+        multiplier = self.dry_multiplier
+        _check("dry_multiplier", multiplier, _is_number(multiplier, 0, MOST_PENALTY), f"from 0 to {MOST_PENALTY}")
+        _check("dry_base", self.dry_base, _is_number(self.dry_base, 1, most), "a number from 1 to 3.4e38")
+        length, last = self.dry_allowed_length, self.dry_penalty_last_n
+        _check("dry_allowed_length", length, _is_int(length, 0, 2**31), "an integer >= 0")
+        _check("dry_penalty_last_n", last, _is_int(last, -1, 2**31), "an integer >= -1; -1 is all, 0 is off")
+        breakers = self.dry_sequence_breakers
+        _check(
+            "dry_sequence_breakers", breakers, all(plain_text(one) for one in breakers), "strings that are not empty"
+        )
+        many = len(breakers)
+        _check("dry_sequence_breakers", many, many <= MOST_BREAKERS, f"{MOST_BREAKERS} strings at most")
+        for one in breakers:
+            _check(
+                "dry_sequence_breakers",
+                one,
+                len(one.encode()) <= LONGEST_BREAKER,
+                f"strings of {LONGEST_BREAKER} bytes at most",
+            )
 
     def _check_rules(self) -> None:
         bias = self.logit_bias

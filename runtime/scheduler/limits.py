@@ -52,7 +52,8 @@ def check_request(
         if getattr(params, name) != getattr(PLAIN[0], name):
             raise RequestError(
                 f"{name}: this target draws tokens on its own device, and the bundle has no kernel for it",
-                hint="Export the bundle again, leave it out, or open the bundle with another target.",
+                hint="Leave it out, or open the bundle with another target; an export with this "
+                "version may add the kernel to an older bundle.",
             )
     beams = 1 if request.search is None else request.search.params.num_beams
     if beams > 1 and request.rules is not None and not caps.masks:

@@ -20,7 +20,13 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from ..requests.sampling import DEFAULTS_ALWAYS, DEFAULTS_OF_SAMPLING, SamplingParams, fitting_defaults
+from ..requests.sampling import (
+    DEFAULTS_ALWAYS,
+    DEFAULTS_OF_SAMPLING,
+    SEQUENCE_OPTIONS,
+    SamplingParams,
+    fitting_defaults,
+)
 from ..requests.structured import StructuredOutputsParams
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
@@ -63,10 +69,9 @@ REFUSED: Mapping[str, Only] = {
     "truncate_prompt_tokens": Only((None,), "a context is never cut", "Shorten the prompt."),
     "background": Only((None, False), _LATER, "Leave it out."),
     **dict.fromkeys(
-        ("xtc_probability", "dry_multiplier", "dynatemp_range", "top_a", "mirostat"),
+        ("dynatemp_range", "top_a", "mirostat"),
         Only((None, False, 0, 0.0), "tokens aren't drawn this way here", "Use temperature, top_p, top_k or min_p."),
     ),
-    "top_n_sigma": Only((None, -1, -1.0, 0, 0.0), "tokens aren't drawn this way here", "Use top_p or min_p."),
     "tfs_z": Only((None, 1, 1.0), "tokens aren't drawn this way here", "Use top_p or typical_p."),
     **dict.fromkeys(("regex", "ebnf"), Only((None, ""), "forms have another field", "Use structured_outputs.")),
     "stop_regex": Only((None, "", []), "answers end at texts and tokens", "Use stop."),
@@ -93,7 +98,6 @@ HINTS = frozenset(
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "context_length", "keep_alive", "ttl"),
         # Parts of samplers that do nothing alone
         *("repeat_last_n", "penalty_last_n", "penalize_nl", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"),
-        *("xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("min_keep", "samplers"),
         # What an answer shows besides
         *("timings_per_token", "return_progress", "post_sampling_probs", "reasoning_format", "separate_reasoning"),
@@ -172,6 +176,14 @@ class Body(Fields, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -211,7 +223,7 @@ class Body(Fields, kw_only=True):
         *("temperature", "top_p", "top_k", "min_p", "typical_p", "frequency_penalty", "presence_penalty"),
         *("repetition_penalty", "allowed_token_ids", "bad_words", "n", "num_beams", "length_penalty", "early_stopping"),
         *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
-        *("prompt_logprobs", "speculate"),
+        *("prompt_logprobs", "speculate", *SEQUENCE_OPTIONS),
     )
 
     def params(self, model: ModelInfo) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..requests.sampling import MOST_BAD_TEXT, MOST_BAD_WORDS, MOST_STOP, MOST_STOP_TEXT
+from ..requests.sampling import (
+    LONGEST_BREAKER,
+    MOST_BAD_TEXT,
+    MOST_BAD_WORDS,
+    MOST_BREAKERS,
+    MOST_STOP,
+    MOST_STOP_TEXT,
+)
 from ..shared.errors import ContextError, RequestError
 
 MOST_FIELDS = 256
@@ -111,6 +118,7 @@ BOUNDS: Mapping[str, Bound] = {
     "logit_bias": Bound(Most(vocabulary=10), Most(1, vocabulary=1), Most(vocabulary=1)),
     **dict.fromkeys(("stop", "stop_sequences"), Bound(Most(MOST_STOP_TEXT), Most(MOST_STOP + 1), Most(MOST_STOP))),
     "bad_words": Bound(Most(MOST_BAD_TEXT), Most(MOST_BAD_WORDS + MOST_BAD_TEXT + 1), Most(MOST_BAD_WORDS)),
+    "dry_sequence_breakers": Bound(Most(MOST_BREAKERS * LONGEST_BREAKER), Most(MOST_BREAKERS + 1), Most(MOST_BREAKERS)),
     **dict.fromkeys(
         ("response_format", "structured_outputs", "json_schema", "guided_json", "guided_regex", "guided_choice"), _FORM
     ),

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from ..requests.sampling import SEQUENCE_OPTIONS
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
@@ -66,7 +67,7 @@ _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Where the model recommends nothing."""
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", *SEQUENCE_OPTIONS)},
     "repeat_penalty": "repetition_penalty",
 }
 """Ollama's options -> fields of our bodies."""

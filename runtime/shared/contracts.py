@@ -89,6 +89,9 @@ SAMPLING_OPTIONS: Mapping[str, float] = {
     "repetition_penalty": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
+    "top_n_sigma": 0,
+    "xtc_probability": 0,
+    "xtc_threshold": 0,
 }
 """The arrays [R] of a ``SamplingBatch``, and the value of each that changes nothing. The C++ sampler knows them by
 name: a new option is a field here, one of ``RowSampling`` (sampler.h), and a line in sampling_bindings.cpp."""
@@ -97,6 +100,7 @@ SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
     "seen_start": ("seen",),
     "counted_start": ("counted", "counts"),
     "biased_start": ("biased", "bias"),
+    "dry_start": ("dry", "dry_bias"),
     "allowed_start": ("allowed",),
 }
 """The lists of a ``SamplingBatch``, which have a length for each row: row r's are [start[r] : start[r + 1]]."""
@@ -143,6 +147,9 @@ class SamplingBatch:
     repetition_penalty: FloatArray | None = None
     frequency_penalty: FloatArray | None = None
     presence_penalty: FloatArray | None = None
+    top_n_sigma: FloatArray | None = None
+    xtc_probability: FloatArray | None = None
+    xtc_threshold: FloatArray | None = None
     seen_start: Int32Array | None = None  # the tokens that a row's repetition penalty applies to; one that comes twice
     seen: Int32Array | None = None  # counts once
     counted_start: Int32Array | None = None  # the tokens of its output, each once,
@@ -151,6 +158,9 @@ class SamplingBatch:
     biased_start: Int32Array | None = None  # the tokens whose logits change, each once,
     biased: Int32Array | None = None
     bias: FloatArray | None = None  # by so much; -infinity bans a token
+    dry_start: Int32Array | None = None  # the tokens that would repeat a sequence, each once,
+    dry: Int32Array | None = None
+    dry_bias: FloatArray | None = None  # and what is added to their logits, after the penalties
     allowed_start: Int32Array | None = None  # the only tokens that may come; a row with none has no such limit
     allowed: Int32Array | None = None
     masks: StepMasks | None = None  # limits tokens further, by bits; for executors with ``ExecutorCaps.masks``

@@ -118,6 +118,12 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
         top_k=int(rng.choice([0, 5])),
         top_p=float(rng.choice([1, 0.8])),
         typical_p=float(rng.choice([1, 1, 0.9])),
+        top_n_sigma=float(rng.choice([0, 0, 1.0])),
+        xtc_probability=float(rng.choice([0, 0, 0.5])),
+        xtc_threshold=0.02,
+        dry_multiplier=float(rng.choice([0, 0, 2.0])),
+        dry_allowed_length=int(rng.choice([1, 2])),
+        dry_penalty_last_n=int(rng.choice([-1, 12])),
         repetition_penalty=float(rng.choice([1, 1.3])),
         frequency_penalty=float(rng.choice([0, 0, 0.7])),
         presence_penalty=float(rng.choice([0, 0, -0.5])),
@@ -146,7 +152,14 @@ def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, samp
         return request
     words = [word for word in params.bad_words if not isinstance(word, str)]
     return Generation(
-        prompt, params, end_token_ids=ends, tenant=tenant, sample=sample, bad_words=words, grammar=grammar
+        prompt,
+        params,
+        end_token_ids=ends,
+        tenant=tenant,
+        sample=sample,
+        bad_words=words,
+        grammar=grammar,
+        breakers={15: ((),), 16: ((17,), (17, 18))},
     )
 
 

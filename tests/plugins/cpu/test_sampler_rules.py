@@ -1,7 +1,12 @@
-"""Penalties, biases, bans and typical_p of the C++ sampler, beside transformers' processors and vLLM's formulas."""
+"""What the C++ sampler does besides top_k, top_p and min_p, beside transformers, vLLM's formulas and definitions.
+
+Penalties, biases, bans and typical_p are transformers' or vLLM's. Top-n-sigma, XTC and DRY are those of their papers
+and of llama.cpp, in numpy.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +173,96 @@ def test_repetition_bias_and_bans_are_transformers() -> None:
     same(probabilities(logits, batch), softmax(scores))
 
 
+def sigma_cut(logits: npt.NDArray[np.float64], n: float) -> npt.NDArray[np.float64]:
+    """Top-n-sigma (arXiv 2411.07641): logits more than n standard deviations below the greatest one become -inf."""
+    cut = logits.copy()
+    for row in cut:
+        allowed = row[row > -np.inf]
+        row[row < allowed.max() - n * allowed.std()] = -np.inf
+    return cut
+
+
+@pytest.mark.parametrize("n", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1e3])
+def test_top_n_sigma_is_the_papers(n: float, temperature: float) -> None:
+    """The same tokens at every temperature; banned ones have no part in the deviation."""
+    logits = logits_of(6)
+    logits[::2, 5:90] = -np.inf
+    batch = replace(sampling_batch(ROWS, temperature=temperature), top_n_sigma=full(n))
+    found = probabilities(logits, batch)
+    expected = softmax(sigma_cut(logits.astype(np.float64), n) / np.float64(np.float32(temperature)))
+    same(found, expected)
+
+
+def xtc(
+    weights: npt.NDArray[np.float64], logits: Float, threshold: float, excluded: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Exclude top choices: of the tokens with ``threshold`` the last by probability and id stays, if there are two."""
+    result = weights.copy()
+    for row in np.flatnonzero(excluded):
+        order = np.lexsort((np.arange(weights.shape[1]), -logits[row]))
+        order = order[weights[row, order] > 0]
+        top = order[weights[row, order] >= threshold * weights[row].sum()]
+        if len(top) > 1:
+            result[row, top[:-1]] = 0
+    return result / result.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.1, 0.3, 0.5, 0.6])
+@pytest.mark.parametrize("ties", [False, True])
+def test_xtc_excludes_all_top_choices_but_the_last(threshold: float, ties: bool) -> None:
+    logits = np.round(logits_of(7)) if ties else logits_of(7)
+    batch = sampling_batch(ROWS, temperature=1.5, top_k=30)
+    before = probabilities(logits, batch)
+    batch.xtc_probability, batch.xtc_threshold = full(1), full(threshold)
+    found = probabilities(logits, batch)
+    same(found, xtc(before, logits, np.float32(threshold), np.ones(ROWS, bool)))
+    if threshold == 0.6:
+        np.testing.assert_array_equal(found, before)
+
+
+def test_xtc_draws_its_chance_from_seed_and_counter_alone() -> None:
+    """The chance is independent of the number that draws the token, and the same in any batch."""
+    logits = np.tile(logits_of(8, 1), (ROWS, 1))
+    batch = sampling_batch(ROWS, temperature=1.0)
+    batch.seed, batch.counter = np.arange(ROWS, dtype=np.uint64) // 100, np.arange(ROWS, dtype=np.uint64) % 100
+    whole = probabilities(logits, batch)
+    drawn = cpu.RowSampler(1).sample(logits, batch.options())["tokens"]
+    batch.xtc_probability, batch.xtc_threshold = full(0.3), full(0.05)
+    found = probabilities(logits, batch)
+    excluded = (found != whole).any(1)
+    assert abs(excluded.mean() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / ROWS)
+    same(found, xtc(whole, logits, np.float32(0.05), excluded))
+    # Rows that keep their top choices draw what they draw without XTC, whatever the chance was.
+    now = cpu.RowSampler(2).sample(logits, batch.options())["tokens"]
+    np.testing.assert_array_equal(now[~excluded], drawn[~excluded])
+    likeliest = logits[0].argmax()
+    shares = [(drawn[chosen] == likeliest).mean() for chosen in (excluded, ~excluded)]
+    assert shares[0] == pytest.approx(shares[1], abs=0.06)
+    assert not (now[excluded] == likeliest).any()
+    rows = np.arange(7, 47)
+    alone = SamplingBatch(**{name: array[rows] for name, array in batch.options().items()})
+    np.testing.assert_array_equal(probabilities(logits[rows], alone), found[rows])
+
+
+def test_dry_comes_after_the_penalties_and_sigma_before_the_cuts() -> None:
+    rng, logits = np.random.default_rng(9), logits_of(9, 500)
+    batch = sampling_batch(500, temperature=0.9, top_p=0.8)
+    batch.repetition_penalty, batch.top_n_sigma = full(1.4, 500), full(1.2, 500)
+    batch.presence_penalty = full(0.5, 500)
+    batch.seen_start = batch.counted_start = batch.dry_start = np.arange(0, 2001, 4, dtype=np.int32)
+    tokens = np.concatenate([rng.permutation(VOCAB)[:4] for _ in range(500)]).astype(np.int32)
+    batch.seen = batch.counted = batch.dry = tokens
+    batch.counts = np.ones(2000, np.int32)
+    batch.dry_bias = -rng.choice([0.8, 1.4, 30.0], 2000).astype(np.float32)
+    expected = logits.astype(np.float64)
+    for row, own in enumerate(tokens.reshape(500, 4)):
+        expected[row, own] = np.where(expected[row, own] > 0, expected[row, own] / 1.4, expected[row, own] * 1.4)
+        expected[row, own] += -0.5 + batch.dry_bias[4 * row : 4 * row + 4]
+    scores = torch.from_numpy(sigma_cut(expected, 1.2) / np.float64(np.float32(0.9)))
+    same(probabilities(logits, batch), softmax(TopPLogitsWarper(0.8)(None, scores)))  # type: ignore[arg-type]
+
+
 def test_finite_logits_stay_finite() -> None:
     logits = np.array([[3e38, -3e38, 1, -np.inf]], np.float32)
     batch = sampling_batch(1, temperature=0.0)
@@ -182,6 +277,10 @@ def test_finite_logits_stay_finite() -> None:
         ({"typical_p": full(0, 1)}, r"typical_p that is not in \(0, 1\]"),
         ({"frequency_penalty": full(np.inf, 1)}, "frequency_penalty that is not finite"),
         ({"presence_penalty": full(np.nan, 1)}, "presence_penalty that is not finite"),
+        ({"top_n_sigma": full(np.nan, 1)}, "top_n_sigma that is not finite"),
+        ({"xtc_probability": full(1.5, 1)}, r"xtc_probability that is not in \[0, 1\]"),
+        ({"xtc_threshold": full(-0.5, 1)}, r"xtc_threshold that is not in \[0, 1\]"),
+        ({"dry": np.array([1], np.int32), "dry_start": np.array([0, 1], np.int32)}, "dry, dry_bias and"),
         ({"biased": np.array([1], np.int32), "biased_start": np.array([0, 1], np.int32)}, "biased, bias and"),
         ({"counted": np.array([1], np.int32)}, "counted, counts and counted_start go together"),
         ({"allowed_start": np.array([0, 1], np.int32)}, None),

@@ -88,6 +88,12 @@ EXTRA: dict[str, tuple[dict[str, Any], Check]] = {
     "top_k": ({"top_k": 1}, other),
     "min_p": ({"min_p": 0.99}, other),
     "typical_p": ({"typical_p": 0.01}, other),
+    "top_n_sigma": ({"top_n_sigma": 0.01}, other),
+    "xtc_probability": ({"xtc_probability": 1.0, "xtc_threshold": 0.0}, other),
+    "dry_multiplier": (
+        {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_penalty_last_n": -1, "dry_sequence_breakers": []},
+        other,
+    ),
     "repetition_penalty": ({"repetition_penalty": 1.9}, other),
     "allowed_token_ids": ({"allowed_token_ids": [70]}, lambda found, base: len(set(found[0]["text"])) == 1),
     "bad_words": ({"bad_words": ["e"]}, lambda found, base: "e" not in found[0]["text"]),

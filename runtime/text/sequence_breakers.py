@@ -1,0 +1,79 @@
+"""The tokens that hold, or begin, a text: sequence breakers of DRY, as llama.cpp finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .tokenizer import Tokenizer
+
+_LONGEST_TAIL = 20
+"""Tokens after the first one, at most."""
+
+
+class SequenceBreakers:
+    """Finds the token sequences in which a text may come, whatever is around it.
+
+    A token that contains the text is one alone. A token that ends with the text's beginning is one together with the
+    tokens of the rest. The bytes of the whole vocabulary are kept in one array from the first call on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+
+    def find(self, texts: Sequence[str]) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        """Token -> the tokens after it with which it is one of the texts; an empty tuple where it is one alone."""
+        found: dict[int, dict[tuple[int, ...], None]] = {}
+        for text in texts:
+            data = text.encode()
+            within = self._containing(data)
+            for token in within:
+                found.setdefault(token, {})[()] = None
+            for length in range(1, len(data)):
+                tail = self._tail(data[length:])
+                if tail is None:
+                    continue
+                for token in self._ending(data[:length]):
+                    if token not in within:
+                        found.setdefault(token, {})[tail] = None
+        return {token: tuple(tails) for token, tails in found.items()}
+
+    def _tail(self, data: bytes) -> tuple[int, ...] | None:
+        """The tokens of the rest of a text; None where it begins within a character."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return None
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False)[:_LONGEST_TAIL])
+
+    @cached_property
+    def _words(self) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """The bytes of all tokens, one after the other, and where each one begins; the last entry is the end."""
+        words = [self._tokenizer.token_bytes(token) for token in range(self._vocab)]
+        return b"".join(words), np.cumsum([0, *map(len, words)])
+
+    def _containing(self, text: bytes) -> set[int]:
+        """The tokens that have the text within them."""
+        data, starts = self._words
+        if len(text) == 1:
+            places = np.flatnonzero(np.frombuffer(data, np.uint8) == text[0])
+        else:
+            at, listed = data.find(text), []
+            while at >= 0:
+                listed.append(at)
+                at = data.find(text, at + 1)
+            places = np.array(listed, np.int64)
+        tokens = np.searchsorted(starts, places, side="right") - 1
+        return set(tokens[places + len(text) <= starts[tokens + 1]].tolist())
+
+    def _ending(self, text: bytes) -> list[int]:
+        """The tokens that end with a text."""
+        data, starts = self._words
+        values, ends = np.frombuffer(data, np.uint8), starts[1:]
+        tokens = np.flatnonzero(np.diff(starts) >= len(text))
+        for back, byte in enumerate(reversed(text), start=1):
+            tokens = tokens[values[ends[tokens] - back] == byte]
+        return tokens.tolist()
