@@ -25,6 +25,7 @@ from tokenizers import normalizers
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.text import fill_in_middle
 from enginewright.runtime.text.tokenizer import BYTES_OF_LETTERS, what_tokenizers_raises
 
 from .gguf_pretokenizers import as_in_unicode_15
@@ -69,6 +70,8 @@ def build_files(vocabulary: Vocabulary, keys: Mapping[str, Any]) -> TokenizerFil
         # A byte-level vocabulary's default ids are those of any tokens.
         if name in _NAMES and (name in vocabulary.stated or vocabulary.model != "gpt2"):
             special[_NAMES[name]] = vocabulary.tokens[index]
+        elif name in fill_in_middle.NAMES and name in vocabulary.stated:
+            special[fill_in_middle.NAMES[name][0]] = vocabulary.tokens[index]
     special |= {"add_bos": False, "add_eos": False}  # the post-processor adds them
     default, others = _templates(vocabulary.path, keys)
     return TokenizerFiles(

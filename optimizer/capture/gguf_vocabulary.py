@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.text import fill_in_middle
 
 from .gguf_header import GgufArray
 from .gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -55,23 +56,6 @@ _WITHOUT_DEFAULT_BOS = ("chatglm-bpe", "glm4", "glm5")
 _OTHER_MODELS = ("rwkv", "plamo2", "hybriddna", "whitespace", "test")
 _NO_TOKENIZER = ("no_vocab", "none")
 
-_FIM_TEXTS = {
-    "fim_pre": (
-        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
-        "<|prefix|>",
-    ),
-    "fim_suf": (
-        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
-        "<|suffix|>",
-    ),
-    "fim_mid": (
-        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
-        "<|middle|>",
-    ),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
-}
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
@@ -344,7 +328,7 @@ def _adjust_kinds(
     Adds special tokens for filling in the middle to ``ids``. Those in ``ends`` are what the file names.
     """
     places = {text: i for i, text in enumerate(tokens)}
-    for name, texts in _FIM_TEXTS.items():
+    for name, texts in fill_in_middle.TEXTS.items():
         known = sorted(places[text] for text in texts if text in places)
         if name not in ids and known:
             ids[name] = known[0]

@@ -1,9 +1,9 @@
 """DRY: a penalty for tokens that would go on with a sequence that the text has already.
 
-Its author's description is p-e-w, "DRY: A modern repetition penalty" (text-generation-webui, 2024); llama.cpp's sampler
-is the reference for the details. A token that comes after an earlier copy of the last n tokens loses
-``multiplier * base ** (n - allowed_length)`` of its logit, where n is at least ``allowed_length``. Sequence breakers end
-the last tokens that count, and are never penalized themselves.
+It was published as p-e-w, "DRY: A modern repetition penalty" (text-generation-webui, 2024); llama.cpp's sampler is the
+reference for the details. A token that comes after an earlier copy of the last n tokens loses
+``multiplier * base ** (n - allowed_length)`` of its logit, where n is at least ``allowed_length``. Sequence breakers
+end the last tokens that count, and are never penalized themselves.
 """
 
 from __future__ import annotations

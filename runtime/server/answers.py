@@ -374,3 +374,81 @@ class CompletionShape(OpenAIShape):
             logprobs.append(None if isinstance(entry, int) else max(entry[1], _LEAST))
             tops.append(None if isinstance(entry, int) else {self.token(t)[0]: max(p, _LEAST) for t, p in entry[2]})
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+class InfillShape(Shape):
+    """The answer of llama.cpp's ``/infill``. Its stream has no mark at its end but ``stop``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._text, self._finish, self._word, self._prompt = "", "", "", 0
+        self._ended: Ended | None = None
+
+    def add(self, index: int, news: News, one: Finished, ended: Ended, given: Given) -> None:
+        """Takes the answer."""
+        self._take(one.text, one.finish_reason)
+        self._ended = ended
+        if isinstance(one.stop_reason, str):
+            self._word = one.stop_reason
+
+    def response(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer."""
+        return self._end(self._text, usage)
+
+    def start(self, prompt: int) -> bytes:
+        """Nothing yet."""
+        self._prompt = prompt
+        return b""
+
+    def news(self, index: int, news: News, usage: dict[str, Any] | None) -> bytes:
+        """The event of what is new."""
+        self._take(news.piece.text, news.piece.finish_reason)
+        if not news.piece.text:
+            return b""
+        head = {"index": 0, "content": news.piece.text, "tokens": news.piece.token_ids, "stop": False, "id_slot": -1}
+        return event({**head, "tokens_evaluated": self._prompt})
+
+    def end(self, usage: dict[str, Any], ended: Sequence[Ended]) -> bytes:
+        """A stream's last event."""
+        self._ended = next(iter(ended), None)
+        reason = self._ended.answers[0].stop_reason if self._ended is not None and self._ended.answers else None
+        if isinstance(reason, str):
+            self._word = reason
+        return event(self._end("", usage))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails."""
+        return event(error.body_for(""))
+
+    def _take(self, text: str, finish: str | None) -> None:
+        self._text += text
+        self._finish = finish or self._finish
+
+    def _end(self, content: str, usage: dict[str, Any]) -> dict[str, Any]:
+        ended = self._ended
+        _, read, wrote = (0.0, 0.0, 0.0) if ended is None else ended.times
+        new, prompt = usage["completion_tokens"], usage["prompt_tokens"]
+        known = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": new,
+            "tokens_evaluated": prompt,
+            "has_new_line": "\n" in self._text,
+            "truncated": False,
+            "stop_type": "limit" if self._finish == "length" else "word" if self._word else "eos",
+            "stopping_word": self._word,
+            "tokens_cached": known,
+            "timings": {
+                "prompt_n": prompt - known,
+                "prompt_ms": 1000 * read,
+                "prompt_per_second": (prompt - known) / read if read else 0.0,
+                "predicted_n": new,
+                "predicted_ms": 1000 * wrote,
+                "predicted_per_second": new / wrote if wrote else 0.0,
+            },
+        }

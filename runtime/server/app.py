@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from ..engine.arguments import encode_within
 from ..shared.errors import EnginewrightError, RequestError
-from .answers import ChatShape, CompletionShape, Shape
+from .answers import ChatShape, CompletionShape, InfillShape, Shape
 from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, TokenizeBody, body_schema
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody, body_schema
 from .engine_client import Model
 from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
 from .front import VERSION, Front, tokenizer_of
@@ -32,6 +32,7 @@ from .unsupported import text_only
 BODIES: Mapping[str, type[Fields]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/infill": InfillBody,
     "/v1/responses": ResponsesBody,
     "/v1/responses/input_tokens": InputTokensBody,
     "/v1/messages": MessagesBody,
@@ -108,6 +109,11 @@ def make_app(front: Front) -> Gate:
     async def completions(request: Request) -> Response:
         """OpenAI's completions, of text or token ids."""
         return await generation(request, CompletionBody, CompletionShape)
+
+    @app.post("/infill", openapi_extra=body_schema(InfillBody))
+    async def infill(request: Request) -> Response:
+        """llama.cpp's answer to the text before and after a gap."""
+        return await generation(request, InfillBody, InfillShape)
 
     add_responses(app, front)
     add_messages(app, front)

@@ -59,7 +59,6 @@ REFUSED: Mapping[str, Only] = {
     "chat_template": Only(
         (None,), "templates are the model's own", "Leave it out; chat_template_kwargs sets variables."
     ),
-    "suffix": Only((None, ""), "nothing is filled in before a suffix", "Leave it out."),
     "use_beam_search": Only((None, False), "it is called num_beams here", "Use num_beams."),
     "logits_processors": Only(_NONE, "code isn't run for a client", "Use logit_bias."),
     "lora_request": Only(_NONE, "there are no adapters yet", "Leave it out."),
@@ -367,6 +366,7 @@ class CompletionBody(Body, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     add_special_tokens: bool = True
+    suffix: str | None = None
 
     def params(self, model: ModelInfo) -> dict[str, Any]:
         fields = super().params(model)
@@ -402,6 +402,38 @@ class CompletionBody(Body, kw_only=True):
             raise RequestError(f"prompt: {len(given)} prompts", hint=f"Pass {MOST_PROMPTS} at most.")
         found: list[str | list[int]] = given
         return found
+
+
+class InfillExtra(msgspec.Struct):
+    """Another file of ``/infill``."""
+
+    text: str = ""
+    filename: str = ""
+
+
+class InfillBody(CompletionBody, kw_only=True):
+    """The body of llama.cpp's ``/infill``: the text between two others is asked for. ``prompt``: its beginning."""
+
+    needed: ClassVar[frozenset[str]] = frozenset({"input_prefix", "input_suffix"})
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"n_indent", "response_fields"}
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[InfillExtra] = []
+    prompt: Any = ""
+
+    def params(self, model: ModelInfo) -> dict[str, Any]:
+        if (self.n or 1) > 1 or (self.num_beams or 1) > 1:
+            raise RequestError("n: there is one answer here", hint="Use /v1/completions with a suffix.")
+        if self.echo:
+            raise RequestError("echo: the answer here is the middle alone", hint="Leave it out.")
+        fields = super().params(model)
+        return fields if self.max_tokens is not None else fields | {"max_tokens": None}
+
+    def prompts(self) -> list[str | list[int]]:
+        if not isinstance(self.prompt, str):
+            raise RequestError(f"prompt: {shown(self.prompt)} isn't text", hint="Pass the beginning of the middle.")
+        return [self.input_prefix + self.prompt]
 
 
 class TokenizeBody(Fields, kw_only=True):

@@ -31,7 +31,7 @@ def encoded(value: Any) -> bytes:
 
 OPENAI, RESPONSES, ANTHROPIC, OLLAMA = "openai", "responses", "anthropic", "ollama"
 CONTEXT, NO_KEY, WRONG_KEY, NO_MODEL, NO_PATH = "context", "no_key", "wrong_key", "no_model", "no_path"
-NO_RESPONSE, NO_ITEM, RATE, TOO_LARGE = "no_response", "no_item", "rate", "too_large"
+NO_RESPONSE, NO_ITEM, RATE, TOO_LARGE, NO_INFILL = "no_response", "no_item", "rate", "too_large", "no_infill"
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,12 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
             "model '{model}' not found; models of this server: {models}",
             patterns={"Ollama": "model '[^']*' not found"},
         ),
+    },
+    NO_INFILL: {
+        OPENAI: Words(
+            "Infill is not supported by this model: {detail}", patterns={"llama.cpp": "Infill is not supported"}
+        ),
+        OLLAMA: Words("{model} does not support insert: {detail}", patterns={"Ollama": "does not support insert"}),
     },
     NO_PATH: {OPENAI: Words("Unknown request URL: {detail}", _INVALID, "unknown_url")},
     NO_RESPONSE: {OPENAI: Words("{detail}", _INVALID, "previous_response_not_found")},

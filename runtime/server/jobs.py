@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from ..engine import arguments
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
+from ..text.fill_in_middle import Gap
 from .answers import Given, Shape, usage
-from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, checked_params, held_form
+from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, checked_params, held_form
 from .engine_client import Model, ReplacedError, Running
-from .errors import ApiError, api_error, clean_headers, error_response, json_response
+from .errors import NO_INFILL, ApiError, api_error, clean_headers, error_response, json_response
 from .front import Front, effort_variables, template_reads, tokenizer_of
 from .reading import Reader, Reading
 from .records import Ended, Piece, Submit
@@ -157,7 +158,9 @@ class Job:
 
     def _texts(self) -> None:
         assert isinstance(self.body, CompletionBody)
-        self.given = _prompts(self.model, self.body)
+        self.given, ends = _prompts(self.model, self.body)
+        if ends:
+            self.params["stop_token_ids"] = [*self.params.get("stop_token_ids", ()), *ends]
         self._reading = Reading(None, self.tools, ())
 
     def reader(self) -> Reader:
@@ -349,9 +352,12 @@ class _Begun:
     ids: list[int]
 
 
-def _prompts(model: Model, body: CompletionBody) -> list[Given]:
+def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int, ...]]:
+    """The prompts of a body, and further tokens that end their answers."""
     found = []
     most = model.model.context_length - 1
+    if body.suffix or isinstance(body, InfillBody):
+        return _gaps(model, body, most)
     for prompt in body.prompts():
         if isinstance(prompt, str):
             tokenizer = tokenizer_of(model)
@@ -364,7 +370,41 @@ def _prompts(model: Model, body: CompletionBody) -> list[Given]:
             found.append(Given(text, prompt))
         if not found[-1].ids:
             raise RequestError("prompt: it is empty", hint="Pass at least one token.")
-    return found
+    return found, ()
+
+
+def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
+    """The same where the text before a suffix is asked for.
+
+    Raises ApiError where the model can't fill in the middle.
+    """
+    tokenizer = tokenizer_of(model)
+    if (tokens := tokenizer.fill_in_middle) is None:
+        infill = isinstance(body, InfillBody)
+        raise ApiError(
+            501 if infill else 400,
+            "its tokenizer has no tokens for filling in the middle, as models for code have",
+            param=None if infill else "suffix",
+            problem=NO_INFILL,
+            values={"model": model.name},
+        )
+    files: list[tuple[str, str]] = []
+    suffix, names = body.suffix or "", {"input_prefix": "prompt", "input_suffix": "suffix"}
+    if isinstance(body, InfillBody):
+        if body.suffix:
+            raise RequestError("suffix: it is input_suffix here", hint="Leave it out.")
+        files = [(one.filename, one.text) for one in body.input_extra]
+        suffix, names = body.input_suffix, {}
+
+    def encode(name: str, text: str) -> list[int]:
+        return arguments.encode_within(tokenizer.encode_guarded, text, most, names.get(name, name)) if text else []
+
+    found = []
+    for prompt in body.prompts():
+        if not isinstance(prompt, str):
+            raise RequestError("prompt: token ids with a suffix", hint="Pass text.")
+        found.append(Given(prompt, tokens.prompt(tokenizer, Gap(prompt, suffix, files), encode)))
+    return found, tokens.ends
 
 
 async def _merged(running: Sequence[Running]) -> AsyncGenerator[tuple[int, list[Piece] | Ended], None]:

@@ -109,8 +109,8 @@ bound of ``messages`` when they come back."""
 SCALAR = Bound()
 """The bound of a field that isn't in ``BOUNDS``."""
 BOUNDS: Mapping[str, Bound] = {
-    **dict.fromkeys(("messages", "system", "input"), _PROMPT),
-    **dict.fromkeys(("instructions", "content"), _TEXTS),
+    **dict.fromkeys(("messages", "system", "input", "input_extra"), _PROMPT),
+    **dict.fromkeys(("instructions", "content", "suffix", "input_prefix", "input_suffix"), _TEXTS),
     "tools": Bound(_TEXT, Most(131_072), Most(1_024), prompt=True),
     "prompt": Bound(Most(128 * 64, context=128 * 10), Most(1_024, context=128), prompt=True),
     "tokens": Bound(Most(0), Most(65_537, context=4), Most(65_536, context=4)),

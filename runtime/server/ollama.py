@@ -161,12 +161,12 @@ class GenerateBody(_Asked, kw_only=True):
     """The body of ``/api/generate``. Without a prompt the model is loaded, and no more."""
 
     prompt: str = ""
+    suffix: str | None = None
     system: str | None = None
     raw: bool = False
 
     refused: ClassVar[Mapping[str, Only]] = {
         **_Asked.refused,
-        "suffix": Only((None, ""), "nothing is filled in before a suffix", "Leave it out."),
         "template": Only((None, ""), "templates are the model's own", "Leave it out, or pass raw."),
         "context": Only((None, []), "it is the older way to go on", "Use /api/chat."),
     }
@@ -174,10 +174,12 @@ class GenerateBody(_Asked, kw_only=True):
     def inner(self, model: ModelInfo, ignored: list[str], ignore_unknown: bool = False) -> Body:
         """The same in OpenAI's words: by the model's template, but for a raw prompt."""
         fields = self.common(model, ignored, ignore_unknown)
-        if self.raw:
+        if self.raw or self.suffix:
             if self.system or self.think:
-                raise RequestError("raw: the prompt is all that the model gets", hint="Leave out system and think.")
-            return _converted(CompletionBody, {"max_tokens": model.context_length, **fields, "prompt": self.prompt})
+                name = "raw" if self.raw else "suffix"
+                raise RequestError(f"{name}: the prompt is all that the model gets", hint="Leave out system and think.")
+            texts = {"prompt": self.prompt, "suffix": self.suffix}
+            return _converted(CompletionBody, {"max_tokens": model.context_length, **fields, **texts})
         said = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*said, {"role": "user", "content": self.prompt}]
         return _converted(ChatBody, fields | {"messages": messages, "reasoning_effort": self.effort})
@@ -297,7 +299,7 @@ def add_ollama(app: FastAPI, front: Front) -> None:
         asked, ignored, charge = await front.body(request, kind)
         name = asked.model.removesuffix(":latest")
         shape = OllamaShape if isinstance(asked, OllamaChatBody) else GenerateShape
-        if not (asked.messages if isinstance(asked, OllamaChatBody) else asked.prompt):
+        if not (asked.messages if isinstance(asked, OllamaChatBody) else asked.prompt or asked.suffix):
             with charge:
                 await front.loaded(front.model(name))
             said = {"message": {"role": "assistant", "content": ""}} if shape.chat else {"response": ""}
@@ -398,7 +400,8 @@ def _capabilities(model: Model) -> list[str]:
     if model.tokenizer is None:
         return ["completion"]
     found = model.tokenizer.chat_format
-    more = [("tools", found.has_calls), ("thinking", found.has_reasoning)]
+    fills = model.tokenizer.fill_in_middle is not None
+    more = [("insert", fills), ("tools", found.has_calls), ("thinking", found.has_reasoning)]
     return ["completion", *(name for name, has in more if has)]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from .chat_format import ChatFormat
     from .chat_template import ChatTemplate, Message
+    from .fill_in_middle import FillInMiddle
 
 _JINJA = re.compile(r"\{[{%#]|\n")
 _REPLACEMENT = "\ufffd"
@@ -297,6 +298,13 @@ class Tokenizer:
                 self._formats = {}
             self._formats[chat_template] = choose_format(self, chat_template)
         return self._formats[chat_template]
+
+    @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """The model's tokens for filling in the middle; None where it has none."""
+        from .fill_in_middle import FillInMiddle
+
+        return FillInMiddle.from_tokenizer(self)
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

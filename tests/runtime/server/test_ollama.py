@@ -204,7 +204,7 @@ def test_a_model_is_loaded_by_asking_for_nothing(agents: Server, path: str) -> N
             400,
             "the input length exceeds the context length",
         ),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "tools does not support insert"),
         ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "raw"),
     ],
 )
