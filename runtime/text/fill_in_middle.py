@@ -13,10 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+from typing import Any, Protocol
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_pre": (
@@ -57,6 +54,16 @@ _PROJECT, _FILE, _OTHER = "myproject\n", "filename\n", "tmp"
 """The names of llama.cpp for what has none."""
 
 
+class TextTokenizer(Protocol):
+    """The methods of ``Tokenizer`` that are needed here."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, Any]: ...
+    def token_id(self, text: str) -> int | None: ...
+    def token_bytes(self, index: int) -> bytes: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
 @dataclass(frozen=True)
 class Gap:
     """The place that is to be filled.
@@ -91,7 +98,7 @@ class FillInMiddle:
     ends: tuple[int, ...] = ()
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> FillInMiddle | None:
+    def from_tokenizer(cls, tokenizer: TextTokenizer) -> FillInMiddle | None:
         """Finds a model's tokens; None where it can't fill in."""
         special, ids = tokenizer.special_tokens, dict[str, int]()
         for role, texts in TEXTS.items():
@@ -103,11 +110,12 @@ class FillInMiddle:
         if {"fim_pre", "fim_suf", "fim_mid"} <= ids.keys():
             ends = [token for text in _ENDS if (token := tokenizer.token_id(text)) is not None]
             ends += [ids[role] for role in ("fim_pad", "fim_rep", "fim_sep") if role in ids]
-            return cls(**ids, ends=tuple(dict.fromkeys(ends)))
+            tokens = (ids.get(role) for role in ("fim_pad", "fim_rep", "fim_sep"))
+            return cls(ids["fim_pre"], ids["fim_suf"], ids["fim_mid"], *tokens, ends=tuple(dict.fromkeys(ends)))
         prefix, suffix = map(tokenizer.token_id, _SUFFIX_FIRST)
         return None if prefix is None or suffix is None else cls(prefix, suffix, suffix_first=True)
 
-    def prompt(self, tokenizer: Tokenizer, gap: Gap, encode: Callable[[str, str], list[int]]) -> list[int]:
+    def prompt(self, tokenizer: TextTokenizer, gap: Gap, encode: Callable[[str, str], list[int]]) -> list[int]:
         """Makes the token ids of a prompt, the first token of any text included.
 
         Args:
@@ -132,7 +140,7 @@ class FillInMiddle:
         return ids if self.fim_mid is None else [*ids, self.fim_mid]
 
 
-def _begin(tokenizer: Tokenizer) -> list[int]:
+def _begin(tokenizer: TextTokenizer) -> list[int]:
     """The tokens that the model expects before any text."""
     plain = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a")
@@ -140,7 +148,7 @@ def _begin(tokenizer: Tokenizer) -> list[int]:
     return whole[: next(starts, 0)]
 
 
-def _continued(tokenizer: Tokenizer, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+def _continued(tokenizer: TextTokenizer, text: str, encode: Callable[[str], list[int]]) -> list[int]:
     """The tokens of a text that doesn't begin a word: a tokenizer may put a space before the first one."""
     mark = tokenizer.encode(_MARK, add_special_tokens=False)
     if not text or not tokenizer.token_bytes(mark[0]).startswith(b" "):

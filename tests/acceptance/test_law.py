@@ -121,7 +121,7 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
         top_n_sigma=float(rng.choice([0, 0, 1.0])),
         xtc_probability=float(rng.choice([0, 0, 0.5])),
         xtc_threshold=0.02,
-        dry_multiplier=float(rng.choice([0, 0, 2.0])),
+        dry_multiplier=float(rng.choice([0, 0, 0, 2.0])),
         dry_allowed_length=int(rng.choice([1, 2])),
         dry_penalty_last_n=int(rng.choice([-1, 12])),
         repetition_penalty=float(rng.choice([1, 1.3])),

@@ -76,7 +76,7 @@ def test_what_is_ignored_is_named(server: Server) -> None:
 @pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
 def test_null_asks_for_nothing(kind: type[Fields]) -> None:
     needed = {
-        **{"messages": SAID, "prompt": "a", "tokens": [1], "model": "m"},
+        **{"messages": SAID, "prompt": "a", "tokens": [1], "model": "m", "input_prefix": "a", "input_suffix": "b"},
         **{"stream_options": {"include_usage": True, "odd": None}},
     }
     body = {name: value for name, value in needed.items() if name in kind.__struct_fields__}
@@ -89,6 +89,7 @@ def test_null_asks_for_nothing(kind: type[Fields]) -> None:
 @pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda kind: kind.__name__))
 def test_whole_numbers_may_be_floats(kind: type[Fields]) -> None:
     body = {"messages": SAID, "prompt": [1.0, 2e0], "tokens": [3.0], "model": "m"}
+    body |= {"input_prefix": "a", "input_suffix": "b"}
     body = {name: value for name, value in body.items() if name in kind.__struct_fields__}
     for field in msgspec.structs.fields(kind):
         if field.type == int | None:

@@ -82,6 +82,7 @@ COMPLETIONS: dict[str, tuple[dict[str, Any], Check]] = {
     "echo": ({"echo": True}, lambda found, base: found[0]["text"] == "Ships " + base[0]["text"]),
     "logprobs": ({"logprobs": 2}, scored(24)),
     "best_of": ({"best_of": 1}, same),
+    "suffix": ({"suffix": ""}, same),  # what it does: test_infill.py
 }
 EXTRA: dict[str, tuple[dict[str, Any], Check]] = {
     # not the client's: sent as extra_body
@@ -94,6 +95,12 @@ EXTRA: dict[str, tuple[dict[str, Any], Check]] = {
         {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_penalty_last_n": -1, "dry_sequence_breakers": []},
         other,
     ),
+    # Parts of XTC and DRY, which are off without the others
+    "xtc_threshold": ({"xtc_threshold": 0.0}, same),
+    "dry_base": ({"dry_base": 3.0}, same),
+    "dry_allowed_length": ({"dry_allowed_length": 0}, same),
+    "dry_penalty_last_n": ({"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_penalty_last_n": 0}, same),
+    "dry_sequence_breakers": ({"dry_sequence_breakers": ["e"]}, same),
     "repetition_penalty": ({"repetition_penalty": 1.9}, other),
     "allowed_token_ids": ({"allowed_token_ids": [70]}, lambda found, base: len(set(found[0]["text"])) == 1),
     "bad_words": ({"bad_words": ["e"]}, lambda found, base: "e" not in found[0]["text"]),
@@ -156,7 +163,6 @@ REFUSED_VALUES: dict[str, Any] = {
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
     "web_search_options": {},
-    "suffix": "end",
 }
 HARMLESS_VALUES: dict[str, Any] = {
     "metadata": {"a": "b"},
@@ -333,10 +339,9 @@ def test_several_prompts(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_what_is_refused_names_itself(client: openai.OpenAI, name: str) -> None:
-    kind = "completions" if name == "suffix" else "chat"
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            endpoint(client, kind).create(**arguments(kind, **{name: REFUSED_VALUES[name]}), stream=stream)
+            endpoint(client, "chat").create(**arguments("chat", **{name: REFUSED_VALUES[name]}), stream=stream)
         assert caught.value.param == name and caught.value.type == "invalid_request_error"
 
 
