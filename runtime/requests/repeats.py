@@ -1,4 +1,4 @@
-"""DRY: a penalty for tokens that would go on with a sequence that the text has already.
+"""DRY: a penalty for tokens that would continue a sequence that the text has already.
 
 It was published as p-e-w, "DRY: A modern repetition penalty" (text-generation-webui, 2024); llama.cpp's sampler is the
 reference for the details. A token that comes after an earlier copy of the last n tokens loses

@@ -74,9 +74,8 @@ class SamplingParams:
         frequency_penalty: times how often the answer has a token is subtracted from its logit; 0 is off.
         presence_penalty: is subtracted from the logits of tokens that the answer has at all; 0 is off. Both as in
             OpenAI's API and vLLM; a value below 0 favours what is there.
-        dry_multiplier: DRY: a token that would go on with a sequence of n tokens that the prompt or the answer has
-            already loses ``dry_multiplier * dry_base ** (n - dry_allowed_length)`` of its logit; 0 is off. As in
-            llama.cpp.
+        dry_multiplier: DRY, as in llama.cpp: what a token loses of its logit that would continue a repeated sequence
+            of n tokens is ``dry_multiplier * dry_base ** (n - dry_allowed_length)``; 0 is off.
         dry_base: 1 or more.
         dry_allowed_length: the length of the shortest sequence that is penalized.
         dry_penalty_last_n: how many of the last tokens are looked at; -1 is all, 0 is off.
