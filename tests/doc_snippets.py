@@ -63,7 +63,7 @@ def run_python(
     return done
 
 
-_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
 
 
 def run_with_server(page: Path, folder: Path, names: Mapping[str, Path], *, timeout: float = 300) -> list[str]:
@@ -81,7 +81,7 @@ def run_with_server(page: Path, folder: Path, names: Mapping[str, Path], *, time
     server: subprocess.Popen[bytes] | None = None
     port = ""
     try:
-        for kind, code in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")):
             if code.startswith("optimize serve"):
                 _end(server)
                 command = ["bash", "-c", f"exec {code.rstrip()} --port 0"]

@@ -24,7 +24,7 @@ from enginewright.runtime.server.metrics import Metrics
 from enginewright.runtime.server.ollama import NOT_SERVED, GenerateBody, OllamaChatBody
 from enginewright.runtime.server.options import ServerOptions
 from enginewright.runtime.server.responses import ResponsesBody
-from tests.doc_snippets import run_python, run_with_server, script_of
+from tests.doc_snippets import BLOCK, run_python, run_with_server, script_of
 from tests.waiting import HANG
 
 PAGE = """\
@@ -118,9 +118,20 @@ def test_the_page_on_serving(tiny_bundle: Path, tmp_path: Path) -> None:
     (choice,) = json.loads(asked)["choices"]
     assert isinstance(choice["message"]["content"], str) and choice["finish_reason"] in ("stop", "length")
     assert client.rstrip().endswith("tokens of the prompt were there")
-    assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"chat": True, "exact": True}
+    assert {name: one["exact"] for name, one in json.loads(props)["models"].items()} == {"smollm2": True, "exact": True}
     assert [row["id"] for row in json.loads(models)["data"]] == ["smollm2"]
     assert json.loads(health)["status"] == "ok"
+
+
+def test_the_page_on_serving_asks_the_model_of_its_first_line_for_the_likeliest_tokens() -> None:
+    text = SERVE.read_text(encoding="utf-8")
+    first = re.search(r"^optimize serve (\w+)\.bundle$", text, re.M)
+    assert first is not None
+    blocks = [code for _, code in BLOCK.findall(text) if "messages" in code]
+    assert len(blocks) > 2
+    for code in blocks:
+        assert set(re.findall(r"""model["']?[=:] ?["'](\w+)["']""", code)) <= {first[1]}, code
+        assert re.search(r"temperature\"?[=:] ?0\b", code), f"a small model answers nonsense at temperature 1:\n{code}"
 
 
 def rows(section: str) -> list[tuple[str, set[str]]]:
@@ -173,8 +184,8 @@ def test_the_page_on_serving_has_every_endpoint_and_metric(tiny_bundle: Path) ->
         for first in re.findall(r"^\| (`[^|]*`) \|", text, re.M)
         for name in re.findall(r"`(.*?)`", first)
     }
-    types = re.findall(rb"^# TYPE (?:enginewright_|vllm:)(\w+) ", Metrics(front.models).text(), re.M)
-    assert listed == {name.decode() for name in types if not name.endswith(b"_created")}
+    metrics = Metrics(front.models, most_tenants=1).text()
+    assert listed == {name.decode() for name in re.findall(rb"^# TYPE (?:enginewright_|vllm:)?(\w+) ", metrics, re.M)}
 
 
 def test_the_page_on_serving_has_every_option_and_its_default() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
+import importlib
+import json
 import os
 import re
 import shlex
@@ -124,6 +127,8 @@ def test_a_page_s_example_runs(command: str, line: str, tiny_folder: Path, tiny_
     done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    if "--schema" in line:
+        json.loads(done.stdout)
 
 
 def written_commands(page: str) -> list[str]:
@@ -165,6 +170,82 @@ def test_examples_of_the_help_have_the_options_that_they_name(command: str) -> N
         words = shlex.split(line, comments=True)
         known = {option for one in commands[words[1]].params for option in (*one.opts, *one.secondary_opts)}
         assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+OTHER_PROGRAMS = {
+    "cmake, ctest": ("--build", "--output-on-failure", "--test-dir"),
+    "docker build": ("--build-arg",),
+    "docker run": ("--cap-drop", "--gpus", "--read-only", "--rm", "--security-opt", "--stop-timeout", "--tmpfs"),
+    "gh attestation, cosign": ("--cert-identity", "--cert-oidc-issuer"),
+    "hf": ("--local-dir",),
+    "mypy, trtexec": ("--strict",),
+    "pip": ("--force-reinstall",),
+    "ray": ("--address", "--generate", "--head"),
+    "sha256sum": ("--check",),
+    "systemctl": ("--now",),
+    "git": ("--annotate", "--message"),
+    "IREE": (
+        *("--iree-cuda-target", "--iree-hal-target-backends", "--iree-input-type", "--iree-llvmcpu-target-cpu"),
+        *("--iree-llvmcpu-target-cpu-features", "--iree-llvmcpu-target-triple", "--iree-opt-level", "--task"),
+    ),
+    "ptxas, ld": ("--gpu-name", "--reg", "--build-id"),
+}
+"""Flags of other programs that pages and messages name."""
+
+
+def known_flags() -> set[str]:
+    """The options of all commands, of the scripts and tests of this repository, and of other programs."""
+    group: Any = typer.main.get_command(app)
+    commands = (group, *group.commands.values())
+    flags = {flag for one in commands for option in one.params for flag in (*option.opts, *option.secondary_opts)}
+    for command in COMMANDS:
+        module = importlib.import_module(f"enginewright.optimizer.cli.{command}")
+        flags |= set(getattr(module, "RENAMED", {}))
+    scripts = [path for name in ("benchmarks", "examples", "tests") for path in (REPOSITORY / name).rglob("*.py")]
+    scripts += (REPOSITORY / "plugins").rglob("*.py")
+    for path in scripts:
+        text = path.read_text(encoding="utf-8")
+        flags |= set(re.findall(r"""(?:add_argument|addoption)\(\s*(?:"-\w", )?"(--[a-z-]+)\"""", text))
+    return flags | {"--help"} | {flag for named in OTHER_PROGRAMS.values() for flag in named}
+
+
+def test_every_flag_that_a_page_names_exists() -> None:
+    known = known_flags()
+    for page in ("README.md", "SECURITY.md", "CONTRIBUTING.md", *PAGES):
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        assert set(FLAG.findall(text)) <= known, (page, set(FLAG.findall(text)) - known)
+
+
+def test_every_flag_that_a_message_names_exists() -> None:
+    """Also in hints of errors, which tell their reader what to pass."""
+    known = known_flags()
+    for folder in ("optimizer", "passes", "plugins", "runtime"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            named = {
+                flag
+                for node in (ast.walk(ast.parse(text)) if FLAG.search(text) else ())
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                for flag in FLAG.findall(node.value)
+            }
+            assert named <= known, (path, named - known)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_that_a_help_names_is_of_that_command(command: str) -> None:
+    """In its examples, in what it says of itself, and in what it says of its options; or it names the other command."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        name: {flag for option in one.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
+        for name, one in commands.items()
+    }
+    sub = commands[command]
+    options = [f"{getattr(one, 'help', '') or ''} {one.metavar or ''}" for one in sub.params]
+    for text in (sub.help or "", *re.split(r"\n\n", sub.epilog or ""), *options):
+        others = {name for name in re.findall(r"optimize (\w+)", text) if name in commands}
+        known = flags[command].union(*(flags[name] for name in others))
+        assert set(FLAG.findall(text)) <= known, text
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -38,7 +38,7 @@ EPILOG = (
     "  optimize serve smollm2.bundle --replicas 4 --max-replicas 8 --ray 10.0.0.1:6379\n\n"
     "  optimize serve --config server.toml --print-config\n\n"
     "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
-    '-d \'{"messages": [{"role": "user", "content": "Name a colour."}]}\''
+    '-d \'{"messages": [{"role": "user", "content": "Write one sentence about the ocean."}], "temperature": 0}\''
 )
 
 
@@ -87,6 +87,9 @@ class Bounds:
         typer.Option("--splice/--no-splice", help="Put an answer's own tokens back in its conversation; default on."),
     ] = None
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON, a line a request.")] = None
+    tenant_metrics: Annotated[
+        int | None, typer.Option(metavar="N", help="Show the usage of up to N tenants in /metrics; default: none.")
+    ] = None
     otlp: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Send spans of requests there (OpenTelemetry): http://HOST:4318/v1/traces."),

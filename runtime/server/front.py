@@ -17,7 +17,7 @@ from ..engine import arguments
 from ..executors.open import TARGETS
 from ..requests.sampling import SamplingParams
 from ..scheduler.helpers import helper
-from ..shared.errors import RequestError
+from ..shared.errors import EnginewrightError, RequestError
 from ..shared.helpers import HelperErrors
 from ..text.tokenizer import Tokenizer
 from .answers import Given
@@ -55,11 +55,12 @@ class Front:
         self.tenants = Tenants(options.api_keys)
         self.intake = Intake(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         errors = HelperErrors()
-        self.metrics = helper("metrics", Metrics(self.models, errors), errors)
+        self.metrics = helper("metrics", Metrics(self.models, errors, options.tenant_metrics), errors)
         self._turns_of_small, self._turns_of_large = FairTurns(), FairTurns()
         self.tracing = None if options.otlp is None else Tracing(exporter_to(options.otlp))
         self.stopping = False
-        self.running: set[asyncio.Task[Any]] = set()
+        self.running: dict[asyncio.Future[Any], Callable[[EnginewrightError], None]] = {}
+        """The answers that are being sent -> what ends each with an error."""
         self._pool = ThreadPoolExecutor(2, "text")  # one for small bodies, one for large ones
         self._turns: dict[str, Turns] = {}
         self._loading = asyncio.Lock()

@@ -88,7 +88,7 @@ class Job:
         self.spliced: int | None = None
         self.splices = False
         self._running: list[Running] = []
-        self._cancelled: RequestError | None = None
+        self._cancelled: EnginewrightError | None = None
 
     def _check(self) -> None:
         """Makes the order and its parameters. Raises RequestError naming the field."""
@@ -191,34 +191,37 @@ class Job:
         self._running = found
         return found
 
-    def cancel(self, why: str) -> None:
-        """Ends what runs, with an error to who waits for it."""
-        self._cancelled = RequestError(why, hint="Ask again.")
+    def cancel(self, error: EnginewrightError) -> None:
+        """Ends what runs. Its client gets the error: as the last event of a stream, or as the response."""
+        self._cancelled = error
         for running in self._running:
             self.model.abort(running.number)
             running.put(self._cancelled)
 
     def ended(self, given: Given, ended: Ended, new: int) -> None:
         """Counts a request that has ended."""
-        self.front.metrics.ended(self.model.name, len(given.ids), new, ended)
+        self.front.metrics.ended(self.model.name, len(given.ids), new, ended, self.tenant.name)
         self._note(len(given.ids), new, ended)
         self._span(len(given.ids), new, ended)
 
     def aborted(self, prompt: int, new: int, error: BaseException | None) -> None:
         """Counts requests whose client has left, or whose engine was lost."""
-        self.front.metrics.aborted(self.model.name)
+        self.front.metrics.aborted(self.model.name, prompt, new, self.tenant.name)
         why = str(error) if isinstance(error, EnginewrightError) else "the client left"
-        self._log |= {"prompt_tokens": prompt, "completion_tokens": new, "reason": why}
+        self._count(prompt_tokens=prompt, completion_tokens=new)
+        self._log["reason"] = why
         self._span(prompt, new, None, why)
 
     def _note(self, prompt: int, new: int, ended: Ended) -> None:
         """Adds the counts and times of a request to its line in the log."""
         log = self._log
-        counts = {"prompt_tokens": prompt, "completion_tokens": new, "cached_tokens": ended.cached_tokens}
-        for name, count in counts.items():
-            log[name] = log.get(name, 0) + count
+        self._count(prompt_tokens=prompt, completion_tokens=new, cached_tokens=ended.cached_tokens)
         names = ("queue_seconds", "prefill_seconds", "decode_seconds")
         log |= {name: round(max(log.get(name, 0.0), one), 4) for name, one in zip(names, ended.times, strict=True)}
+
+    def _count(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self._log[name] = self._log.get(name, 0) + count
 
     def _span(self, prompt: int, new: int, ended: Ended | None, problem: str = "") -> None:
         if self.front.tracing is not None:
@@ -304,7 +307,7 @@ class Job:
         running = self.submit()
         begun: dict[int, _Begun] = {}
         prompt = sum(len(given.ids) for given in self.given)
-        ends: list[Ended] = []
+        ends: dict[int, Ended] = {}  # place of a prompt -> how its request ended
         new = 0
         try:
             start = shape.start(prompt)
@@ -312,7 +315,7 @@ class Job:
                 async for i, found in events:
                     given = self.given[i]
                     if isinstance(found, Ended):
-                        ends.append(found)
+                        ends[i] = found
                         mine = [own for index, own in begun.items() if index // self.answers == i]
                         self.ended(given, found, sum(len(own.ids) for own in mine))
                         if self.splices:
@@ -333,12 +336,14 @@ class Job:
                         out.append(shape.news(index, own.reader.push(piece), counts))
                     yield b"".join(out)
             reasoning = sum(own.reader.reasoning_tokens for own in begun.values())
-            yield start + shape.end(usage(prompt, new, ends, reasoning), ends)
+            yield start + shape.end(usage(prompt, new, ends.values(), reasoning), [*ends.values()])
         finally:
             self.charge.tokens = prompt + new
             if len(ends) < len(running):
                 if not isinstance(error := sys.exception(), ReplacedError):
-                    self.aborted(prompt, new, error)
+                    left = [i for i in range(len(running)) if i not in ends]
+                    cut = sum(len(one.ids) for index, one in begun.items() if index // self.answers in left)
+                    self.aborted(sum(len(self.given[i].ids) for i in left), cut, error)
                 for one in running:
                     self.model.abort(one.number)
 
@@ -481,14 +486,14 @@ class Work(Response):
         work = asyncio.ensure_future(self._stream(scope, send) if streamed else self._whole(scope, receive, send))
         gone = asyncio.ensure_future(_until_gone(receive))
         watch = asyncio.ensure_future(self._watch(work, send))
-        self.front.running.add(work)
+        self.front.running[work] = self.job.cancel
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (work, gone, watch):
                 task.cancel()
             found = await asyncio.gather(work, gone, watch, return_exceptions=True)
-            self.front.running.discard(work)
+            self.front.running.pop(work, None)
             self.job.charge.end()
             self.at_end()
         if isinstance(found[0], Exception):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,6 +41,13 @@ _COUNTS = {
     "spec_decode_num_accepted_tokens": "Of these, those that were right.",
 }
 _PREFIXES = ("enginewright_", "vllm:")
+_USAGE = {
+    "tenant_requests": "Requests of a tenant that have ended.",
+    "tenant_prompt_tokens": "Tokens of a tenant's prompts.",
+    "tenant_generation_tokens": "New tokens of a tenant's answers.",
+}
+OTHER_TENANTS = "(other)"
+"""The label of all tenants that have no series of their own."""
 
 
 class Metrics:
@@ -42,10 +56,16 @@ class Metrics:
     Args:
         models: by their names, for what they do now.
         errors: those of the front end's helpers, for a metric.
+        most_tenants: tenants with series of their own, the first that have ended a request; 0: there is no usage by
+            tenant.
     """
 
-    def __init__(self, models: Mapping[str, Model], errors: HelperErrors | None = None) -> None:
+    def __init__(
+        self, models: Mapping[str, Model], errors: HelperErrors | None = None, most_tenants: int = 0
+    ) -> None:
+        disable_created_metrics()  # a series for each other one, which nobody's dashboards look at
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._registry.register(_Now(models, errors or HelperErrors()))
         self._times = {
             name: [_histogram(prefix + name, text, self._registry) for prefix in _PREFIXES]
@@ -64,12 +84,18 @@ class Metrics:
             )
             for prefix in _PREFIXES
         ]
+        self._most_tenants = most_tenants
+        self._tenants: set[str] = set()
+        self._usage = {
+            name: Counter(f"enginewright_{name}", text, ["tenant", "model_name"], registry=self._registry)
+            for name, text in (_USAGE if most_tenants else {}).items()
+        }
         self._responses = Counter(
             "enginewright_http_responses", "Responses by status.", ["status"], registry=self._registry
         )
 
-    def ended(self, model: str, prompt: int, new: int, ended: Ended) -> None:
-        """A request has ended."""
+    def ended(self, model: str, prompt: int, new: int, ended: Ended, tenant: str = "") -> None:
+        """Counts a request that has ended."""
         waited, read, wrote = ended.times
         self._count(model, prompt_tokens=prompt, generation_tokens=new)
         self._count(model, prefix_cache_queries=prompt, prefix_cache_hits=ended.cached_tokens)
@@ -82,18 +108,30 @@ class Metrics:
         reason = ended.answers[0].finish_reason if ended.answers else "error"
         for counter in self._ends:
             counter.labels(model, reason).inc()
+        self._use(model, tenant, prompt, new)
 
-    def aborted(self, model: str) -> None:
-        """A client has left, or the engine was lost."""
+    def aborted(self, model: str, prompt: int = 0, new: int = 0, tenant: str = "") -> None:
+        """Counts a request that was aborted or whose engine died."""
         for counter in self._ends:
             counter.labels(model, "abort").inc()
+        self._use(model, tenant, prompt, new)
+
+    def _use(self, model: str, tenant: str, prompt: int, new: int) -> None:
+        """Counts what a tenant's request took, if tenants are counted."""
+        if not self._usage:
+            return
+        if len(self._tenants) < self._most_tenants:
+            self._tenants.add(tenant)
+        label = tenant if tenant in self._tenants else OTHER_TENANTS
+        for name, count in zip(_USAGE, (1, prompt, new), strict=True):
+            self._usage[name].labels(label, model).inc(count)
 
     def responded(self, status: int) -> None:
-        """A response was begun."""
+        """Counts a response that was begun."""
         self._responses.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        """What ``/metrics`` shows."""
+        """Returns the page of ``/metrics``."""
         return generate_latest(self._registry)
 
     def _count(self, model: str, **found: int) -> None:

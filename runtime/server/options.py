@@ -51,6 +51,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         silence_seconds: without a word of its engine, before it is killed.
         splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
         log_json: logs are JSON, a line each.
+        tenant_metrics: tenants whose usage ``/metrics`` shows, each by its name; the rest are counted together. 0: none.
         otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
         any_model: requests may name any model.
         unknown_fields: what happens to fields of a body that nobody knows: "refuse", or "ignore", where the answer's
@@ -92,6 +93,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     silence_seconds: float = 60.0
     splice: bool = True
     log_json: bool = False
+    tenant_metrics: int = 0
     otlp: str | None = None
     any_model: bool = False
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
@@ -121,8 +123,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "max_tenant_connections",
             "max_waiting",
         )
-        if self.body_rate < 0:
-            raise RequestError(f"body_rate: {self.body_rate} is out of range", hint="It must be 0 or more.")
+        for name in ("body_rate", "tenant_metrics"):
+            if getattr(self, name) < 0:
+                raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 0 or more.")
         for name in positive:
             if getattr(self, name) < 1:
                 raise RequestError(f"{name}: {getattr(self, name)} is out of range", hint="It must be 1 or more.")

@@ -756,7 +756,7 @@ def add_responses(app: FastAPI, front: Front) -> None:
         shape = kept.job.shape
         assert isinstance(shape, ResponsesShape)
         shape.cancelled = True
-        kept.job.cancel("the response was cancelled")
+        kept.job.cancel(RequestError("the response was cancelled", hint="Ask again."))
         return json_response(kept.response() | {"status": "cancelled"})
 
     @app.get("/v1/responses/{name}/input_items")

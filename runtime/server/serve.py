@@ -21,7 +21,7 @@ from ..shared.errors import EnginewrightError, RequestError
 from ..shared.memory import return_large_blocks_at_once
 from .app import make_app
 from .connection import Connection
-from .engine_client import Model
+from .engine_client import Model, UnavailableError
 from .front import Front
 from .logs import set_up_logs
 from .options import ServerOptions
@@ -140,8 +140,7 @@ async def _serve(
         end = loop.time() + options.drain_seconds
         while front.running and loop.time() < end and not server.force_exit:
             await asyncio.sleep(0.05)
-        for task in list(front.running):
-            task.cancel()
+        await _end_answers(front)
         server.should_exit = True
 
     reloading = asyncio.Event()
@@ -176,6 +175,23 @@ async def _serve(
         await front.close()
     if failed:
         raise failed[0]
+
+
+async def _end_answers(front: Front) -> None:
+    """Ends the answers that run with an error, which their clients get where they read it at once."""
+    answers = dict(front.running)
+    for cancel in answers.values():
+        cancel(UnavailableError("the server stopped before the answer's end", _STOPPED_SECONDS))
+    if answers:
+        await asyncio.wait(answers, timeout=_FAREWELL_SECONDS)
+    for answer in answers:
+        answer.cancel()
+
+
+_STOPPED_SECONDS = 5.0
+"""The time after which clients may ask again, where another server takes this one's place."""
+_FAREWELL_SECONDS = 2.0
+"""The time that clients have for the last event of a stream."""
 
 
 def address(options: ServerOptions, listener: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def open_server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("open")
     hashed = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"  # of "key"
     (folder / "keys.toml").write_text(f'[[keys]]\nhash = "sha256:{hashed}"\ntenant = "web"\nadmin = true\n')
-    options = ("--allowed-origin", ORIGIN, "--api-keys", folder / "keys.toml")
+    options = ("--allowed-origin", ORIGIN, "--api-keys", folder / "keys.toml", "--tenant-metrics", "2")
     found = Server(tiny_bundle, *options, errors=folder / "stderr")
     yield found
     assert found.stop() == 0, found.errors.read_text()
@@ -132,3 +133,19 @@ def test_programs_that_compare_versions_of_ollama_are_content(open_server: Serve
     reply = open_server.ask("GET", "/api/version")  # without a key, as a program looks for a server
     assert tuple(map(int, reply.json["version"].split("."))) >= (0, 13, 4)
     assert reply.json["enginewright"] == open_server.ask("GET", "/version").json["version"]
+
+
+def test_the_metrics_have_what_a_tenant_used(open_server: Server) -> None:
+    key = {"authorization": "Bearer key"}
+
+    def used() -> list[int]:
+        page = open_server.ask("GET", "/metrics", **key).body.decode()
+        names = ("requests", "prompt_tokens", "generation_tokens")
+        found = [re.search(rf"^enginewright_tenant_{name}_total\{{.*tenant=\"web\"\}} (\S+)$", page, re.M) for name in names]
+        return [0 if one is None else int(float(one[1])) for one in found]
+
+    before = used()
+    for stream in (False, True):
+        body = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 4, "ignore_eos": True, "stream": stream}
+        assert open_server.ask("POST", "/v1/completions", body, **key).status == 200
+    assert [new - old for new, old in zip(used(), before, strict=True)] == [4, 10, 16]
