@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,7 +161,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Serves bundles over HTTP, by OpenAI's protocol: chat, completions, models, metrics."""
-    from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
+    from enginewright.runtime.server.options import as_toml
 
     if missing := next(
         (name for name in ("fastapi", "httptools", "prometheus_client", "uvicorn") if find_spec(name) is None), None
@@ -169,40 +169,34 @@ def command(
         hint = "Install it with: pip install 'enginewright[serve]'"
         raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)
 
-    given: dict[str, Any] = {} if config is None else options_from_file(config)
-    said = {
-        name: value
+    flags = {
+        name: str(value) if isinstance(value, Path) else value
         for group in (listening, bounds, replicas)
         for name, value in vars(group).items()
-        if value is not None
+        if value not in (None, [])
     }
-    requests = said.pop("max_requests", None)
-    given |= {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value != []}
-    named = dict(_named(text) for text in model or ())
+    requests = flags.pop("max_requests", None)
+    named = dict(_named(text, "--model", "NAME=BUNDLE", "chat=smollm2.bundle") for text in model or ())
     if bundle is not None:
         named = {_name_of(bundle): bundle} | named
-    given["models"] = named or given.get("models", {})
-    if not given["models"]:
-        raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
-    given["aliases"] = dict(_named(text, "--alias", "gpt-4o-mini=chat") for text in alias or ()) or given.get(
-        "aliases", {}
-    )
-    if serving.ray is not None:  # of replicas; without them, of ranks
-        given["ray"] = said["ray"] = serving.ray
+    flags |= {"models": named} if named else {}
+    aliases = dict(_named(text, "--alias", "NAME=MODEL", "gpt-4o-mini=chat") for text in alias or ())
+    flags |= {"aliases": aliases} if aliases else {}
+    flags |= {} if serving.ray is None else {"ray": serving.ray}  # of replicas; without them, of ranks
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in serving.given().items()}
     default = Serving().given()
-    own = {name: value for name, value in plain.items() if value != default[name]}
-    if given.get("replicas") or not (own.get("ranks") or own.get("partition")):
-        own.pop("ray", None)
-    given["llm"] = given.get("llm", {}) | own | ({} if requests is None else {"max_requests": requests})
-    options = ServerOptions(**given)
+    llm = {name: value for name, value in plain.items() if value != default[name]}
+    llm |= {} if requests is None else {"max_requests": requests}
+    options = _options(config, flags, llm)
+    if not options.models:
+        raise typer.BadParameter("there is nothing to serve: name a BUNDLE, or --model NAME=BUNDLE")
     options.check()
     if options.replicas:
         _need_ray()
-    elif said.get("max_replicas") is not None:
+    elif "max_replicas" in flags:
         hint = "Pass --replicas N as well, or leave --max-replicas out."
         raise RequestError("max_replicas: it is of replicas, and there are none", hint=hint)
-    elif said.get("ray") is not None and "ray" not in own:
+    elif "ray" in flags and "ray" not in options.llm:
         hint = "Pass --replicas N or --ranks N as well, or leave --ray out."
         raise RequestError("ray: it is of replicas or ranks, and there are none", hint=hint)
     if print_config:
@@ -211,11 +205,22 @@ def command(
 
     from enginewright.runtime.server.logs import set_up_logs
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server reads its keys again at it, once it answers
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server reads its keys and options again at it, once it answers
     options.check_files()
     if options.log_json:
         set_up_logs(as_json=True)
-    options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in options.models.items()})
+    sources = dict(options.models)
+    options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in sources.items()})
+
+    def reread() -> ServerOptions:
+        """Returns the options as they are now. Models that weren't there are exported for replicas alone."""
+        new = _options(config, flags, llm)
+        bundles = {source: options.models[name] for name, source in sources.items()}
+        paths = {
+            name: _exported(path, recipe) if new.replicas else bundles.get(path, path)
+            for name, path in new.models.items()
+        }
+        return msgspec.structs.replace(new, models=paths)
 
     def ready(url: str, front: Front) -> None:
         rows = {name: one.describe() for name, one in front.models.items()}
@@ -228,14 +233,14 @@ def command(
         print_styled(f"serving at {url} (OpenAI's API: {url}/v1); Ctrl-C ends it")
 
     if options.replicas:
-        _serve_replicas(options, ready, config, recipe)
+        _serve_replicas(options, ready, reread)
         return
     engines = options.begin_engines()  # they open their bundles while this process imports what it needs
     try:
         from enginewright.runtime.server.engine_client import open_models
         from enginewright.runtime.server.serve import serve
 
-        serve(options, ready, open_models(options, engines))
+        serve(options, ready, open_models(options, engines), reread)
     finally:
         for one in engines.values():
             one.kill()
@@ -247,10 +252,27 @@ def _need_ray() -> None:
         raise MissingDependencyError("--replicas needs ray, which is not installed", hint=hint)
 
 
+def _options(config: Path | None, flags: Mapping[str, Any], llm: Mapping[str, Any]) -> ServerOptions:
+    """Returns the options of a file with those of flags before them. They aren't checked together yet.
+
+    Args:
+        flags: options of the server that flags name.
+        llm: options of ``LLM`` that flags name.
+
+    Raises RequestError naming the file.
+    """
+    from enginewright.runtime.server.options import ServerOptions, options_from_file
+
+    fields: dict[str, Any] = {"models": {}} | ({} if config is None else options_from_file(config)) | dict(flags)
+    engine = dict(llm)
+    if fields.get("replicas") or not (engine.get("ranks") or engine.get("partition")):
+        engine.pop("ray", None)
+    return ServerOptions(**fields | {"llm": fields.get("llm", {}) | engine})
+
+
 def _serve_replicas(
-    options: ServerOptions, ready: Callable[[str, Front], None], config: Path | None, recipe: str | None
+    options: ServerOptions, ready: Callable[[str, Front], None], reread: Callable[[], ServerOptions]
 ) -> None:
-    from enginewright.runtime.server.options import options_from_file
     from enginewright.runtime.server.replicas import Cluster, open_replicas
     from enginewright.runtime.server.serve import serve
 
@@ -260,10 +282,6 @@ def _serve_replicas(
         clusters.append(Cluster(options.ray))
         return open_replicas(options, clusters[0])
 
-    def reread() -> dict[str, str]:
-        paths = {} if config is None else options_from_file(config).get("models", {})
-        return {name: _exported(path, recipe) for name, path in paths.items() if name in options.models}
-
     try:
         serve(options, ready, opened, reread)
     finally:
@@ -271,12 +289,12 @@ def _serve_replicas(
             cluster.close()
 
 
-def _named(text: str, flag: str = "--model", example: str = "chat=smollm2.bundle") -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    if not equals or not name or not path:
-        form = "NAME=BUNDLE" if flag == "--model" else "NAME=MODEL"
+def _named(text: str, flag: str, form: str, example: str) -> tuple[str, str]:
+    """Splits a flag's NAME=VALUE. Raises typer.BadParameter naming the flag, its form and an example."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
         raise typer.BadParameter(f"{flag} {text}: not of the form {form}, such as {example}")
-    return name, path
+    return name, value
 
 
 def _exported(path: str, recipe: str | None) -> str:

@@ -48,7 +48,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, intake: Intake, **given: Any) -> None:
         super().__init__(**given)
-        self._intake, self._options = intake, intake.options
+        self._intake = intake
         self._problem: tuple[int, str] | None = None
         self._refused = False
         self._in_head = True
@@ -216,17 +216,17 @@ class Connection(HttpToolsProtocol):
         """Gives the client some time for a request's headers, or ``between`` requests, to begin another one."""
         self._cancel(self._waiting)
         self._between = between
-        seconds = self._options.idle_seconds if between else self._options.header_seconds
+        seconds = self._intake.options.idle_seconds if between else self._intake.options.header_seconds
         self._waiting = self.loop.call_later(seconds, self.transport.close)
 
     def _watch_reading(self) -> None:
         self._unread = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self._options.stall_seconds, self._look_at_reading)
+        self._stall = self.loop.call_later(self._intake.options.stall_seconds, self._look_at_reading)
 
     def _look_at_reading(self) -> None:
         """Nothing was written meanwhile, as writing waits: so what has left the buffer was read."""
         read = self._unread - self.transport.get_write_buffer_size()
-        if read < max(1, READ_RATE * self._options.stall_seconds):
+        if read < max(1, READ_RATE * self._intake.options.stall_seconds):
             self.drop()
         else:
             self._watch_reading()

@@ -76,6 +76,16 @@ class Front:
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
+    def reload(self, options: ServerOptions) -> tuple[list[str], list[str]]:
+        """Takes over options that may change while the server runs.
+
+        Returns the names of those that it took over, and of those that need a restart. Raises RequestError for options
+        that are wrong, which leaves all as they are.
+        """
+        self.options, now, later = self.options.reloaded(options)
+        self.intake.options = self.options
+        return now, later
+
     def model(self, name: str | None) -> Model:
         """Raises ApiError for one that isn't there."""
         name = self.options.aliases.get(name or "", name)

@@ -30,7 +30,6 @@ class Gate:
 
     def __init__(self, app: Any, front: Front) -> None:
         self._app, self._front = app, front
-        self._hosts = front.options.fixed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -120,7 +119,8 @@ class Gate:
             else host
         )
         path = scope["path"]
-        if self._hosts is not None and name.strip("[]") not in self._hosts and path not in _ANY_HOST:
+        hosts = options.fixed_hosts
+        if hosts is not None and name.strip("[]") not in hosts and path not in _ANY_HOST:
             raise ApiError(403, f"the host {host[:80]!r} isn't this server's; --allowed-host names those that are")
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):

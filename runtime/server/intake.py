@@ -65,9 +65,7 @@ class Intake:
 
     def __init__(self, options: ServerOptions, most_files: int | None = None) -> None:
         self.options = options
-        self._most_connections = options.max_connections
-        if most_files is not None:  # a connection is a file, and there are others
-            self._most_connections = max(1, min(options.max_connections, most_files - _OTHER_FILES))
+        self._most_files = most_files
         self._strangers: dict[Held, None] = {}
         self._tenants: dict[Held, str] = {}
         self._bodies: defaultdict[str, dict[IncomingBody, None]] = defaultdict(dict)
@@ -81,7 +79,7 @@ class Intake:
 
     def connect(self, connection: Held) -> bool:
         """Takes a new connection; returns False if there is no room for it."""
-        if self.connections >= self._most_connections:
+        if self.connections >= self._most_connections():
             oldest = next(iter(self._strangers), None) or next((one for one in self._tenants if one.idle), None)
             if oldest is None:
                 return False
@@ -89,6 +87,11 @@ class Intake:
             oldest.drop()
         self._strangers[connection] = None
         return True
+
+    def _most_connections(self) -> int:
+        if self._most_files is None:
+            return self.options.max_connections
+        return max(1, min(self.options.max_connections, self._most_files - _OTHER_FILES))  # a connection is a file
 
     def enter(self, connection: Held, tenant: Tenant) -> None:
         """Counts a connection for the tenant of a request on it. Raises ApiError if that has too many."""

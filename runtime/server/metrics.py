@@ -60,9 +60,7 @@ class Metrics:
             tenant.
     """
 
-    def __init__(
-        self, models: Mapping[str, Model], errors: HelperErrors | None = None, most_tenants: int = 0
-    ) -> None:
+    def __init__(self, models: Mapping[str, Model], errors: HelperErrors | None = None, most_tenants: int = 0) -> None:
         disable_created_metrics()  # a series for each other one, which nobody's dashboards look at
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

@@ -21,6 +21,16 @@ UNKNOWN_FIELDS = ("refuse", "ignore")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+NEED_RESTART = frozenset(
+    {
+        *("models", "host", "port", "llm", "api_keys", "tls_certificate", "tls_key", "max_loaded", "log_json"),
+        *("tenant_metrics", "otlp", "step_seconds", "silence_seconds", "replicas", "max_replicas"),
+        *("target_requests", "ray", "routing"),
+    }
+)
+"""Options that hold from a server's start to its end. The others may change while it runs."""
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``optimize serve``.
 
@@ -51,7 +61,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         silence_seconds: without a word of its engine, before it is killed.
         splice: whether an assistant's turn goes back in as the tokens that it was; a request may say otherwise.
         log_json: logs are JSON, a line each.
-        tenant_metrics: tenants whose usage ``/metrics`` shows, each by its name; the rest are counted together. 0: none.
+        tenant_metrics: tenants whose usage ``/metrics`` shows by name; the rest are counted together. 0: no usage.
         otlp: where spans of requests go, by OTLP over HTTP; None: nowhere.
         any_model: requests may name any model.
         unknown_fields: what happens to fields of a body that nobody knows: "refuse", or "ignore", where the answer's
@@ -170,6 +180,21 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             pair = f"{self.tls_certificate} and {self.tls_key}"
             hint = "Pass a certificate in PEM and its own key, which isn't encrypted."
             raise RequestError(f"tls_certificate: {pair} aren't a certificate and its key", hint=hint) from e
+
+    def reloaded(self, new: ServerOptions) -> tuple[ServerOptions, list[str], list[str]]:
+        """Returns these options with what a running server can take over of others.
+
+        Also returns the names of the options that it takes over, and of those that change at its next start.
+
+        Raises RequestError naming an option that is wrong, also one that is wrong for the models that run.
+        """
+        new.check()
+        changed = [name for name in self.__struct_fields__ if getattr(self, name) != getattr(new, name)]
+        later = [name for name in changed if name in NEED_RESTART]
+        now = {name: getattr(new, name) for name in changed if name not in NEED_RESTART}
+        options = msgspec.structs.replace(self, **now)
+        options.check()
+        return options, [*now], later
 
     def for_each_model(self) -> dict[str, Any]:
         """Gives ``LLM``'s options for one model: its share of the threads, and of the memory for KV caches.

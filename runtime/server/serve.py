@@ -8,6 +8,7 @@ import errno
 import gc
 import ipaddress
 import logging
+import math
 import resource
 import signal
 import socket
@@ -66,17 +67,17 @@ def serve(
     options: ServerOptions,
     ready: Callable[[str, Front], None] = lambda url, front: None,
     models: dict[str, Model] | Callable[[], dict[str, Model]] | None = None,
-    reread: Callable[[], Mapping[str, str]] | None = None,
+    reread: Callable[[], ServerOptions] | None = None,
 ) -> None:
-    """Serves until a signal ends it.
+    """Serves until a signal ends it. SIGHUP has it read its keys, its options and its certificate again.
 
     Args:
         options: see there.
         ready: is called with the address once all models answer.
         models: that were opened already (``open_models``), or what opens them once the port is taken; who opened them
             ends what is left of them.
-        reread: says where bundles are now, by the models' names: at SIGHUP their replicas are replaced. Keys are read
-            again with or without replicas.
+        reread: returns the options as a server that starts now would get them; at SIGHUP. Those that need a restart
+            are named in the log, but for the bundles of replicas, which are replaced.
 
     Raises:
         RequestError: an option is wrong, or the port is taken.
@@ -100,7 +101,7 @@ async def _serve(
     front: Front,
     listener: socket.socket,
     ready: Callable[[str, Front], None],
-    reread: Callable[[], Mapping[str, str]] | None,
+    reread: Callable[[], ServerOptions] | None,
 ) -> None:
     await front.start()
     config = uvicorn.Config(
@@ -111,11 +112,10 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=max(1, int(options.idle_seconds)),
-        timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
         ssl_certfile=options.tls_certificate,
         ssl_keyfile=options.tls_key,
     )
+    _set_times(config, options)
     stopping = asyncio.Event()
     server = _Server(config, front, stopping.set)
     loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ async def _serve(
 
     async def drain() -> None:
         await stopping.wait()
-        end = loop.time() + options.drain_seconds
+        end = loop.time() + front.options.drain_seconds
         while front.running and loop.time() < end and not server.force_exit:
             await asyncio.sleep(0.05)
         await _end_answers(front)
@@ -149,19 +149,7 @@ async def _serve(
         while True:
             await reloading.wait()
             reloading.clear()
-            try:
-                front.tenants.reload()
-                _LOG.info("keys are read again")
-            except RequestError as e:
-                _LOG.error("keys stay as they were: %s", e)
-            if not options.replicas:
-                continue
-            try:
-                paths = {} if reread is None else await asyncio.to_thread(reread)
-                for name, model in front.models.items():
-                    await model.replace(paths.get(name, model.path))
-            except EnginewrightError as e:
-                _LOG.error("nothing is replaced: %s", e)
+            await _reload(front, config, reread)
 
     tasks = [asyncio.create_task(one) for one in (tell(), drain(), reload())]
     loop.add_signal_handler(signal.SIGHUP, reloading.set)
@@ -175,6 +163,45 @@ async def _serve(
         await front.close()
     if failed:
         raise failed[0]
+
+
+def _set_times(config: uvicorn.Config, options: ServerOptions) -> None:
+    config.timeout_keep_alive = max(1, math.ceil(options.idle_seconds))
+    config.timeout_graceful_shutdown = max(1, int(options.drain_seconds))
+
+
+async def _reload(front: Front, config: uvicorn.Config, reread: Callable[[], ServerOptions] | None) -> None:
+    """Reads keys, options and the certificate again. What is wrong stays as it was, and the log says why."""
+    try:
+        front.tenants.reload()
+        _LOG.info("keys are read again")
+    except RequestError as e:
+        _LOG.error("keys stay as they were: %s", e)
+    models: Mapping[str, str] = {}
+    try:
+        if reread is not None:
+            options = await asyncio.to_thread(reread)
+            now, later = front.reload(options)
+            if front.options.replicas and options.models.keys() == front.models.keys():
+                models, later = options.models, [name for name in later if name != "models"]
+            _set_times(config, front.options)
+            _LOG.info("options are read again; changed: %s", ", ".join(now) or "none")
+            if later:
+                _LOG.warning("a restart is needed to change: %s", ", ".join(later))
+        if front.options.tls_certificate is not None:
+            front.options.check_files()
+            assert config.ssl is not None
+            config.ssl.load_cert_chain(front.options.tls_certificate, front.options.tls_key, password="")
+            _LOG.info("the certificate is read again")
+    except (EnginewrightError, OSError, ValueError) as e:
+        _LOG.error("options stay as they were: %s", e)
+    if not front.options.replicas:
+        return
+    try:
+        for name, model in front.models.items():
+            await model.replace(models.get(name, model.path))
+    except EnginewrightError as e:
+        _LOG.error("nothing is replaced: %s", e)
 
 
 async def _end_answers(front: Front) -> None:

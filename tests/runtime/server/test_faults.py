@@ -487,3 +487,59 @@ def test_a_bundle_that_is_replaced_is_served_from_the_next_start_on(
     after = server.props()
     assert after["bundle"] != before["bundle"] and after["system_fingerprint"] != before["system_fingerprint"]
     assert server.chat("Hi", max_tokens=2).status == 200
+
+
+STREAMS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
+    "/v1/responses": {"input": "a"},
+    "/api/chat": {"model": "tiny-turns", "messages": [{"role": "user", "content": "a"}]},
+}
+
+
+def last_error(path: str, answer: bytes) -> str:
+    """The message of a stream's last event, which is an error in the form of its protocol."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    pieces = re.split(rb"(?:^|\r\n)[0-9a-f]+\r\n", body) if b"chunked" in head.lower() else [body]
+    text = b"".join(pieces).decode()
+    if path == "/api/chat":  # nothing is sent before the first token, so the status is an error's
+        assert head.startswith(b"HTTP/1.1 503 ")
+        return str(json.loads(text)["error"])
+    assert head.startswith(b"HTTP/1.1 200 ")
+    done = "data: [DONE]"
+    lines = [line for line in text.splitlines() if line and line != done]
+    event = json.loads(lines[-1].removeprefix("data: "))
+    if path == "/v1/messages":
+        assert lines[-2] == "event: error" and event["type"] == "error"
+        assert event["error"]["type"] == "overloaded_error"
+        return str(event["error"]["message"])
+    assert text.rstrip().endswith(done)
+    if path == "/v1/responses":
+        assert lines[-2] == "event: response.failed" and event["response"]["status"] == "failed"
+        return str(event["response"]["error"]["message"])
+    assert event["error"]["type"] == "server_error"
+    return str(event["error"]["message"])
+
+
+def test_a_drained_stream_ends_with_an_error_of_its_protocol(
+    make_server: MakeServer, turns_bundle: Path, tmp_path: Path
+) -> None:
+    config = slow_config(tmp_path, "keep_alive_seconds = 0.05\ndrain_seconds = 0.05\n")
+    server = make_server(turns_bundle, "--config", config)
+    pid = freeze(server)
+    files = {}
+    for path, body in STREAMS.items():
+        data = json.dumps({**body, "stream": True}).encode()
+        link = server.connect()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        link.sendall(head.encode() + data)
+        files[path] = link.makefile("rb")
+    begun = {path: b"" if path == "/api/chat" else files[path].readline() for path in files}  # by a comment, or a ping
+    server.wait(lambda: server.props()["requests"] == len(STREAMS))
+    server.process.send_signal(signal.SIGTERM)
+    for path, file in files.items():
+        message = last_error(path, begun[path] + file.read())
+        assert "the server stopped before the answer's end" in message, (path, message)
+    os.kill(pid, signal.SIGCONT)
+    assert server.process.wait() == 0

@@ -141,7 +141,9 @@ def test_the_metrics_have_what_a_tenant_used(open_server: Server) -> None:
     def used() -> list[int]:
         page = open_server.ask("GET", "/metrics", **key).body.decode()
         names = ("requests", "prompt_tokens", "generation_tokens")
-        found = [re.search(rf"^enginewright_tenant_{name}_total\{{.*tenant=\"web\"\}} (\S+)$", page, re.M) for name in names]
+        found = [
+            re.search(rf"^enginewright_tenant_{name}_total\{{.*tenant=\"web\"\}} (\S+)$", page, re.M) for name in names
+        ]
         return [0 if one is None else int(float(one[1])) for one in found]
 
     before = used()

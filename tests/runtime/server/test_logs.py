@@ -132,12 +132,13 @@ def test_a_file_of_tls_that_cannot_be_used_is_named(tiny_bundle: Path, tmp_path:
         assert "tls-certificate" in done.stderr.replace("_", "-") and named in done.stderr
 
 
-def test_a_hang_up_reads_the_keys_and_never_stops_the_server(
+def test_a_hang_up_reads_keys_and_options_and_never_stops_the_server(
     make_server: Callable[..., Server], tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "keys.toml"
+    file, config = tmp_path / "keys.toml", tmp_path / "server.toml"
     keys(file, web="first")
-    server = make_server(tiny_bundle, "--api-keys", file, "--log-json")
+    config.write_text("max_waiting = 9\n")
+    server = make_server(tiny_bundle, "--api-keys", file, "--log-json", "--config", config)
 
     def status(key: str) -> int:
         return server.ask("GET", "/v1/models", authorization=f"Bearer {key}").status
@@ -155,6 +156,22 @@ def test_a_hang_up_reads_the_keys_and_never_stops_the_server(
     file.write_text("[[keys]]")
     hang_up("keys stay as they were")
     assert status("second") == 200
+    keys(file, web="second")
+
+    body, key = {"prompt": "a", "max_tokens": 1, "odd": 1, "model": "other"}, {"authorization": "Bearer second"}
+    assert server.ask("POST", "/v1/completions", body, **key).status == 404
+    more = 'step_seconds = 70.0\nunknown_fields = "ignore"\nmax_waiting = 7\n[aliases]\nother = "tiny-llama"\n'
+    config.write_text(more)
+    hang_up("options are read again; changed: aliases, max_waiting, unknown_fields")
+    server.wait(lambda: "a restart is needed to change: step_seconds" in server.errors.read_text())
+    assert server.ask("POST", "/v1/completions", body, **key).headers["x-enginewright-ignored"] == "odd"
+    for wrong in ("max_waiting = ", "max_waiting = -1", 'odd = "a"', more.replace("tiny-llama", "none"), "\0"):
+        config.write_text(wrong)
+        hang_up("options stay as they were")
+        assert server.ask("POST", "/v1/completions", body, **key).status == 200
+    config.unlink()
+    hang_up("options stay as they were")
+
     reply = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, authorization="Bearer second")
     assert reply.status == 200 and server.stop() == 0
     for line in server.errors.read_text().splitlines():

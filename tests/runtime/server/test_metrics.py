@@ -23,7 +23,9 @@ def series(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels[name] for name in sorted(sample.labels, reverse=True))] = sample.value
+            found.setdefault(sample.name, {})[
+                tuple(sample.labels[name] for name in sorted(sample.labels, reverse=True))
+            ] = sample.value
     return found
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from enginewright.runtime.server.errors import ApiError, api_error
-from enginewright.runtime.server.options import ServerOptions, as_toml, options_from_file
+from enginewright.runtime.server.options import NEED_RESTART, ServerOptions, as_toml, options_from_file
+from enginewright.runtime.server.serve import _set_times
 from enginewright.runtime.shared.errors import RequestError
 
 MODELS = {"a": "a.bundle"}
@@ -73,3 +75,24 @@ def test_an_error_names_the_field(message: str, param: str | None) -> None:
 @pytest.mark.parametrize("status", [405, 413, 415, 431])
 def test_what_the_client_did_wrong_is_said_to_be_its_mistake(status: int) -> None:
     assert ApiError(status, "no").body_for("")["error"]["type"] == "invalid_request_error"
+
+
+def test_options_that_change_while_a_server_runs_and_those_that_need_a_restart() -> None:
+    old = ServerOptions(models={"m": "a"}, max_waiting=3, port=1)
+    new = ServerOptions(models={"m": "b"}, max_waiting=4, port=2, aliases={"n": "m"}, idle_seconds=90.0)
+    options, now, later = old.reloaded(new)
+    assert set(now) == {"aliases", "max_waiting", "idle_seconds"}
+    assert set(later) == {"models", "port"}
+    assert options == ServerOptions(models={"m": "a"}, max_waiting=4, port=1, aliases={"n": "m"}, idle_seconds=90.0)
+    assert set(ServerOptions.__struct_fields__) > NEED_RESTART
+    with pytest.raises(RequestError, match="aliases: x: there is no model 'other'"):
+        old.reloaded(ServerOptions(models={"other": "b"}, aliases={"x": "other"}))
+    with pytest.raises(RequestError, match="max_waiting"):
+        old.reloaded(ServerOptions(models={"m": "a"}, max_waiting=0))
+
+
+def test_connections_stay_open_longer_than_load_balancers_keep_theirs() -> None:
+    options = ServerOptions(models={"m": "a"})
+    config = uvicorn.Config(lambda: None)
+    _set_times(config, options)
+    assert 60 < options.idle_seconds <= config.timeout_keep_alive
