@@ -59,7 +59,7 @@ def listening(options: ServerOptions) -> socket.socket:
     except OSError as e:
         listener.close()
         hint = "Pass another --port, or end the server that has it." if e.errno == errno.EADDRINUSE else "Pass another."
-        raise RequestError(f"port: {options.host}:{options.port}: {e.strerror}", hint=hint) from e
+        raise RequestError(f"address: {options.host}:{options.port}: {e.strerror}", hint=hint) from e
     return listener
 
 

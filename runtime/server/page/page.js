@@ -80,7 +80,8 @@ $("key").addEventListener("click", async () => {
 
 // ---- The conversation ------------------------------------------------------------------------------------------
 
-/** Turns: {role, content}; an assistant's also has model, seed, fingerprint, usage, finish, seconds, problem. */
+/** Turns: {role, content}; an assistant's also has model, seed, fingerprint, usage, finish, seconds, problem, reasoning,
+    and thought: the seconds at which its reasoning begins and ends. */
 let turns = kept.get("turns", []);
 for (const turn of turns) if (turn.role === "assistant" && !turn.problem) turn.finish ??= "stopped"; // with the page
 let running = null; // the AbortController of the answer that comes
@@ -206,6 +207,15 @@ function action(label, name, run) {
   return button;
 }
 
+/** The reasoning of an answer, folded unless it was unfolded, with the time that it took. */
+function reasoning(turn, live) {
+  const seconds = `${rounded(turn.thought.last - turn.thought.first)} s`;
+  const folded = make("details", { className: "reasoning", open: Boolean(turn.unfolded) },
+    make("summary", {}, live ? `Reasoning, ${seconds}…` : `Reasoned for ${seconds}`), make("div", {}, turn.reasoning));
+  folded.addEventListener("toggle", () => { turn.unfolded = folded.open; });
+  return folded;
+}
+
 /** The element of a turn, made anew. */
 function shown(index) {
   const turn = turns[index], mine = turn.role === "user";
@@ -216,7 +226,7 @@ function shown(index) {
   if (mine) body.append(turn.content);
   else body.append(formatted(turn.content));
   const live = running && index === turns.length - 1 && !mine;
-  article.append(make("h3", {}, who), body);
+  article.append(make("h3", {}, who), turn.reasoning ? reasoning(turn, live && !turn.content) : null, body);
   article.setAttribute("aria-busy", String(Boolean(live)));
   if (live && !turn.content) body.append(make("span", { className: "dots", ariaLabel: "The answer has not begun" }, "…"));
   if (turn.problem) article.append(make("p", { className: "problem" }, turn.problem));
@@ -299,10 +309,13 @@ async function answer() {
       turn.fingerprint = event.system_fingerprint;
       if (event.usage) turn.usage = event.usage;
       for (const choice of event.choices) {
-        if (choice.delta.content) {
-          turn.content += choice.delta.content;
-          turn.seconds = { first: turn.seconds?.first ?? passed(), last: passed() };
+        const { content, reasoning } = choice.delta;
+        if (reasoning) {
+          turn.reasoning = (turn.reasoning ?? "") + reasoning;
+          turn.thought = { first: turn.thought?.first ?? passed(), last: passed() };
         }
+        if (content) turn.content += content;
+        if (content || reasoning) turn.seconds = { first: turn.seconds?.first ?? passed(), last: passed() };
         turn.finish = choice.finish_reason ?? turn.finish;
       }
       if (!frame) frame = requestAnimationFrame(() => { frame = 0; showLast(); });
@@ -429,8 +442,8 @@ function download(name, kind, text) {
 $("export-json").addEventListener("click", () => {
   const found = { exported: new Date().toISOString(), server: location.origin, parameters: parameters(), messages: [] };
   if (settings.system) found.messages.push({ role: "system", content: settings.system });
-  for (const { role, content, model, fingerprint, seed, finish, usage } of turns)
-    found.messages.push({ role, content, model, system_fingerprint: fingerprint, seed, finish_reason: finish, usage });
+  for (const { role, content, reasoning, model, fingerprint, seed, finish, usage } of turns)
+    found.messages.push({ role, content, reasoning, model, system_fingerprint: fingerprint, seed, finish_reason: finish, usage });
   download("conversation.json", "application/json", `${JSON.stringify(found, null, 2)}\n`);
 });
 $("export-markdown").addEventListener("click", () => {

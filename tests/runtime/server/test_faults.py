@@ -312,24 +312,65 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_can_not_be_served_is_said_at_once(make_server: MakeServer, tiny_bundle: Path, tmp_path: Path) -> None:
+def documented_exit_codes() -> dict[str, int]:
+    """The rows of the table of exit codes in serve.md."""
+    page = Path(__file__).parents[3] / "docs" / "use" / "commands" / "serve.md"
+    table = page.read_text(encoding="utf-8").partition("\n## Exit codes\n")[2]
+    return {row: int(code) for row, code in re.findall(r"^\| (.+) \| (\d+) \|$", table, re.M)}
+
+
+def test_what_can_not_be_served_is_said_at_once_by_the_documented_exit_codes(
+    make_server: MakeServer, tiny_bundle: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    code = make_server(tiny_bundle).stop()
     server = make_server(tiny_bundle)
-    taken = run(tiny_bundle, "--port", str(server.port))
-    assert taken.returncode == 2 and f"{server.port}: Address already in use" in taken.stderr
-    assert run(tmp_path / "none.bundle").returncode == 7
-    damaged = tmp_path / "damaged.bundle"
+    damaged, none = tmp_path / "damaged.bundle", tmp_path / "none"
     damaged.mkdir()
     (damaged / "manifest.json").write_text("{}")
-    assert run(damaged).returncode == 7
-    assert run().returncode == 2 and run("--model", "x").returncode == 2
-    outside = run(tiny_bundle, "--host", "0.0.0.0")
-    assert outside.returncode == 2 and "--insecure" in outside.stderr
-    odd = slow_config(tmp_path, "max_bodies = 3\n")
-    wrong = run(tiny_bundle, "--config", odd)
-    assert wrong.returncode == 8 and "max_bodies" in wrong.stderr and "server.toml" in wrong.stderr
-    keys = tmp_path / "keys.toml"
+    keys, odd, text = tmp_path / "keys.toml", tmp_path / "odd.toml", tmp_path / "text.pem"
     keys.write_text('[[keys]]\nhash = "secret"\ntenant = "a"\n')
-    assert "sha256" in run(tiny_bundle, "--api-keys", keys).stderr
+    odd.write_text("max_bodies = 3\n")
+    text.write_text("no certificate")
+    value = slow_config(tmp_path, f"max_waiting = -1\n[models]\na = {str(tiny_bundle)!r}\n")
+    taken = tmp_path / "taken.toml"
+    taken.write_text(f"port = {server.port}\n")
+    blocked = "import importlib.util as u; find = u.find_spec; u.find_spec = lambda n: None if n == {!r} else find(n)\n"
+    cases: dict[str, list[tuple[list[str | Path], str, str]]] = {
+        "no bundle, an unknown option, a wrong value of an option": [
+            ([], "", "nothing to serve"),
+            (["--model", "x"], "", "NAME=BUNDLE"),
+            (["--model", "x=x", "--alias", "y"], "", "NAME=MODEL"),
+            ([tiny_bundle, "--odd"], "", "--odd"),
+            ([tiny_bundle, "--host", "0.0.0.0"], "", "--insecure"),
+            ([tiny_bundle, "--max-waiting", "0"], "", "--max-waiting"),
+        ],
+        "a recipe that isn't there, for a model that is exported first": [
+            ([tiny_folder, "--recipe", "int9"], "", "int9")
+        ],
+        "a bundle that can't be opened": [([none], "", "none"), ([damaged], "", "damaged.bundle")],
+        "an address that is taken, a wrong file of options, keys or TLS": [
+            ([tiny_bundle, "--port", str(server.port)], "", f"{server.port}: Address already in use"),
+            ([tiny_bundle, "--config", taken], "", f"{server.port}: Address already in use"),
+            ([tiny_bundle, "--config", odd], "", "max_bodies"),
+            ([tiny_bundle, "--config", value], "", "max_waiting"),
+            ([tiny_bundle, "--config", none], "", "none"),
+            ([tiny_bundle, "--port", "0", "--api-keys", keys], "", "sha256"),
+            ([tiny_bundle, "--port", "0", "--tls-certificate", text, "--tls-key", text], "", "text.pem"),
+        ],
+        "the extra `serve`, `export` for a model, `otel` for `--otlp`, or `ray` for `--replicas`, isn't installed": [
+            ([tiny_bundle], blocked.format("fastapi"), "enginewright[serve]"),
+            ([tiny_bundle, "--replicas", "1"], blocked.format("ray"), "enginewright[ray]"),
+        ],
+    }
+    documented = documented_exit_codes()
+    assert documented.pop("it ended by a signal, after answers had come to their end") == code
+    assert documented.keys() == cases.keys()
+    for row, commands in cases.items():
+        for arguments, before, named in commands:
+            program = [sys.executable, "-c", before + START, "serve", *map(str, arguments)]
+            done = subprocess.run(program, capture_output=True, text=True, check=False)
+            assert done.returncode == documented[row], (arguments, done.returncode, done.stderr)
+            assert named in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)
 
 
 def test_the_configuration_that_is_printed_is_one(tiny_bundle: Path, tmp_path: Path) -> None:

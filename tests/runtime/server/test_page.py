@@ -387,6 +387,35 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
 
 
 @needs_chromium
+def test_reasoning_is_folded_and_says_how_long_it_took(browser: Browser, served: Server) -> None:
+    deltas = [{"reasoning": text, "reasoning_content": text} for text in ("First ", HOSTILE)] + [{"content": "Rain."}]
+    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    stream = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
+    with browser.answering("*/v1/chat/completions", "text/event-stream", stream):
+        browser.say("Why?")
+        assert answered(browser, 2) == ["Why?", "Rain."]
+    details = "document.querySelector('article.assistant details')"
+    for _ in range(2):  # also after a reload
+        assert re.fullmatch(r"Reasoned for \d+\.\d\d s", browser.run(f"{details}.querySelector('summary').textContent"))
+        assert browser.run(f"{details}.open") is False
+        assert browser.run(f"{details}.querySelector('div').textContent") == "First " + HOSTILE
+        assert browser.run(f"{details}.querySelectorAll('img, b').length") == 0
+        browser.click("article.assistant summary")
+        browser.until(f"{details}.open && {details}.querySelector('div').offsetHeight > 0")
+        browser.click("article.assistant summary")
+        browser.until(f"!{details}.open")
+        browser.open(f"{served.url}/", at=READY)
+    # The reasoning of earlier answers isn't a part of the conversation that is sent.
+    keep = "window.fetch = (...all) => (window.sent.push(all[1]?.body ?? ''), window.real(...all))"
+    browser.run(f"window.sent = [], window.real = window.fetch, {keep}, 0")
+    with browser.answering("*/v1/chat/completions", "text/event-stream", "data: [DONE]\n\n"):
+        browser.say("And?")
+        answered(browser, 4)
+    body = next(text for text in browser.run("window.sent") if "messages" in text)
+    assert "Rain." in body and "First" not in body
+
+
+@needs_chromium
 def test_parameters_are_sent_as_they_are(browser: Browser, served: Server) -> None:
     seed = str((1 << 63) + 12345)  # more than a number of JavaScript holds
     parameters(browser, seed=seed, max_tokens="8", top_k="40", top_p="0.9", stop="</s>\nnever", system="Be brief.")
