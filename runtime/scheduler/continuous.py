@@ -168,8 +168,8 @@ class ContinuousScheduler:
             decodes = []
         if not decodes and not prefills and self._flying:
             return None
-        if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
-            self._preempt([request for request in self.running if request.search is not None])
+        if not decodes and not prefills:  # searches wait for a sequence of theirs, and others keep its room
+            self._preempt(list(self.running))  # the others, too: the oldest search, which begins again, fits alone
             self._gather()
             prefills = self._admitted(tokens_left)
         self._decoded_last = bool(decodes)

@@ -110,6 +110,13 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(world, "load_prefix", load_prefix)
 
 
+def only_searches_give_way(patch: pytest.MonkeyPatch) -> None:
+    """Where nobody can go on, the searches alone give way: others keep the room that one of them needs."""
+    now = "self._preempt(list(self.running))"
+    before = "self._preempt([request for request in self.running if request.search is not None])"
+    changed(patch, ContinuousScheduler, "schedule", (now, before))
+
+
 UNDONE: dict[str, Undo] = {
     "estimate_of_zero": estimates_of_zero,
     "table_of_before": tables_of_before,
@@ -117,8 +124,11 @@ UNDONE: dict[str, Undo] = {
     "steps_that_do_not_overlap": one_step_takes_all_that_decode,
     "source_of_a_copy": copies_hold_nothing,
     "folder_of_one_call": folder_of_a_call_as_the_engine_s,
+    "search_whose_room_others_keep": only_searches_give_way,
 }
 """A recorded scenario -> what undoes the repair that it is of."""
+RARE = frozenset({"search_whose_room_others_keep"})
+"""Defects that fewer than one in 10,000 seeds find."""
 
 
 def fails(one: Scenario) -> bool:
@@ -134,7 +144,7 @@ def test_without_its_repair_a_recorded_scenario_fails(name: str, monkeypatch: py
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", UNDONE)
+@pytest.mark.parametrize("name", UNDONE.keys() - RARE)
 def test_without_its_repair_new_seeds_find_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     UNDONE[name](monkeypatch)
     seeds = range(FIRST_SEEDS.get(name, 0), MOST_SEEDS)
