@@ -33,7 +33,8 @@ CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
 CMAKE_BUILD := $(BIN)/cmake --build
 BUILD_TESTS = $(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/editable && $(CMAKE_BUILD) build/editable
 STUB := typings/tensorrt/__init__.pyi
-CTEST := $(BIN)/ctest --output-on-failure --parallel $(JOBS) --test-dir
+# A test may wait for a core: CI runs the sanitizers behind all else.
+CTEST := $(BIN)/ctest --output-on-failure --timeout 7200 --parallel $(JOBS) --test-dir
 WHEEL_FLAGS := -C cmake.define.EW_OLD_GLIBC=ON $(if $(ABI3),-C wheel.py-api=cp312)
 PLATFORM := $(if $(filter x86_64,$(shell uname -m)),manylinux_2_28_x86_64,auto)
 BUNDLE := build/smollm2.bundle
@@ -152,8 +153,9 @@ test-cpp: setup  ## build and run the C++ tests
 	$(BUILD_TESTS)
 	$(CTEST) build/editable
 
-# Kernels that this processor can't run are no use to it: half of the compiling.
-sanitize: setup  ## run the C++ tests under ASan and UBSan, then under TSan
+# Without the package: CI runs it beside what makes that. Kernels that this processor can't run are no use to it: half of
+# the compiling.
+sanitize: $(VENV)/.tools  ## run the C++ tests under ASan and UBSan, then under TSan
 	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined -DEW_AVX512=$(shell grep -qE 'avx512f|avx_vnni' /proc/cpuinfo && echo ON || echo OFF)
 	$(CMAKE_BUILD) build/asan
 	$(CTEST) build/asan
