@@ -121,7 +121,7 @@ class MessagesBody(Fields, kw_only=True):
         groups = [_message(i, message, unsupported, i == last) for i, message in enumerate(self.messages)]
         messages = [*system, *(message for group in groups for message in group)]
         ignored = unsupported.replaced
-        effort, form = self._effort(ignored)
+        effort, form = self._effort()
         choice, parallel = _choice(self.tool_choice)
         body = ChatBody(
             messages=messages,
@@ -137,12 +137,13 @@ class MessagesBody(Fields, kw_only=True):
             tool_choice=choice,
             parallel_tool_calls=parallel,
             reasoning_effort=effort,
+            thinking={"budget_tokens": self._budget()},
             response_format=form,
             continue_final_message=messages[-1]["role"] == "assistant" if messages else None,
         )
         return body, ignored, left_out
 
-    def _effort(self, ignored: list[str]) -> tuple[str, dict[str, Any] | None]:
+    def _effort(self) -> tuple[str, dict[str, Any] | None]:
         """How much the model reasons, and the form of its answer."""
         config = _known("output_config", self.output_config or {}, ("effort", "format"))
         form = config.get("format") or self.output_format
@@ -159,12 +160,15 @@ class MessagesBody(Fields, kw_only=True):
         if thinking.get("display") not in (None, "summarized", "omitted"):
             hint = 'It is "summarized" or "omitted".'
             raise RequestError(f"thinking: display: {shown(thinking['display'])} isn't a way to show it", hint=hint)
-        if thinking.get("budget_tokens") is not None:
-            ignored.append("thinking.budget_tokens")
         effort = config.get("effort")
         if effort is not None and not isinstance(effort, str):
             raise RequestError(f"output_config: effort: {shown(effort)} isn't an effort", hint='Such as "low".')
         return "none" if thinking["type"] == "disabled" else effort or "on", form
+
+    def _budget(self) -> Any:
+        """Returns the most tokens of the reasoning, unchecked; None for no limit."""
+        thinking = self.thinking or {}
+        return thinking.get("budget_tokens") if thinking.get("type") == "enabled" else None
 
     @property
     def omits(self) -> bool:

@@ -197,12 +197,22 @@ def make_app(front: Front) -> Gate:
 
 def _hint_of(path: str) -> str:
     """Returns a hint for a path that is an endpoint's but for its beginning, as of a base URL without /v1."""
-    tails = {name.removeprefix("/v1").removeprefix("/api"): name for name in ("/v1/models", "/api/tags", *BODIES)}
-    tail = max((tail for tail in tails if path.rstrip("/").endswith(tail)), key=len, default=None)
+    tail = next((tail for tail in _TAILS if path.rstrip("/").endswith(tail)), None)
     if tail is None:
         return ""
     bases = "OpenAI's clients take a base URL that ends with /v1, and Anthropic's and Ollama's take one without."
-    return f" Did you mean {tails[tail]}? {bases}"
+    return f" Did you mean {_TAILS[tail]}? {bases}"
+
+
+_PATHS = ("/v1/models", "/api/tags", *BODIES)
+_TAILS = dict(
+    sorted(
+        ((path.removeprefix("/v1").removeprefix("/api"), path) for path in _PATHS),
+        key=lambda pair: len(pair[0]),
+        reverse=True,
+    )
+)
+"""The end of a path without its base -> the path; the longest first."""
 
 
 def _model_row(front: Front, name: str, model: Model) -> dict[str, Any]:

@@ -62,7 +62,6 @@ REFUSED: Mapping[str, Only] = {
     "use_beam_search": Only((None, False), "it is called num_beams here", "Use num_beams."),
     "logits_processors": Only(_NONE, "code isn't run for a client", "Use logit_bias."),
     "lora_request": Only(_NONE, "there are no adapters yet", "Leave it out."),
-    "thinking_token_budget": Only((None,), _LATER, "Use max_completion_tokens."),
     "mm_processor_kwargs": Only(_NONE, "models take text alone", "Leave it out."),
     "prompt_embeds": Only(_NONE, "prompts are text or token ids", "Leave it out."),
     "truncate_prompt_tokens": Only((None,), "a context is never cut", "Shorten the prompt."),
@@ -75,10 +74,6 @@ REFUSED: Mapping[str, Only] = {
     **dict.fromkeys(("regex", "ebnf"), Only((None, ""), "forms have another field", "Use structured_outputs.")),
     "stop_regex": Only((None, "", []), "answers end at texts and tokens", "Use stop."),
     **dict.fromkeys(("lora", "lora_path"), Only(_NONE, "there are no adapters yet", "Leave it out.")),
-    **dict.fromkeys(
-        ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"),
-        Only((None, -1), _LATER, "Use max_completion_tokens."),
-    ),
     "n_probs": Only((None, False, 0), "log-probabilities have another field", "Use logprobs and top_logprobs."),
     **dict.fromkeys(
         ("documents", "files", "data_sources", "plugins", "enable_search", "search_parameters"),
@@ -133,6 +128,9 @@ HARMLESS = HINTS | frozenset(
     }
 )
 """On what these say no result depends: who asks, what is kept, how fast it goes."""
+
+_BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
+"""Names of the most tokens of an answer's reasoning, which chat has."""
 
 RENAMED: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
@@ -276,14 +274,16 @@ class Body(Fields, kw_only=True):
 
 
 _REASONING = (
-    ("thinking", ("type",), ("budget_tokens", "clear_thinking", "display", "keep")),
-    ("reasoning", ("effort", "enabled", "exclude"), ("max_tokens", "summary", "generate_summary")),
+    ("thinking", ("type", "budget_tokens"), ("clear_thinking", "display", "keep")),
+    ("reasoning", ("effort", "enabled", "exclude", "max_tokens"), ("summary", "generate_summary")),
 )
 """Fields of other servers that switch reasoning: their honoured parts, and those that are ignored."""
 
 
 class ChatBody(Body, kw_only=True):
     """The body of ``/v1/chat/completions``."""
+
+    renamed: ClassVar[Mapping[str, str]] = RENAMED | dict.fromkeys(_BUDGETS[1:], _BUDGETS[0])
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -302,7 +302,29 @@ class ChatBody(Body, kw_only=True):
     enable_thinking: bool | None = None
     think: bool | str | None = None
     thinking: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     reasoning: dict[str, Any] | None = None
+
+    def reasoning_budget(self) -> tuple[str, int] | None:
+        """Returns the field that limits the tokens of the reasoning, and the limit; None if there is none.
+
+        Raises RequestError for a limit that isn't a number of tokens.
+        """
+        limits = {
+            "thinking_token_budget": self.thinking_token_budget,
+            "thinking.budget_tokens": (self.thinking or {}).get("budget_tokens"),
+            "reasoning.max_tokens": (self.reasoning or {}).get("max_tokens"),
+        }
+        for name, value in limits.items():
+            limit = _whole(value)
+            if limit is None or limit == -1:
+                continue
+            if not _is_id(limit) or limit < 0:
+                place, colon, part = name.partition(".")
+                place = f"{place}: {part}" if colon else place
+                raise RequestError(f"{place}: {shown(limit)} isn't a number of tokens", hint="Pass 0 or more.")
+            return name, limit
+        return None
 
     def effort(self) -> tuple[str, str] | None:
         """Returns the field that says how much the model reasons, and the effort; None if there is none.
@@ -360,6 +382,10 @@ class ChatBody(Body, kw_only=True):
 
 class CompletionBody(Body, kw_only=True):
     """The body of ``/v1/completions``. ``prompt``: a text or token ids, or several of these."""
+
+    refused: ClassVar[Mapping[str, Only]] = REFUSED | dict.fromkeys(
+        _BUDGETS, Only((None, -1), "here, reasoning is text as any other", "Use max_tokens, or chat completions.")
+    )
 
     prompt: Any
     logprobs: int | None = None

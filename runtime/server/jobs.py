@@ -147,7 +147,7 @@ class Job:
         effort = body.effort()
         raw, reasons = not self._sampling.skip_special_tokens, effort is None or effort[1] != "none"
         self._reading = Reading(model.tokenizer, self.tools, given.ids, raw=raw, reasons=reasons)
-        form = self._reading.form(self.params.get("structured_outputs"))
+        form = self._reading.form(self.params.get("structured_outputs"), self._budget(body, len(given.ids)))
         self.ignored += sorted(self._reading.ignored.difference(self.ignored))
         if form is not None:
             self.params["structured_outputs"] = form
@@ -155,6 +155,22 @@ class Job:
         if effort is not None and model.tokenizer is not None:
             reads = template_reads(model.tokenizer, self.tools)
             self.ignored += [] if effort_variables(effort[1], reads) else [effort[0]]
+
+    def _budget(self, body: ChatBody, prompt: int) -> int | None:
+        """Returns the most tokens of the reasoning; None for no limit, and for one that the answer ends before."""
+        budget = body.reasoning_budget()
+        if budget is None:
+            return None
+        name, tokens = budget
+        if not self._reading.limits_reasoning:
+            if self._reading.reasons and name == "thinking_token_budget":
+                hint = "Leave it out, and limit the whole answer."
+                raise RequestError(f"{name}: this model's reasoning doesn't end with a token of its own", hint=hint)
+            self.ignored.append(name)
+            return None
+        room = self.model.model.context_length - prompt
+        most = self.params["max_tokens"]
+        return tokens if tokens < (room if most is None else min(room, most)) else None
 
     def _texts(self) -> None:
         assert isinstance(self.body, CompletionBody)

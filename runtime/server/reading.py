@@ -60,16 +60,32 @@ class Reading:
         if offered or (found.has_reasoning and not raw):
             self._format = found
 
+    @property
+    def limits_reasoning(self) -> bool:
+        """Returns True if the tokens of the reasoning can be limited; False also where there is no reasoning."""
+        return (
+            self._format is not None and self._tokenizer is not None and self._format.limits_reasoning(self._tokenizer)
+        )
+
+    @property
+    def reasons(self) -> bool:
+        """Returns True if answers may have reasoning that is told from their content."""
+        return self._format is not None and self._format.has_reasoning
+
     @cached_property
     def _open(self) -> bool:
         """Whether the prompt ends within the reasoning."""
         assert self._format is not None and self._tokenizer is not None
         return self._format.reasoning_open(self._tokenizer, self._prompt)
 
-    def form(self, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """The form that the whole answer has, given the one that is wanted of its content.
+    def form(self, wanted: Mapping[str, Any] | None, budget: int | None = None) -> Mapping[str, Any] | None:
+        """Returns the form that the whole answer has, as fields of StructuredOutputsParams.
 
-        Both are fields of StructuredOutputsParams. Raises RequestError for what can't be wanted together.
+        Args:
+            wanted: the form of its content.
+            budget: the most tokens of its reasoning; None for no limit. It is ignored where there is no reasoning.
+
+        Raises RequestError for what can't be wanted together.
         """
         tools, held = self._tools, self._format
         if held is None or self._tokenizer is None:
@@ -95,7 +111,12 @@ class Reading:
                     hint = 'Turn the reasoning off, as with "reasoning_effort": "none", or ask for JSON.'
                     raise RequestError(f"structured_outputs: {kind} of an answer that begins with reasoning", hint=hint)
                 return wanted
-        if schema is None and not (tools.shown and (tools.mode == "required" or tools.strict or not tools.parallel)):
+        budget = budget if held.has_reasoning else None
+        if (
+            schema is None
+            and budget is None
+            and not (tools.shown and (tools.mode == "required" or tools.strict or not tools.parallel))
+        ):
             return None
         grammar = held.grammar(
             self._tokenizer,
@@ -104,6 +125,7 @@ class Reading:
             parallel=tools.parallel,
             schema=schema,
             reasoning_open=self._open,
+            reasoning_budget=budget,
             ignored=self.ignored,
         )
         return wanted if grammar is None else {"grammar": grammar}

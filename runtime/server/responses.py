@@ -295,8 +295,8 @@ def messages_of(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
                 hint = f"It is {', '.join((*_PREFIXES, _REFERENCE))}."
                 raise RequestError(f"{place}: {shown(kind)} isn't a type of item that is read here", hint=hint)
             note = unsupported.note(place, kind)
-            content = assistant_turn(bool(turn and turn["content"] and not noted))
-            content["content"] = _joined(content["content"], note)
+            message = assistant_turn(bool(turn and turn["content"] and not noted))
+            message["content"] = _joined(message["content"], note)
             noted = True
         elif item.get("role") == "assistant":
             text = _texts(f"{place}.content", item.get("content"), unsupported)

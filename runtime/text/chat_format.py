@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..shared.errors import EnginewrightError
-from .chat_format_grammar import write_grammar
+from .chat_format_grammar import begins_with_token, write_grammar
 from .chat_format_parser import ChatParser, Delta, Message, ToolCall, Vocabulary
 from .chat_format_response import of_response_template
-from .chat_format_table import FORMATS, PLAIN, REASONING, THINK, Reasoning, Spelling
+from .chat_format_table import FORMATS, PLAIN, REASONING, THINK, HarmonyCall, Reasoning, Spelling
 
 __all__ = ["FORMATS", "ChatFormat", "ChatParser", "Delta", "Message", "Spelling", "ToolCall", "choose_format"]
 
@@ -117,6 +117,7 @@ class ChatFormat:
         schema: Mapping[str, Any] | None = None,
         prompt_ids: Sequence[int] = (),
         reasoning_open: bool | None = None,
+        reasoning_budget: int | None = None,
         ignored: set[str] | None = None,
     ) -> str | None:
         """The grammar that an answer is held to, for ``StructuredOutputsParams(grammar=...)``; None for no limits.
@@ -133,12 +134,15 @@ class ChatFormat:
             parallel: there may be several calls. Without it the calls are held to their schemas.
             schema: of the answer, where it isn't a call.
             prompt_ids, reasoning_open: as for ``parser``.
+            reasoning_budget: the most tokens of the reasoning, after which its end follows; None for no limit. Calls
+                are then held to their schemas.
             ignored: gets the constraints of the schemas that can't be enforced, as "tools.uniqueItems" or
                 "schema.not".
 
         Raises:
             RequestError: two tools have one name, one has a name that the format can't write, nothing can meet a
-                schema, there are more than 1,024 tools, or the model's format has no calls.
+                schema, there are more than 1,024 tools, the model's format has no calls, or there is a budget and the
+                end of the model's reasoning isn't a token.
         """
         if reasoning_open is None:
             reasoning_open = self.reasoning_open(tokenizer, prompt_ids)
@@ -151,8 +155,16 @@ class ChatFormat:
             parallel=parallel,
             schema=schema,
             reasoning_open=reasoning_open,
+            reasoning_budget=reasoning_budget,
             ignored=ignored,
         )
+
+    def limits_reasoning(self, tokenizer: Vocabulary) -> bool:
+        """Returns True if a grammar can limit the tokens of the reasoning: its marks begin with tokens."""
+        reasoning, calls = self.spelling.reasoning, self.spelling.calls
+        if reasoning is None or (calls is not None and isinstance(calls.call, HarmonyCall)):
+            return False
+        return all(begins_with_token(mark.strip(), tokenizer) for mark in (reasoning.begin, reasoning.end))
 
     def reasoning_open(self, tokenizer: Vocabulary, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends within the reasoning: the template has begun it."""

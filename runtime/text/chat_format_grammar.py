@@ -72,6 +72,29 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[_Offered]:
     return list(found.values())
 
 
+def begins_with_token(text: str, tokenizer: Vocabulary) -> bool:
+    """Returns True if a text begins with a token that isn't a part of text to llguidance."""
+    return any(text.startswith(token) and is_token(token, tokenizer) for token in tokenizer.added_tokens)
+
+
+def is_token(text: str, tokenizer: Vocabulary) -> bool:
+    """Returns True if a text is a token that isn't a part of text to llguidance.
+
+    It takes special tokens so, and of the others those in angle brackets.
+    """
+    index = tokenizer.added_tokens.get(text)
+    return (
+        bool(text)
+        and index is not None
+        and (index in tokenizer.special_ids or re.fullmatch(r"<[^<>\s]+>", text) is not None)
+    )
+
+
+def _no_budget(why: str) -> RequestError:
+    hint = "Leave it out, and limit the whole answer."
+    return RequestError(f"thinking_token_budget: this model's reasoning can't be limited: {why}", hint=hint)
+
+
 def write_grammar(
     spelling: Spelling,
     tokenizer: Vocabulary,
@@ -82,6 +105,7 @@ def write_grammar(
     parallel: bool = True,
     schema: Mapping[str, Any] | None = None,
     reasoning_open: bool = False,
+    reasoning_budget: int | None = None,
     ignored: set[str] | None = None,
 ) -> str | None:
     """See ``ChatFormat.grammar``."""
@@ -96,9 +120,9 @@ def write_grammar(
     elif choice != "auto" and not offered:
         raise RequestError(f"tool_choice: {choice}: no tools are offered", hint="Pass tools.")
     held = choice != "auto" or strict is True or not parallel or (strict is None and any(one[2] for one in offered))
-    if not offered and schema is None:
-        return None
-    if schema is None and not held:
+    budget = None if spelling.reasoning is None else reasoning_budget
+    free = schema is None and not (offered and held)
+    if free and budget is None:
         return None
     if offered and spelling.calls is None:
         raise RequestError(
@@ -116,7 +140,12 @@ def write_grammar(
     if schema is not None:
         schema = _held(schema, "response_format", "schema", "answer_", ignored)
     return writer.written(
-        offered, schema, required=choice not in ("auto", "none"), parallel=parallel, opened=reasoning_open
+        offered,
+        schema,
+        required=choice not in ("auto", "none"),
+        parallel=parallel,
+        opened=reasoning_open,
+        budget=budget,
     )
 
 
@@ -130,12 +159,7 @@ class _Writer:
 
     def __init__(self, spelling: Spelling, tokenizer: Vocabulary, *, exact: bool, ignored: set[str]) -> None:
         self._spelling = spelling
-        # Of tokens that aren't special llguidance takes those in angle brackets as tokens, and others as text.
-        self._tokens = {
-            content: index
-            for content, index in tokenizer.added_tokens.items()
-            if content and (index in tokenizer.special_ids or re.fullmatch(r"<[^<>\s]+>", content))
-        }
+        self._tokens = {text: index for text, index in tokenizer.added_tokens.items() if is_token(text, tokenizer)}
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._rules: dict[str, str] = {}
@@ -149,9 +173,12 @@ class _Writer:
         required: bool,
         parallel: bool,
         opened: bool,
+        budget: int | None = None,
     ) -> str:
         calls = self._spelling.calls
         if calls is not None and isinstance(calls.call, HarmonyCall):
+            if budget is not None:
+                raise _no_budget("it has channels")
             self._rules["start"] = self._harmony(calls.call, tools, schema, required=required)
         else:
             if schema is not None:
@@ -159,6 +186,8 @@ class _Writer:
                 if tools:
                     assert calls is not None
                     body = self._answer_or_calls(calls, tools, schema, parallel=parallel, required=required)
+            elif not tools:
+                body = self._rule("answer", _ANY)
             elif required:
                 assert calls is not None
                 body = self._called(calls, tools, parallel=parallel)
@@ -166,7 +195,9 @@ class _Writer:
                 assert calls is not None
                 body = self._maybe_called(calls, tools, parallel=parallel)
             held = required or schema is not None
-            ahead = self._reasoning(self._spelling.reasoning, opened=opened, held=held, calls=schema is None)
+            ahead = self._reasoning(
+                self._spelling.reasoning, opened=opened, held=held, calls=schema is None, budget=budget
+            )
             self._rules["start"] = f"{ahead}{body}"
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self._rules.items()) + "\n"
 
@@ -199,16 +230,29 @@ class _Writer:
         self._rules[f"{name}{lazy}"] = f"/{inner}{_escaped(first)}/"
         return f"{name} {after}".strip()
 
-    def _reasoning(self, reasoning: Reasoning | None, *, opened: bool, held: bool, calls: bool) -> str:
+    def _reasoning(
+        self, reasoning: Reasoning | None, *, opened: bool, held: bool, calls: bool, budget: int | None
+    ) -> str:
         """The reasoning that may come first; space behind it isn't part of what is ``held``."""
         if reasoning is None:
             return ""
-        thought = self._free_until("thought", reasoning.end.strip())
+        thought = self._thought(reasoning.end.strip(), budget)
         behind = f"{_GAP} " if held else ""
         if opened:
             return f"{thought} {behind}"
         begin = self._as_written(reasoning.begin.strip())
+        if budget is not None and not begin.startswith("<["):
+            raise _no_budget("its beginning isn't a token")  # text behind the reasoning may have it
         return f"( {_GAP} {begin} {thought} {behind if not calls else ''})? {behind if calls else ''}"
+
+    def _thought(self, end: str, budget: int | None) -> str:
+        """Any text and the end of the reasoning, which follows after ``budget`` tokens at the latest."""
+        if budget is None:
+            return self._free_until("thought", end)
+        if not isinstance(self._split(end)[0], int):
+            raise _no_budget("its end isn't a token")
+        self._rules[f"thought[max_tokens={budget}]"] = _ANY
+        return f"thought {self._as_written(end)}"
 
     # Calls
 

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from enginewright.runtime.requests import grammar_process, structured
 from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
+from enginewright.runtime.text.chat_format import ChatFormat
+from enginewright.runtime.text.chat_format_table import PLAIN, Reasoning
 from tests.runtime.shared.closed_schemas import CLOSED, validator
 from tests.waiting import wait_until
 
@@ -478,6 +481,36 @@ def test_company_hits_and_drafts_change_nothing(llm: ew.LLM) -> None:
     alone = [llm.generate(prompt, one)[0] for one in params]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert any(one.num_cached_tokens for one in alone), "prefixes were found"
+
+
+def test_a_budget_ends_the_reasoning_alone_and_in_company(tiny_bundle: Path) -> None:
+    """Also with tokens computed ahead: the tokens of a request's own answer are all that counts."""
+    with ew.LLM(tiny_bundle, threads=1) as llm:
+        assert llm.tokenizer is not None
+        marks = replace(PLAIN, reasoning=Reasoning("<s>", "<pad>"))
+        end, budgets = llm.tokenizer.added_tokens["<pad>"], (0, 1, 7, 30)
+        params = [
+            SamplingParams(
+                max_tokens=60, temperature=t, seed=3, ignore_eos=True, speculate=ahead, structured_outputs=form
+            )
+            for budget in budgets
+            for form in [
+                {
+                    "grammar": ChatFormat(marks).grammar(
+                        llm.tokenizer, None, choice="none", reasoning_open=True, reasoning_budget=budget
+                    )
+                }
+            ]
+            for t, ahead in ((0.0, True), (0.9, True), (0.9, False))
+        ]
+        prompt = "abc abc abc abc abc"
+        together = [one.token_ids for one in llm.generate([prompt] * len(params), params)]
+        assert together == [llm.generate(prompt, one)[0].token_ids for one in params]
+    for i, ids in enumerate(together):
+        assert list(ids).index(end) <= budgets[i // 3], (i, ids)
+    assert [list(ids).index(end) for ids in together[:3]] == [0, 0, 0]
+    assert together[1::3] == together[2::3]
+    assert max(list(ids).index(end) for ids in together) > 7, "the mark comes by itself, and no budget is tested"
 
 
 def test_beams_have_the_form(llm: ew.LLM) -> None:

@@ -181,6 +181,40 @@ def test_a_switch_that_the_template_does_not_read_is_named(server: Server) -> No
         assert reply.status == 400 and reply.json["error"]["param"] == next(iter(wrong))
 
 
+BUDGETS = (
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"thinking_budget": 5.0}, "thinking_token_budget"),
+    ({"reasoning_budget": 5}, "thinking_token_budget"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+    ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+)
+
+
+@pytest.mark.parametrize(("field", "name"), BUDGETS)
+def test_a_budget_of_reasoning_has_the_names_of_other_servers(field: dict[str, Any], name: str) -> None:
+    body, ignored = decoded(json.dumps({"messages": SAID, **field}).encode(), ChatBody)
+    assert body.reasoning_budget() == (name, 5) and not ignored and not body.ignored_parts()
+    none = {key: -1 if not isinstance(value, dict) else {**value, [*value][-1]: -1} for key, value in field.items()}
+    assert decoded(json.dumps({"messages": SAID, **none}).encode(), ChatBody)[0].reasoning_budget() is None
+    wrong = {key: -2 if not isinstance(value, dict) else {**value, [*value][-1]: -2} for key, value in field.items()}
+    with pytest.raises(RequestError, match="isn't a number of tokens"):
+        decoded(json.dumps({"messages": SAID, **wrong}).encode(), ChatBody)[0].reasoning_budget()
+    if name == "thinking_token_budget":
+        with pytest.raises(RequestError, match="reasoning is text as any other"):
+            decoded(json.dumps({"prompt": "a", **field}).encode(), CompletionBody)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_by_name_or_named(agents: Server) -> None:
+    """The marks of this model's reasoning are texts, and the other model has no reasoning."""
+    for field, name in BUDGETS:
+        reply = agents.chat("Hi", model="thinking", max_tokens=9, **field)
+        if name == "thinking_token_budget":
+            assert reply.status == 400 and reply.json["error"]["param"] == name
+        else:
+            assert name in reply.headers["x-enginewright-ignored"]
+        assert name in agents.chat("Hi", model="tools", max_tokens=9, **field).headers["x-enginewright-ignored"]
+
+
 def test_unknown_fields_are_refused_or_named(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
     lenient = make_server(tiny_bundle, "--unknown-fields", "ignore")
     reply = lenient.chat("Hi", max_tokens=1, odd={"a": [1]}, user="u")

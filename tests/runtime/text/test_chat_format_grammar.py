@@ -302,3 +302,43 @@ def test_text_parameters_hold_pattern_and_length() -> None:
         ):
             ids = answer(name, None, None, [("f", arguments)]).ids
             assert (taken(start, ids) == len(ids) + 1) == right, (name, arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_reasoning_ends_at_its_budget(name: str, tools: Any) -> None:
+    form, tokenizer = format_of(name), tokenizer_of(name)
+    reasoning = form.spelling.reasoning
+    tools = tools if form.has_calls else None
+    if not form.limits_reasoning(tokenizer):
+        if reasoning is None:
+            assert (
+                form.grammar(tokenizer, tools, choice="auto" if tools else "none", reasoning_budget=4) is None or tools
+            )
+        else:
+            with pytest.raises(RequestError, match="this model's reasoning can't be limited"):
+                form.grammar(tokenizer, tools, choice="auto" if tools else "none", reasoning_budget=4)
+        return
+    assert reasoning is not None
+    options: dict[str, Any] = {"choice": "auto" if tools else "none", "reasoning_budget": 4}
+    begin, end = (list(encoded(name, mark.strip())) for mark in (reasoning.begin, reasoning.end))
+    text, b, e = list(encoded(name, "abcdefgh")), len(begin), len(end)
+    opened = matcher(name, form.grammar(tokenizer, tools, reasoning_open=True, **options))
+    assert taken(opened, text) == 4 and taken(opened, [*text[:4], *end, *text]) == 13 + e
+    assert taken(opened, [*text[:2], *end, *text]) == 11 + e and taken(opened, [*end, *text]) == 9 + e
+    accent = encoded(name, "abc\u20ac")[:4]  # the budget ends within a character
+    assert taken(opened, [*accent, *end, *text]) == 13 + e
+    closed = matcher(name, form.grammar(tokenizer, tools, reasoning_open=False, **options))
+    assert taken(closed, [*begin, *text]) == 4 + b and taken(closed, [*begin, *text[:4], *end, *text]) == 13 + b + e
+    assert taken(closed, text) == 9, "the reasoning may be missing"
+    schema = {"type": "integer"}
+    held = matcher(
+        name, form.grammar(tokenizer, None, choice="none", schema=schema, reasoning_budget=4, reasoning_open=True)
+    )
+    assert taken(held, text) == 4 and taken(held, [*text[:4], *end, *encoded(name, "12")]) == 7 + e
+    if tools:
+        ids = answers(name, 1, 3)[0].ids
+        free = matcher(
+            name, form.grammar(tokenizer, tools, reasoning_open=False, choice="auto", reasoning_budget=100_000)
+        )
+        assert taken(free, ids) >= len(ids)
