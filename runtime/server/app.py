@@ -85,8 +85,8 @@ def make_app(front: Front) -> Gate:
     @app.exception_handler(405)
     async def _no_method(request: Request, error: HTTPException) -> Response:
         problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
-        taken = dict(error.headers or {}).get("Allow", "").split(", ")
-        problem.headers["allow"] = ", ".join(taken + ["HEAD"] * ("GET" in taken and "HEAD" not in taken))
+        methods = dict(error.headers or {}).get("Allow", "").split(", ")
+        problem.headers["allow"] = ", ".join(methods + ["HEAD"] * ("GET" in methods and "HEAD" not in methods))
         return await _api(request, problem)
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:
@@ -129,8 +129,8 @@ def make_app(front: Front) -> Gate:
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         """One of them."""
-        found = front.model(name)
-        row = _model_row(front, front.name(name, found), found)
+        known = front.model(name)
+        row = _model_row(front, front.name(name, known), known)
         return json_response(model_info(row) if ANTHROPIC_VERSION in request.headers else row)
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
@@ -139,9 +139,9 @@ def make_app(front: Front) -> Gate:
         body, _, charge = await front.body(request, TokenizeBody)
         with charge:
             work = partial(_tokenized, front, front.model(body.model), body)
-            found = await front.in_thread(charge.tenant.name, work, charge.size)
-            charge.tokens = found["count"]
-            return json_response(found)
+            tokens = await front.in_thread(charge.tenant.name, work, charge.size)
+            charge.tokens = tokens["count"]
+            return json_response(tokens)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
@@ -188,7 +188,7 @@ def make_app(front: Front) -> Gate:
 
     @app.get("/props")
     async def props() -> Response:
-        """What holds of each model's answers, and how it is doing."""
+        """The promises of each model's answers, and its state."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
     add_page(app, front.models, keys=front.tenants.needed)
@@ -263,24 +263,24 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
     tokenizer = tokenizer_of(model)
     if body.messages is not None:
         body.messages, _ = text_only(body.messages)
-        given, _ = front.chat_prompt(model, body, tool_choice(body.tools), "", splice=False)
-        ids = list(given.ids)
+        prompt, _ = front.chat_prompt(model, body, tool_choice(body.tools), "", splice=False)
+        ids = list(prompt.ids)
     else:
         text = body.prompt if body.prompt is not None else body.content
         if text is None:
             raise RequestError("prompt: there is neither a prompt nor messages", hint="Pass one of them.")
         # As vLLM's: a prompt gets the tokens that the model expects around a text; llama.cpp's content doesn't.
-        said = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-        special = body.prompt is not None if said is None else said
+        choice = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        special = body.prompt is not None if choice is None else choice
         encode = partial(tokenizer.encode, add_special_tokens=special)
         name = "content" if body.prompt is None else "prompt"
         ids = encode_within(encode, text, model.model.context_length - 1, name) if text else encode(text)
-    found: dict[str, Any] = {"count": len(ids), "max_model_len": model.model.context_length, "tokens": ids}
+    counted: dict[str, Any] = {"count": len(ids), "max_model_len": model.model.context_length, "tokens": ids}
     if body.with_pieces:
-        found["tokens"] = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
+        counted["tokens"] = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
     if body.return_token_strs:
-        found["token_strs"] = [tokenizer.spelled(index) for index in ids]
-    return found
+        counted["token_strs"] = [tokenizer.spelled(index) for index in ids]
+    return counted
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -290,7 +290,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """As llama.cpp has it: bytes where they aren't text."""
+    """Returns a token as llama.cpp has it: its text, or its bytes where they aren't text."""
     try:
         return data.decode()
     except UnicodeDecodeError:

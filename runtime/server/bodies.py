@@ -1,4 +1,4 @@
-"""What a request's body may say. Every field is in one of three tables, and none is ignored without a word.
+"""The fields of a request's body. Every field is in one of three tables, and none is ignored without a word.
 
 Honoured: the fields of ``ChatBody`` and ``CompletionBody``, with their types. Refused: ``REFUSED``, what would change
 the result and isn't there; the values that ask for nothing are taken. Harmless: ``HARMLESS``, on which no result
@@ -142,7 +142,7 @@ RENAMED: Mapping[str, str] = {
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Says what a stream has besides: usage at its end, or always. ``include_obfuscation``: nothing is padded."""
+    """Options of a stream: usage at its end, or always. ``include_obfuscation``: nothing is padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -159,7 +159,7 @@ class Fields(msgspec.Struct, kw_only=True):
 
 
 class Body(Fields, kw_only=True):
-    """What both kinds of body have. None is the protocol's default, or the model's own."""
+    """The fields of both kinds of body. None is the protocol's default, or the model's own."""
 
     refused: ClassVar[Mapping[str, Only]] = REFUSED
     harmless: ClassVar[frozenset[str]] = HARMLESS
@@ -283,7 +283,7 @@ _REASONING = (
 class ChatBody(Body, kw_only=True):
     """The body of ``/v1/chat/completions``."""
 
-    renamed: ClassVar[Mapping[str, str]] = RENAMED | dict.fromkeys(_BUDGETS[1:], _BUDGETS[0])
+    renamed: ClassVar[Mapping[str, str]] = {**RENAMED, **dict.fromkeys(_BUDGETS[1:], _BUDGETS[0])}
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -383,9 +383,12 @@ class ChatBody(Body, kw_only=True):
 class CompletionBody(Body, kw_only=True):
     """The body of ``/v1/completions``. ``prompt``: a text or token ids, or several of these."""
 
-    refused: ClassVar[Mapping[str, Only]] = REFUSED | dict.fromkeys(
-        _BUDGETS, Only((None, -1), "here, reasoning is text as any other", "Use max_tokens, or chat completions.")
-    )
+    refused: ClassVar[Mapping[str, Only]] = {
+        **REFUSED,
+        **dict.fromkeys(
+            _BUDGETS, Only((None, -1), "here, reasoning is text as any other", "Use max_tokens, or chat completions.")
+        ),
+    }
 
     prompt: Any
     logprobs: int | None = None
@@ -409,7 +412,7 @@ class CompletionBody(Body, kw_only=True):
 
     @property
     def scores_alone(self) -> bool:
-        """Whether nothing new is wanted."""
+        """Returns True if the prompt is scored, and nothing new is written."""
         return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""What stands before the routes."""
+"""The gate before the routes: hosts, origins, sizes, times and keys of a request."""
 
 from __future__ import annotations
 

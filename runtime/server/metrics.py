@@ -148,7 +148,7 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _Now(Collector):
-    """What models do when somebody looks."""
+    """The state of the models at the time of a look."""
 
     def __init__(self, models: Mapping[str, Model], errors: HelperErrors) -> None:
         self._models, self._errors = models, errors

@@ -1,4 +1,4 @@
-"""What a server is told: by flags, or by a TOML file whose keys are these fields."""
+"""The options of a server, from flags or from a TOML file whose keys are these fields."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ _INCLUDES = frozenset(
         *("computer_call_output.output.image_url",),
     }
 )
-"""What an answer never has here, so that nothing is left out of it: reasoning is in its item as it is."""
+"""Values of ``include`` that an answer never has here. Reasoning is in its item as it is."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _LATER = "it isn't there yet"
 
 
 class _Asked(Fields, kw_only=True):
-    """What a response and its count of tokens have both."""
+    """The fields of a response and of its count of tokens."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -178,7 +178,7 @@ def _in_namespace(space: Any, tool: Any) -> Any:
 
 _OF = "__"
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search")
-"""How the types of tools begin that a server would have to run itself."""
+"""The beginnings of the types of tools that a server would have to run itself."""
 
 
 def items_of(

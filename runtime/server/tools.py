@@ -46,7 +46,7 @@ class ToolChoice:
 
     @property
     def strict(self) -> bool:
-        """Whether a tool asks that its calls fit its schema."""
+        """Returns True if a tool asks that its calls fit its schema."""
         return any(tool["function"].get("strict") for tool in self.tools)
 
     @property

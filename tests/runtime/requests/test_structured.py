@@ -510,7 +510,9 @@ def test_a_budget_ends_the_reasoning_alone_and_in_company(tiny_bundle: Path) -> 
         assert list(ids).index(end) <= budgets[i // 3], (i, ids)
     assert [list(ids).index(end) for ids in together[:3]] == [0, 0, 0]
     assert together[1::3] == together[2::3]
-    assert max(list(ids).index(end) for ids in together) > 7, "the mark comes by itself, and no budget is tested"
+    assert max(list(ids).index(end) for ids in together) > 7, (
+        "the model writes the mark anyway, and no budget is tested"
+    )
 
 
 def test_beams_have_the_form(llm: ew.LLM) -> None:
