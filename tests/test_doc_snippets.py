@@ -207,7 +207,8 @@ def test_the_page_on_python_names_every_parameter_and_its_default(repository: Pa
     documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.M)
     values = {
         "none": (),
-        **{str(default): default for default in (None, False, True, 0, 1, 256)},
+        **{str(default): default for default in (None, False, True, -1, 0, 0.1, 1, 1.75, 2, 256)},
+        '`\\n`, `:`, `"`, `*`': ("\n", ":", '"', "*"),
     }
     assert {name: values[default.strip()] for name, default in documented} == {
         field.name: field.default if field.default_factory is MISSING else () for field in fields(SamplingParams)
