@@ -55,6 +55,8 @@ class Words:
 
 _INVALID = "invalid_request_error"
 _LENGTH = "This model's maximum context length is {context} tokens. However, your {what} resulted in {tokens} tokens"
+_LENGTH_CODE = "(context_length_exceeded)"
+"""In the message as well: langchain-openai looks for the code there, where OpenAI's client no longer shows it."""
 _LITELLM_LENGTH = "(?i)this model's maximum context length is"  # litellm: exception_mapping_utils.py
 _OPENCODE_LENGTH = r"(?i)maximum context length is \d+ tokens"  # opencode: provider/error.ts
 _TRY_AGAIN = r"(?i)try again in\s*(\d+(?:\.\d+)?)\s*(s|ms|seconds?)"  # codex: codex-api/src/sse/responses.rs
@@ -65,23 +67,25 @@ _NOT_THERE = "The model `{model}` does not exist or you do not have access to it
 WORDS: Mapping[str, Mapping[str, Words]] = {
     CONTEXT: {
         OPENAI: Words(
-            _LENGTH + ". Please reduce the length of the {what}: there is room for {room} tokens.",
+            _LENGTH + ". Please reduce the length of the {what}: there is room for {room} tokens. " + _LENGTH_CODE,
             _INVALID,
             "context_length_exceeded",
             {
                 "litellm, aider": _LITELLM_LENGTH,
                 "opencode": _OPENCODE_LENGTH,
-                "LangChain": "context_length_exceeded",  # langchain-openai: utils/client.ts and chat_models/base.py
+                "LangChain": r"\(context_length_exceeded\)",  # langchain-openai: chat_models/base.py, in the message
                 "OpenAI": r"maximum context length is (\d+) tokens\. However, your \w+ resulted in",
             },
         ),
         RESPONSES: Words(
             "Your input exceeds the context window of this model. "
             + _LENGTH
-            + ". Please adjust your input and try again: there is room for {room} tokens.",
+            + ". Please adjust your input and try again: there is room for {room} tokens. "
+            + _LENGTH_CODE,
             _INVALID,
             "context_length_exceeded",
             {
+                "LangChain": r"\(context_length_exceeded\)",
                 "codex": "^context_length_exceeded$",  # codex-api/src/sse/responses.rs compares the code
                 "opencode": r"(?i)exceeds the context window",  # provider/error.ts
                 "litellm": _LITELLM_LENGTH,
