@@ -1,11 +1,12 @@
 """Has coding agents do a task against ``optimize serve``: their protocol is tried, not a model.
 
-    python benchmarks/agents.py [--only codex opencode] [--json FILE]
+    python benchmarks/agents.py [--only codex opencode ...] [--json FILE]
 
-npm fetches the agents (``@openai/codex``, ``opencode-ai``) into build/bench/agents. They ask a server of ours, whose
-tokens, chat template, formats, cache and protocols are the real ones; but what the model says is a script: calls of the
-agent's own tools, then a sentence. A task has three turns, each in a new process of the agent's, which continues the
-conversation. It is done where every turn ends well, the tools did their work, and the last sentence is shown.
+npm and pip fetch the agents (``AGENTS``) into build/bench/agents. They ask a server of ours, whose tokens, chat
+template, formats, cache and protocols are the real ones; but what the model says is a script: calls of the agent's own
+tools, or for aider files, then a sentence. A task has five turns, each in a new process of the agent's, which continues
+the conversation. In the third the model's call breaks off before its end, and in the fourth a tool's result is a
+picture. The task is done where every turn ends well, the tools did their work, and the last sentence is shown.
 
 Of each request the prompt's tokens and those that were found in the cache are noted. The first request of a turn begins
 with all that was said in the turn before.
@@ -17,14 +18,17 @@ import argparse
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,11 +40,21 @@ from peers.machine import commit
 HERE = Path(__file__).resolve()
 REPOSITORY = HERE.parent.parent
 BUILD = REPOSITORY / "build" / "bench" / "agents"
-AGENTS = {"codex": "@openai/codex@0.169.0", "opencode": "opencode-ai@1.18.33"}
+AGENTS = {
+    "codex": ("@openai/codex@0.171.0",),
+    "codex --oss": ("@openai/codex@0.171.0",),
+    "opencode": ("opencode-ai@1.18.33",),
+    "AI SDK": ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
+    "aider": ("aider-chat==0.86.2",),
+}
+"""Agent -> the packages of npm, or of pip, that it is."""
 CONTEXT = 65536
+ASSISTANT = "<|im_start|>assistant\n"
 SENTENCE = "Hello, how are you? It is 18 degrees and clear."
 Replies = Sequence[tuple[str, Sequence[tuple[str, Mapping[str, Any]]]]]
 """Questions, patterns, and the calls that answer each: a pattern of the tool's name, and arguments."""
+NOTE = "omitted: this model reads text only]"
+"""The end of what the server writes in a picture's place."""
 SECONDS = 300
 """A turn may take so long: an agent that waits for what never comes is ended."""
 
@@ -78,10 +92,40 @@ A call: <tool_call>
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+PICTURE = "picture.png"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A turn of the task.
+
+    Attributes:
+        prompt: what the user says.
+        command: of the call that answers it; empty: the call that looks at the picture, or none.
+        sentence: what the model says of the call's result.
+        file: what is in a.txt afterwards.
+        cut: whether the call breaks off first, before it is made as a whole.
+        looks: whether the call looks at the picture.
+    """
+
+    prompt: str
+    command: str
+    sentence: str
+    file: str
+    cut: bool = False
+    looks: bool = False
+
+
 STEPS = (
-    ("Write hello into a.txt, and show it.", "printf hello > a.txt && cat a.txt", "a.txt says hello now."),
-    ("Add a space and the word world.", "printf ' world' >> a.txt; cat a.txt", "I have added world."),
-    ("How many bytes has it?", "wc -c < a.txt", "It has 11 bytes: the task is done."),
+    Step("Write hello into a.txt, and show it.", "printf hello > a.txt && cat a.txt", "a.txt says hello now.", "hello"),
+    Step(
+        "Add a space and the word world.", "printf ' world' >> a.txt; cat a.txt", "I have added world.", "hello world"
+    ),
+    Step(
+        "Add an exclamation mark.", "printf '!' >> a.txt; cat a.txt", "It ends with a mark.", "hello world!", cut=True
+    ),
+    Step(f"Look at {PICTURE}.", "", "I was told that it is a picture.", "hello world!", looks=True),
+    Step("How many bytes has a.txt?", "wc -c < a.txt", "It has 12 bytes: the task is done.", "hello world!"),
 )
 
 
@@ -90,16 +134,21 @@ class Agent:
     """How an agent is started.
 
     Attributes:
-        tool, argument: its tool that runs a command, and the parameter that takes it; ``more`` are others.
+        tool, argument: its tool that runs a command, and the parameter that takes it; ``more`` are others. An agent
+            without tools has "" here: its model writes files.
+        look: the tool that shows a picture, and the parameter that takes its path.
         settings: files of its configuration, by their place in a home, with {url}.
         command: a turn, from the second on with ``again`` in it.
+        variables: of its environment, with {url}.
     """
 
     tool: str
     argument: str
     more: Mapping[str, Any]
+    look: tuple[str, str]
     settings: Mapping[str, str]
     command: Callable[[str, bool], list[str]]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 CODEX = """model = "scripted"
@@ -125,42 +174,72 @@ OPENCODE = {
 }
 
 
-def _codex(prompt: str, again: bool) -> list[str]:
+def _codex(prompt: str, again: bool, *more: str) -> list[str]:
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return ["codex", "exec", *(["resume", "--last"] if again else []), *options, prompt]
+    return ["codex", "exec", *more, *(["resume", "--last"] if again else []), *options, prompt]
+
+
+def _aider(prompt: str, again: bool) -> list[str]:
+    options = ["--model", "openai/scripted", "--yes-always", "--no-git", "--no-check-update", "--no-analytics"]
+    options += ["--no-show-model-warnings", "--no-pretty", "--edit-format", "whole", "--restore-chat-history"]
+    files = ["a.txt", *([PICTURE] if PICTURE in prompt else [])]
+    return ["aider", *options, "--message", prompt, *files]
 
 
 RUN = {
-    "codex": Agent("exec_command", "cmd", {}, {".codex/config.toml": CODEX}, _codex),
+    "codex": Agent("exec_command", "cmd", {}, ("view_image", "path"), {".codex/config.toml": CODEX}, _codex),
+    "codex --oss": Agent(
+        "exec_command",
+        "cmd",
+        {},
+        ("view_image", "path"),
+        {},
+        lambda prompt, again: _codex(prompt, again, "--oss", "--local-provider", "ollama", "--model", "scripted"),
+        {"CODEX_OSS_BASE_URL": "{url}/v1"},
+    ),
     "opencode": Agent(
         "bash",
         "command",
-        {"timeout": 20000},
+        {"timeout": 20000, "description": "Runs it"},
+        ("read", "filePath"),
         {".config/opencode/opencode.json": json.dumps(OPENCODE)},
         lambda prompt, again: ["opencode", "run", *(["--continue"] if again else []), prompt],
     ),
+    "AI SDK": Agent(
+        "run",
+        "command",
+        {},
+        ("look", "path"),
+        {},
+        lambda prompt, again: ["node", str(HERE.parent / "clients" / "ai_sdk_agent.mjs"), prompt],
+        {"SERVED_URL": "{url}"},
+    ),
+    "aider": Agent("", "", {}, ("", ""), {}, _aider, {"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"}),
 }
 
 
-def answers(agent: Agent) -> list[str]:
-    """What the model says, one answer after the other."""
-    said = []
-    for _, command, sentence in STEPS:
-        call = {"name": agent.tool, "arguments": {agent.argument: command, **agent.more}}
-        said += [f"I will do that.\n<tool_call>\n{json.dumps(call)}\n</tool_call>", sentence]
-    return said
+def answers(agent: Agent, step: Step, folder: Path) -> list[str]:
+    """What the model says in a turn, one answer after the other."""
+    if not agent.tool:
+        return ["I will write a file nam" if step.cut else f"a.txt\n```\n{step.file}\n```\n{step.sentence}"]
+    call = {"name": agent.tool, "arguments": {agent.argument: step.command, **agent.more}}
+    if step.looks:
+        call = {"name": agent.look[0], "arguments": {agent.look[1]: str(folder / PICTURE)}}
+    written = f"I will do that.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    cut = [written[: written.index("printf") + 9]] if step.cut else []
+    return [*cut, written, step.sentence]
 
 
 # The server
 
 
 class Scripted:
-    """An executor that says the next of some answers: of an assistant's turn the one of its number in the conversation.
+    """An executor whose answer follows from the prompt, by ``said``.
 
-    A conversation without tools gets a title. Tokens are read from the slots of its cache, as a model's keys are.
+    Tokens are read from the slots of its cache, as a model's keys are.
     """
 
-    def __init__(self, tokenizer: Any, said: Sequence[str], blocks: int, end: int) -> None:
+    def __init__(self, tokenizer: Any, said: Callable[[str], str], blocks: int, end: int) -> None:
         from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps
 
         self.caps = ExecutorCaps(shared_blocks=True)
@@ -169,10 +248,9 @@ class Scripted:
         self.blocks = {"all": blocks}
         self._memory = np.zeros(blocks * 32, np.int32)
         self._end = end
-        ids = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
-        self._begin, self._tools = np.array(ids, np.int32), tokenizer.encode("<file_sep>", add_special_tokens=False)[0]
-        self._said = [[*tokenizer.encode(text, add_special_tokens=False), end] for text in said]
-        self._title = [*tokenizer.encode("A small file", add_special_tokens=False), end]
+        self._begin = np.array(tokenizer.encode(ASSISTANT, add_special_tokens=False), np.int32)
+        self._tokenizer, self._said = tokenizer, said
+        self._known: dict[bytes, list[int]] = {}
 
     def submit(self, step: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -202,12 +280,16 @@ class Scripted:
         begins = np.flatnonzero((windows == self._begin).all(axis=1))
         if not len(begins):
             return self._end
-        said = self._answer(seen[: int(begins[-1])], len(begins) - 1)
+        said = self._answer(seen[: int(begins[-1])])
         written = len(seen) - int(begins[-1]) - width
         return said[min(written, len(said) - 1)]
 
-    def _answer(self, prompt: npt.NDArray[np.int32], number: int) -> list[int]:
-        return self._said[min(number, len(self._said) - 1)] if (prompt == self._tools).any() else self._title
+    def _answer(self, prompt: npt.NDArray[np.int32]) -> list[int]:
+        if (answer := self._known.get(key := prompt.tobytes())) is None:
+            text = self._said(self._tokenizer.decode(prompt.tolist(), skip_special_tokens=False))
+            answer = [*self._tokenizer.encode(text, add_special_tokens=False), self._end]
+            self._known[key] = answer
+        return answer
 
     def describe(self) -> dict[str, str | int]:
         return {"target": "cpu"}
@@ -216,20 +298,17 @@ class Scripted:
         """Nothing runs between steps."""
 
 
-class Replying(Scripted):
-    """An executor whose answer follows from the prompt, by ``reply``."""
+def turn(prompt: str, agent: Agent, folder: Path) -> str:
+    """What is said to a prompt of a task: the next answer of the step whose prompt was written last.
 
-    def __init__(self, tokenizer: Any, replies: Replies, blocks: int, end: int) -> None:
-        super().__init__(tokenizer, (), blocks, end)
-        self._tokenizer, self._replies = tokenizer, replies
-        self._known: dict[bytes, list[int]] = {}
-
-    def _answer(self, prompt: npt.NDArray[np.int32], number: int) -> list[int]:
-        if (said := self._known.get(key := prompt.tobytes())) is None:
-            text = reply(self._tokenizer.decode(prompt.tolist(), skip_special_tokens=False), self._replies)
-            said = [*self._tokenizer.encode(text, add_special_tokens=False), self._end]
-            self._known[key] = said
-        return said
+    A conversation without tools gets a title, but for an agent that has none.
+    """
+    last = max(STEPS, key=lambda step: prompt.rfind(step.prompt))
+    at = prompt.rfind(last.prompt)
+    if at < 0 or (agent.tool and "<tools>" not in prompt):
+        return "A small file"
+    said = answers(agent, last, folder)
+    return said[min(prompt.count(ASSISTANT, at), len(said) - 1)]
 
 
 def reply(prompt: str, replies: Replies) -> str:
@@ -260,16 +339,20 @@ def engine(socket: int) -> None:
     from enginewright.runtime.server import engine_process
     from enginewright.runtime.text.tokenizer import Tokenizer
 
+    tokenizers: list[Tokenizer] = []
+
     def scripted(path: str, **options: Any) -> LLM:
         bundle = Bundle.open(path)
         tokenizer = Tokenizer(bundle.tokenizer_files())
+        tokenizers.append(tokenizer)
         blocks, end = 4 * CONTEXT // 32, bundle.model.eos_token_ids[0]
-        executor: Scripted
+        said: Callable[[str], str]
         if "REPLIES" in os.environ:
             replies = json.loads(Path(os.environ["REPLIES"]).read_text(encoding="utf-8"))
-            executor = Replying(tokenizer, replies, blocks, end)
+            said = partial(reply, replies=replies)
         else:
-            executor = Scripted(tokenizer, answers(RUN[os.environ["AGENT"]]), blocks, end)
+            said = partial(turn, agent=RUN[os.environ["AGENT"]], folder=Path(os.environ["WORK"]))
+        executor = Scripted(tokenizer, said, blocks, end)
         llm = LLM.from_executor(executor, bundle.model, tokenizer, max_requests=8)  # type: ignore[arg-type]
         llm._bundle = bundle
         return llm
@@ -278,8 +361,10 @@ def engine(socket: int) -> None:
 
     def noted(number: int, result: Any, whole: bool) -> Any:
         with open(os.environ["NOTES"], "a", encoding="utf-8") as notes:
-            row = {"prompt": len(result.prompt_token_ids), "cached": result.num_cached_tokens or 0}
-            notes.write(json.dumps(row | {"answer": len(result.token_ids)}) + "\n")
+            ids = result.prompt_token_ids
+            row = {"prompt": len(ids), "cached": result.num_cached_tokens or 0, "answer": len(result.token_ids)}
+            row["pictures"] = tokenizers[-1].decode(ids).count(NOTE)
+            notes.write(json.dumps(row) + "\n")
         return ended(number, result, whole)
 
     engine_process.LLM = scripted  # type: ignore[assignment,misc]
@@ -340,14 +425,21 @@ def made_bundle(model: Path, path: Path) -> None:
 
 
 def installed(name: str) -> Path:
-    """The agent's program, fetched by npm where that wasn't done before."""
-    folder = BUILD / name
-    program = folder / "node_modules" / ".bin" / name
-    if not program.exists():
-        print(f"npm fetches {AGENTS[name]}", file=sys.stderr)
+    """The folder of an agent's programs, fetched where that wasn't done before."""
+    packages = AGENTS[name]
+    folder = BUILD / re.sub(r"\W+", "-", packages[0])
+    stamp = folder / "packages.txt"
+    pip = "==" in packages[0]
+    if not stamp.exists() or stamp.read_text() != "\n".join(packages):
+        print(f"fetches {', '.join(packages)}", file=sys.stderr)
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), AGENTS[name]], check=True)
-    return program
+        if pip:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True)
+        else:
+            subprocess.run(["npm", "install", "--silent", "--prefix", str(folder), *packages], check=True)
+        stamp.write_text("\n".join(packages))
+    return folder / ("bin" if pip else "node_modules/.bin")
 
 
 @contextmanager
@@ -378,26 +470,32 @@ def server(bundle: Path, environment: Mapping[str, str], log: Path) -> Iterator[
 
 def task(name: str, bundle: Path, folder: Path) -> dict[str, Any]:
     """Has an agent do the task: what came of each turn, and the requests that it made."""
-    agent, program = RUN[name], installed(name)
+    agent, programs = RUN[name], installed(name)
     home, work, notes = folder / "home", folder / "work", folder / "notes.jsonl"
     work.mkdir(parents=True)
     subprocess.run(["git", "init", "--quiet", str(work)], check=True)
+    (work / PICTURE).write_bytes(picture())
     environment = {
         "AGENT": name,
         "NOTES": str(notes),
+        "WORK": str(work),
         "HOME": str(home),
         "PWD": str(work),
         "CODEX_HOME": str(home / ".codex"),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "NODE_PATH": str(programs.parent),
     }
+    (home / ".codex").mkdir(parents=True)
     turns = []
     with server(bundle, environment, folder / "server.log") as url:
         for place, text in agent.settings.items():
             file = home / place
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text.replace("{url}", url), encoding="utf-8")
-        for number, (prompt, _, sentence) in enumerate(STEPS):
+        environment |= {key: value.replace("{url}", url) for key, value in agent.variables.items()}
+        for number, step in enumerate(STEPS):
             before = len(_notes(notes))
-            command = [str(program), *agent.command(prompt, number > 0)[1:]]
+            command = agent.command(step.prompt, number > 0)
             try:
                 done = subprocess.run(
                     command,
@@ -414,26 +512,40 @@ def task(name: str, bundle: Path, folder: Path) -> dict[str, Any]:
                 code, said = -1, str(e.stdout or "") + str(e.stderr or "")
             file = work / "a.txt"
             requests = _notes(notes)[before:]
-            row = {"exit_code": code, "said": sentence in said, "requests": requests}
-            row["file"] = file.read_text(encoding="utf-8") if file.exists() else None
-            if code or not row["said"]:
+            text = file.read_text(encoding="utf-8").removesuffix("\n") if file.exists() else None
+            row = {"exit_code": code, "said": step.sentence in said, "requests": requests, "file": text}
+            whole = step.cut and not agent.tool  # without tools there is no second answer
+            row["done"] = code == 0 and (whole or (row["said"] and text == step.file))
+            if not row["done"]:
                 row["output"] = said[-1500:]
                 row["server"] = (folder / "server.log").read_text(encoding="utf-8")[-1500:]
             turns.append(row)
-    return {"agent": AGENTS[name], "turns": turns, **judged(turns)}
+    return {"agent": AGENTS[name][0], "turns": turns, **judged(turns)}
 
 
 def judged(took: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the task was done, and the least share of a turn's beginning that was found in the cache."""
+    """Whether the task was done, which share of a turn's beginning was in the cache, and how many pictures came."""
     shares = []
     for before, turn in pairwise(took):
         if before["requests"] and turn["requests"]:
             last, first = longest(before["requests"]), longest(turn["requests"][:2])
             known = last["prompt"] + last["answer"] - 1  # the last token never gets into a cache
             shares.append(min(first["cached"] / known, 1.0))
-    done = all(turn["exit_code"] == 0 and turn["said"] for turn in took)
-    done = done and [turn["file"] for turn in took] == ["hello", "hello world", "hello world"]
-    return {"done": done, "cached_of_the_turn_before": shares}
+    done = len(took) == len(STEPS) and all(turn["done"] for turn in took)
+    pictures = max((request.get("pictures", 0) for turn in took for request in turn["requests"]), default=0)
+    return {"done": done, "cached_of_the_turn_before": shares, "pictures": pictures}
+
+
+def picture() -> bytes:
+    """A red square, as a PNG."""
+
+    def part(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    size = 32
+    rows = (b"\0" + b"\xff\0\0" * size) * size
+    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
 
 
 def longest(requests: Sequence[Mapping[str, int]]) -> Mapping[str, int]:

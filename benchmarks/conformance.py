@@ -11,13 +11,16 @@
   protocol. They start a server for each test: ``--as-llama-server`` makes ``optimize serve`` of its flags.
 - lm-eval: log-likelihoods by ``local-completions``, compared with ``LLM``'s and with those of ``optimize eval``.
 - schemathesis: requests made at random from /openapi.json, for ``--seconds``.
+- clients: what docs/use/clients.md has for each client, tools in two rounds, a structured answer, and a prompt that is
+  too long (``clients/``). The page's table is made of the JSON file that has these: ``--page docs/use/clients.md``.
+- agents: coding agents do a task of five turns (``agents.py``).
 
 pip downloads what is needed into ``--folder``: packages into environments of their own, tests beside them. None of it
 is shipped. A test that asks for what isn't there must fail as ``conformance.toml`` says, with the reason that it gives;
 one that fails otherwise has failed. Exits with 1 where one has.
 
-A small model can't be relied on to call a tool. So langchain and canitoolcall ask the server of ``agents.py``, in
-which a script stands for the model and answers what these tests ask. Protocols, chat template, chat format and cache
+A small model can't be relied on to call a tool. So langchain, canitoolcall and clients ask the server of ``agents.py``,
+in which a script stands for the model and answers what these tests ask. Protocols, chat template, chat format and cache
 are the real ones.
 
 BUNDLE should be SmolLM2's (examples/fetch_model.py): llama.cpp's tests take some seconds each with it.
@@ -46,6 +49,7 @@ from typing import Any
 
 import agents
 from peers.machine import commit, machine
+from peers.marked_table import MarkedTable, line
 
 from enginewright.optimizer.loadtest.own_server import start, stop
 
@@ -99,6 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
         "llama.cpp": llama_tests,
         "lm-eval": lm_eval,
         "schemathesis": schemathesis,
+        "clients": client_scripts,
+        "agents": agent_tasks,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
@@ -107,7 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "conformance")
     parser.add_argument("--json", type=Path, help="where the outcomes go; what it has of other suites stays")
+    parser.add_argument(
+        "--page", type=Path, help="a page to put the table of clients on, by the JSON file; runs nothing"
+    )
     options = parser.parse_args(given)
+    if options.page is not None:
+        TABLE.put(options.page, clients_table(json.loads(options.json.read_text())))
+        return 0
     options.bundle, options.folder = options.bundle.resolve(), options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -122,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         suite = {
             "counts": dict(counts),
             "commit": commit(),
-            "bundle": "scripted" if name in ("langchain", "canitoolcall") else options.bundle.name,
+            "bundle": "scripted" if name in ("langchain", "canitoolcall", "agents") else options.bundle.name,
             "seconds": round(time.monotonic() - began),
             **suite,
         }
@@ -243,12 +255,12 @@ REPLIES: agents.Replies = (
     (r"magic_function\(3\)|^Hello!", [("magic_function", {"input": 3})]),
     ("Pirate greeting", [("greeting_generator", {"answer_style": "Pirate"})]),
     (r"3 \+ 4", [("my_adder_tool", {"a": 3, "b": 4})]),
-    ("joke about cats", [("Joke.*", JOKE)]),
+    ("joke about cats", [("Joke.*|final_result", JOKE)]),
     ("你好啊集团", [("unicode_customer", {"customer_name": "你好啊集团", "description": "a technology company"})]),
     ("こんにちは株式会社", [("unicode_customer", {"customer_name": "こんにちは株式会社", "description": "日本"})]),
     ("weather in San Francisco", [("get_weather", {"location": "San Francisco, CA"})]),
     ("weather in Paris and in Tokyo", [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Tokyo"})]),
-    ("weather in Paris right now", [("get_weather", {"city": "Paris"})]),
+    ("weather in Paris right now", [("get_weather|GetWeather", {"city": "Paris"})]),
     ("Lisbon", [("get_weather", {"city": "Lisbon"})]),
     ("Design review", [("create_event", EVENT)]),
     ("Save a note", [("save_note", {"title": "Grüße aus Zürich", "body": "Café ☕ in 東京 — naïve résumé 🚀"})]),
@@ -509,6 +521,115 @@ def schemathesis(options: argparse.Namespace) -> Row:
     asked = re.search(r"(\d[\d,]*) generated", said)
     requests = 0 if asked is None else int(asked[1].replace(",", ""))
     return {"of": CLIENTS[-1], "asked_seconds": options.seconds, "requests": requests, "tests": tests}
+
+
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.57.0", "pydantic==2.14.4"),
+    "anthropic": ("anthropic==2.14.0",),
+    "ollama": ("ollama==0.6.3",),
+    "LangChain": ("langchain==1.5.2", "langchain-openai==1.7.4"),
+    "LlamaIndex": ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+    "pydantic-ai": ("pydantic-ai-slim[openai]==2.68.0",),
+    "instructor": ("instructor==1.17.0", "openai==3.3.0"),
+    "litellm": ("litellm==1.110.2",),
+    "AI SDK": ("ai@6.0.326", "@ai-sdk/openai-compatible@2.0.92", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
+}
+"""Client -> its packages, of PyPI or of npm."""
+CASES = {
+    "first": "first script",
+    "tools": "tools, two rounds",
+    "structured": "structured answer",
+    "overflow": "too long",
+}
+NOT_RUN = ("Open WebUI", "VS Code")
+PAGE = REPOSITORY / "docs" / "use" / "clients.md"
+TABLE = MarkedTable("conformance.py")
+
+
+def client_scripts(options: argparse.Namespace) -> Row:
+    """Each client's scripts: the page's with the bundle, the others with the scripted engine."""
+    tests = []
+    with serving(options, "--any-model") as url, scripted(options) as scripted_url:
+        for name, packages in SCRIPTS.items():
+            programs = client_packages(packages, options)
+            suffix = ".py" if "==" in packages[0] else ".mjs"
+            for case, title in CASES.items():
+                script, arguments = script_of(name, suffix), [scripted_url, case]
+                if case == "first":
+                    first, arguments = options.folder / f"first{suffix}", []
+                    first.write_text(first_script(PAGE.read_text(), name).replace("http://127.0.0.1:8000", url))
+                    script = first
+                row = ran(programs, script, arguments)
+                tests.append({"name": f"{name}: {title}", **row})
+    return {"of": "docs/use/clients.md", "packages": SCRIPTS, "tests": tests}
+
+
+def script_of(name: str, suffix: str) -> Path:
+    """The file of a client's cases."""
+    return HERE.parent / "clients" / f"with_{re.sub(r'[^a-z]+', '_', name.lower())}{suffix}"
+
+
+def first_script(page: str, name: str) -> str:
+    """The first block of code under a client's heading."""
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    return section.partition("\n```")[2].partition("\n")[2].partition("\n```")[0] + "\n"
+
+
+def client_packages(packages: tuple[str, ...], options: argparse.Namespace) -> Path:
+    """What runs scripts with these packages: a Python, or npm's folder of modules."""
+    name = re.sub(r"\W+", "-", packages[0])
+    if "==" in packages[0]:
+        return environment(name, packages, options)
+    folder = options.folder / name
+    modules, stamp = folder / "node_modules", folder / "packages.txt"
+    if not stamp.exists() or stamp.read_text() != "\n".join(packages):
+        subprocess.run(["npm", "install", "--silent", "--prefix", folder, *packages], check=True)
+        stamp.write_text("\n".join(packages))
+    return modules
+
+
+def ran(programs: Path, script: Path, arguments: list[str]) -> Row:
+    """Runs a script; it has passed where it ends well and has said something."""
+    command: list[str | Path] = [programs, script, *arguments]
+    if programs.name == "node_modules":  # modules are looked for from where the script lies
+        copy = programs.with_name(script.name)
+        copy.write_text(script.read_text())
+        command = ["node", copy, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    if done.returncode == 0 and done.stdout.strip():
+        return {"outcome": "passed"}
+    return {"outcome": "failed", "reason": (done.stdout + done.stderr)[-2000:]}
+
+
+def agent_tasks(options: argparse.Namespace) -> Row:
+    """The task of ``agents.py``, done by each agent."""
+    tests = []
+    for name in agents.AGENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = agents.task(name, agents.scripted_bundle(), Path(folder))
+        row: Row = {"name": f"{name}: a task of five turns", "outcome": "passed" if outcome["done"] else "failed"}
+        tests.append(row | ({} if outcome["done"] else {"reason": json.dumps(outcome["turns"])[-2000:]}))
+    return {"of": "benchmarks/agents.py", "packages": dict(agents.AGENTS), "tests": tests}
+
+
+def clients_table(found: Row) -> str:
+    """The table of the page of clients."""
+    words = {"passed": "yes", "failed": "no"}
+    lines = [line(["client", "version", *CASES.values()]), line(["---"] * (2 + len(CASES)))]
+    outcomes = {row["name"]: words[row["outcome"]] for name in ("clients", "agents") for row in found[name]["tests"]}
+    for name, packages in found["clients"]["packages"].items():
+        cells = [outcomes.get(f"{name}: {title}", "not run") for title in CASES.values()]
+        lines.append(line([f"[{name}](#{name.lower().replace(' ', '-')})", _versions(packages), *cells]))
+    lines += ["", line(["agent", "version", "a task of five turns"]), line(["---"] * 3)]
+    for name, packages in found["agents"]["packages"].items():
+        lines.append(line([f"`{name}`", _versions(packages), outcomes[f"{name}: a task of five turns"]]))
+    lines += [line([name, "", "not run"]) for name in NOT_RUN]
+    return "\n".join(lines)
+
+
+def _versions(packages: list[str]) -> str:
+    """Packages with their versions, as a cell of a table."""
+    return ", ".join(re.sub(r"(==|(?<=.)@)(?=[\d.]+$)", " ", one) for one in packages)
 
 
 def connect(url: str) -> Any:

@@ -56,7 +56,7 @@ class Words:
 _INVALID = "invalid_request_error"
 _LENGTH = "This model's maximum context length is {context} tokens. However, your {what} resulted in {tokens} tokens"
 _LENGTH_CODE = "(context_length_exceeded)"
-"""In the message as well: langchain-openai looks for the code there, where OpenAI's client no longer shows it."""
+"""The code as it stands in a message: langchain-openai looks for it there."""
 _LITELLM_LENGTH = "(?i)this model's maximum context length is"  # litellm: exception_mapping_utils.py
 _OPENCODE_LENGTH = r"(?i)maximum context length is \d+ tokens"  # opencode: provider/error.ts
 _TRY_AGAIN = r"(?i)try again in\s*(\d+(?:\.\d+)?)\s*(s|ms|seconds?)"  # codex: codex-api/src/sse/responses.rs

@@ -115,3 +115,45 @@ def test_no_outcome_without_a_reason(file: Path) -> None:
         for row in suite["tests"] if isinstance(suite, dict) and "tests" in suite else ():
             assert row["outcome"] in ("passed", "skipped", "not applicable"), (name, row)
             assert row["outcome"] == "passed" or row["reason"], (name, row)
+
+
+CLIENTS = sorted((conformance.REPOSITORY / "benchmarks" / "results").glob("clients-*.json"))
+
+
+def test_the_pages_table_is_that_of_the_last_run() -> None:
+    page = conformance.PAGE.read_text(encoding="utf-8")
+    table = conformance.clients_table(json.loads(CLIENTS[-1].read_text(encoding="utf-8")))
+    assert f"{conformance.TABLE.begin}\n\n{table}\n\n<!-- end of table -->" in page
+
+
+def test_each_client_has_a_section_and_its_scripts() -> None:
+    page = conformance.PAGE.read_text(encoding="utf-8")
+    for name, packages in conformance.SCRIPTS.items():
+        first = conformance.first_script(page, name)
+        assert "http://127.0.0.1:8000" in first and "smollm2" in first, name
+        suffix = ".py" if "==" in packages[0] else ".mjs"
+        if suffix == ".py":
+            compile(first, name, "exec")
+        assert conformance.script_of(name, suffix).is_file(), name
+    for name in (*agents.AGENTS, *conformance.NOT_RUN):
+        assert f"\n## {name.partition(' --')[0]}\n" in page, name
+
+
+def test_the_table_says_what_was_run() -> None:
+    rows = [{"name": f"openai: {title}", "outcome": "passed"} for title in conformance.CASES.values()]
+    rows[-1]["outcome"] = "failed"
+    found = {
+        "clients": {
+            "packages": {"openai": ["openai==1.2.3"], "AI SDK": ["ai@6.0.1", "@ai-sdk/x@2.0.1"]},
+            "tests": rows,
+        },
+        "agents": {
+            "packages": {"codex": ["@openai/codex@0.1.2"]},
+            "tests": [{"name": "codex: a task of five turns", "outcome": "passed"}],
+        },
+    }
+    table = conformance.clients_table(found).splitlines()
+    assert table[2] == "| [openai](#openai) | openai 1.2.3 | yes | yes | yes | no |"
+    assert table[3] == "| [AI SDK](#ai-sdk) | ai 6.0.1, @ai-sdk/x 2.0.1 | not run | not run | not run | not run |"
+    assert table[7] == "| `codex` | @openai/codex 0.1.2 | yes |"
+    assert table[8] == "| Open WebUI |  | not run |"
