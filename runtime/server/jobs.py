@@ -401,11 +401,10 @@ def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], t
     """
     tokenizer = tokenizer_of(model)
     if (tokens := tokenizer.fill_in_middle) is None:
-        infill = isinstance(body, InfillBody)
         raise ApiError(
-            501 if infill else 400,
+            400,
             "its tokenizer has no tokens for filling in the middle, as models for code have",
-            param=None if infill else "suffix",
+            param=None if isinstance(body, InfillBody) else "suffix",
             problem=NO_INFILL,
             values={"model": model.name},
         )

@@ -110,8 +110,8 @@ class FillInMiddle:
         if {"fim_pre", "fim_suf", "fim_mid"} <= ids.keys():
             ends = [token for text in _ENDS if (token := tokenizer.token_id(text)) is not None]
             ends += [ids[role] for role in ("fim_pad", "fim_rep", "fim_sep") if role in ids]
-            tokens = (ids.get(role) for role in ("fim_pad", "fim_rep", "fim_sep"))
-            return cls(ids["fim_pre"], ids["fim_suf"], ids["fim_mid"], *tokens, ends=tuple(dict.fromkeys(ends)))
+            more = ids.get("fim_pad"), ids.get("fim_rep"), ids.get("fim_sep")
+            return cls(ids["fim_pre"], ids["fim_suf"], ids["fim_mid"], *more, ends=tuple(dict.fromkeys(ends)))
         prefix, suffix = map(tokenizer.token_id, _SUFFIX_FIRST)
         return None if prefix is None or suffix is None else cls(prefix, suffix, suffix_first=True)
 

@@ -113,7 +113,7 @@ def test_a_token_of_another_file_ends_the_middle(filling: tuple[Server, dict[str
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 501, "Infill is not supported by this model"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, 400, "Infill is not supported by this model"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "Infill is not supported by this model"),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "text does not support insert"),
     ],

@@ -31,7 +31,8 @@ def test_each_body_is_right_before_a_value_is_confused(tools_bundle: Path) -> No
         await app.front.loaded(app.front.model("m"))
         for path, valid in BODIES:
             reply = await app.ask(path, valid)
-            assert reply.status == (404 if "previous_response_id" in valid else 200), reply.body
+            expected = 404 if "previous_response_id" in valid else 400 if path == "/infill" else 200
+            assert reply.status == expected, reply.body  # the model has no tokens for filling in
         await app.front.close()
 
     asyncio.run(check())

@@ -141,6 +141,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         "/api/generate",
         {"model": "m", "prompt": "a", "system": "S", "stream": False, "raw": False, "options": {"num_predict": 1}},
     ),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "input_extra": [], "n_predict": 1}),
     ("/api/show", {"model": "m", "name": "m", "verbose": True}),
     ("/tokenize", {"prompt": "a", "add_special_tokens": True, "return_token_strs": True, "with_pieces": True}),
     ("/tokenize", {"messages": _SAID, "tools": [_FUNCTION], "chat_template_kwargs": {}}),
