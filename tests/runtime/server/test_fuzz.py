@@ -202,7 +202,8 @@ def test_numbers_that_fit_nowhere(server: Server, path: str) -> None:
     for name in kind.__struct_fields__:  # type: ignore[attr-defined]
         for value in (1 << 70, -(1 << 70), [1 << 70], {"5": 1 << 70}, {str(1 << 70): 1}):
             reply = server.ask("POST", path, valid | {name: value})
-            free = ("seed", "temperature", "repetition_penalty", "json_schema", "guided_json")
+            free = ("seed", "temperature", "repetition_penalty", "top_n_sigma", "dry_base")
+            free += ("json_schema", "guided_json")
             if reply.status != 200 or name not in free:
                 assert reply.status == 400, (name, value, reply.body)
                 assert reply.json["error"]["type"] == "invalid_request_error"
