@@ -169,7 +169,8 @@ const float* Sampler::change(const float* logits, int64_t vocab, const RowSampli
   const RowSampling& p = parameters;
   const bool repeated = p.repetition_penalty != 1 && !p.seen.empty();
   const bool counted = (p.frequency_penalty != 0 || p.presence_penalty != 0) && !p.counted.empty();
-  if (!repeated && !counted && p.biased.empty() && p.dry.empty() && p.allowed.empty() && !p.mask) return logits;
+  if (!repeated && !counted && p.biased.empty() && p.dry.empty() && p.allowed.empty() && !p.mask)
+    return logits;
   std::vector<float>& changed = scratch.changed;
   if (p.allowed.empty()) {
     changed.assign(logits, logits + vocab);
