@@ -490,7 +490,7 @@ def test_a_draft_model_changes_nothing(
     seen = obeys_the_law(
         exported(family, "int8", "f32"), np.random.default_rng(5), 40, tmp_path, speculate=True, draft=True
     )
-    assert seen["drafted"] > 20 and not seen["wrong"], seen
+    assert seen["drafted"] > 10 and not seen["wrong"], seen
 
 
 def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:

@@ -10,6 +10,12 @@ from typing import Any
 import agents
 import pytest
 
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.text.chat_format import ChatFormat
+from enginewright.runtime.text.chat_format_table import FORMATS
+from enginewright.runtime.text.tokenizer import Tokenizer
+from tests.runtime.requests.byte_tokens import byte_tokens_json
+
 FOLDER = Path("/work")
 
 
@@ -74,3 +80,14 @@ def test_a_task_is_done_where_every_turn_is(wrong: str | None) -> None:
     found = agents.judged(turns[: 4 if wrong == "a turn less" else 5])
     assert found["done"] == (wrong is None)
     assert found["cached_of_the_turn_before"][0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", [name for name, agent in agents.RUN.items() if agent.tool])
+def test_calls_of_the_script_are_read_by_a_format(name: str) -> None:
+    tokenizer = Tokenizer(TokenizerFiles(tokenizer_json=byte_tokens_json([2]), special_tokens={}))
+    agent, step = agents.RUN[name], agents.STEPS[0]
+    parser = ChatFormat(next(one for one in FORMATS if one.name == "hermes")).parser(tokenizer, tools=())
+    parser.push(tokenizer.encode(agents.answers(agent, step, FOLDER)[0], add_special_tokens=False))
+    parser.finish()
+    (call,) = parser.message.calls
+    assert call.name == agent.tool and json.loads(call.arguments)[agent.argument] == step.command

@@ -1,4 +1,4 @@
-"""What the benchmark of forms counts, and what coding agents are asked to do."""
+"""Counts of the benchmark of forms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import agents
 import pytest
 import structured
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.requests.structured import Grammars
-from enginewright.runtime.text.chat_format import ChatFormat
-from enginewright.runtime.text.chat_format_table import FORMATS
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.requests.byte_tokens import byte_tokens_json
 
@@ -42,28 +39,3 @@ def test_schemas_and_instances_are_counted(tokenizer: Tokenizer, tmp_path: Path)
     assert found.reasons == {'Unimplemented keys: ["not"]': 1}
     row = found.to_json()
     assert row["invalid_accepted"] == ["d"] and row["mask_us"]["worst"] >= row["mask_us"]["p50"] > 0
-
-
-@pytest.mark.parametrize("name", list(agents.RUN))
-def test_the_script_has_calls_that_a_format_reads(tokenizer: Tokenizer, name: str) -> None:
-    said = agents.answers(agents.RUN[name])
-    assert len(said) == 2 * len(agents.STEPS)
-    parser = ChatFormat(next(one for one in FORMATS if one.name == "hermes")).parser(tokenizer, tools=())
-    parser.push(tokenizer.encode(said[0], add_special_tokens=False))
-    parser.finish()
-    (call,) = parser.message.calls
-    assert call.name == agents.RUN[name].tool
-    assert json.loads(call.arguments)[agents.RUN[name].argument] == agents.STEPS[0][1]
-
-
-def test_a_task_is_done_when_each_turn_was() -> None:
-    def turn(file: str, *requests: tuple[int, int, int], code: int = 0) -> dict[str, Any]:
-        names = ("prompt", "cached", "answer")
-        rows = [dict(zip(names, one, strict=True)) for one in requests]
-        return {"exit_code": code, "said": True, "file": file, "requests": rows}
-
-    turns = [turn("hello", (100, 0, 9), (120, 108, 4)), turn("hello world", (30, 0, 2), (140, 123, 5))]
-    turns.append(turn("hello world", (160, 72, 5)))
-    assert agents.judged(turns) == {"done": True, "cached_of_the_turn_before": [1.0, 0.5]}
-    assert not agents.judged([*turns[:2], turn("hello world", (160, 72, 5), code=1)])["done"]
-    assert not agents.judged([turn("other", (100, 0, 9)), *turns[1:]])["done"]
