@@ -176,7 +176,16 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 OTHER_PROGRAMS = {
     "cmake, ctest": ("--build", "--output-on-failure", "--test-dir"),
     "docker build": ("--build-arg",),
-    "docker run": ("--cap-drop", "--gpus", "--read-only", "--rm", "--security-opt", "--stop-timeout", "--tmpfs"),
+    "docker run": (
+        "--add-host",
+        "--cap-drop",
+        "--gpus",
+        "--read-only",
+        "--rm",
+        "--security-opt",
+        "--stop-timeout",
+        "--tmpfs",
+    ),
     "gh attestation, cosign": ("--cert-identity", "--cert-oidc-issuer"),
     "hf": ("--local-dir",),
     "mypy, trtexec": ("--strict",),
@@ -185,6 +194,7 @@ OTHER_PROGRAMS = {
     "sha256sum": ("--check",),
     "systemctl": ("--now",),
     "git": ("--annotate", "--message"),
+    "codex": ("--oss", "--local-provider"),
     "IREE": (
         *("--iree-cuda-target", "--iree-hal-target-backends", "--iree-input-type", "--iree-llvmcpu-target-cpu"),
         *("--iree-llvmcpu-target-cpu-features", "--iree-llvmcpu-target-triple", "--iree-opt-level", "--task"),
