@@ -63,7 +63,7 @@ def run_python(
     return done
 
 
-BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"(?<!-->\n)^```(bash|python)\n(.*?)^```", re.M | re.S)
 
 
 def run_with_server(page: Path, folder: Path, names: Mapping[str, Path], *, timeout: float = 300) -> list[str]:
