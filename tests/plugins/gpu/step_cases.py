@@ -243,7 +243,7 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
         for name in ("repetition", "frequency", "presence"):
             chosen = [1, 1.3, 0.5] if name == "repetition" else [0, 0.7, -2, 3e38]
             setattr(batch, f"{name}_penalty", rng.choice(chosen, rows).astype(np.float32))
-        most = {"seen": 2 * vocab, "counted": vocab, "biased": vocab, "allowed": vocab}
+        most = {"seen": 2 * vocab, "counted": vocab, "biased": vocab, "dry": vocab, "allowed": vocab}
         for start, (tokens, *_) in SAMPLING_LISTS.items():
             counts = np.where(rng.random(rows) < 0.3, 0, rng.integers(0, most[tokens], rows))
             lists = [rng.permutation(np.arange(2 * vocab) % vocab if tokens == "seen" else vocab)[:n] for n in counts]
@@ -254,6 +254,8 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
         batch.counts = rng.integers(1, 9, len(batch.counted)).astype(np.int32)
         batch.bias = rng.choice([-np.inf, -3, 0.5, 2, 3e38], len(batch.biased), p=[0.2, 0.3, 0.3, 0.19, 0.01])
         batch.bias = batch.bias.astype(np.float32)
+        assert batch.dry is not None
+        batch.dry_bias = -rng.choice([0.5, 2, 30, 3e38], len(batch.dry), p=[0.4, 0.4, 0.19, 0.01]).astype(np.float32)
         found.append(tokens_of(logits, batch))
     return found
 
