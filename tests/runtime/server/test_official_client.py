@@ -142,6 +142,7 @@ EXTRA_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
     "include_reasoning": ({"include_reasoning": False}, same),  # it has none
     "enable_thinking": ({"enable_thinking": False}, same),  # the template doesn't read it
     "think": ({"think": True}, same),
+    "thinking_token_budget": ({"thinking_token_budget": 3}, same),  # of reasoning, which it has none of
     "thinking": ({"thinking": {"type": "disabled"}}, same),
     "reasoning": ({"reasoning": {"effort": "low"}}, same),
 }
