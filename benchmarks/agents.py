@@ -219,7 +219,7 @@ RUN = {
 
 
 def answers(agent: Agent, step: Step, folder: Path) -> list[str]:
-    """What the model says in a turn, one answer after the other."""
+    """Returns what the model says in a turn, one answer after the other."""
     if not agent.tool:
         return ["I will write a file nam" if step.cut else f"a.txt\n```\n{step.file}\n```\n{step.sentence}"]
     call = {"name": agent.tool, "arguments": {agent.argument: step.command, **agent.more}}
@@ -299,7 +299,7 @@ class Scripted:
 
 
 def turn(prompt: str, agent: Agent, folder: Path) -> str:
-    """What is said to a prompt of a task: the next answer of the step whose prompt was written last.
+    """Returns the reply to a prompt of a task: the next answer of the step whose prompt was written last.
 
     A conversation without tools gets a title, but for an agent that has none.
     """
@@ -524,7 +524,7 @@ def task(name: str, bundle: Path, folder: Path) -> dict[str, Any]:
 
 
 def judged(took: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the task was done, which share of a turn's beginning was in the cache, and how many pictures came."""
+    """Returns if the task was done, which share of a turn's beginning was in the cache, and how many pictures came."""
     shares = []
     for before, turn in pairwise(took):
         if before["requests"] and turn["requests"]:

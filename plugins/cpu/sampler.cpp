@@ -128,7 +128,7 @@ void ban_others(const uint32_t* mask, int64_t vocab, float* logits) {
   }
 }
 
-// What is banned stays so.
+// A banned token stays banned.
 float biased(float logit, float bias) {
   return logit == -kInfinity || bias == -kInfinity ? -kInfinity : within_range(logit + bias);
 }

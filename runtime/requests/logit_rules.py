@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..shared.contracts import NO_TOKEN, SAMPLING_OPTIONS, Int32Array, SamplingBatch
-from .repeats import Breakers, Repeats
+from .repeats import NO_BIASES, Breakers, Repeats
 from .sampling import SamplingParams
 from .structured import Grammar, Guided, Masks
 
@@ -151,7 +151,6 @@ class LogitRules:
 
 NOTHING: array[Any] = array("i")
 _INT32 = np.dtype(np.int32)
-_NO_BIASES = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _RARE = (
     *("typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("top_n_sigma", "xtc_probability"),
@@ -255,7 +254,7 @@ class RowLists:
             if not len(batch.biased):
                 batch.biased_start = batch.biased = batch.bias = None
         if self._dry:
-            lists = [_NO_BIASES if repeats is None else repeats.biases() for repeats in self._repeats]
+            lists = [NO_BIASES if repeats is None else repeats.biases() for repeats in self._repeats]
             batch.dry_start = batch.dry = batch.dry_bias = None
             if any(len(tokens) for tokens, _ in lists):
                 batch.dry_start = np.cumsum([0, *(len(tokens) for tokens, _ in lists)]).astype(np.int32)

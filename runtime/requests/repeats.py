@@ -23,6 +23,8 @@ Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 _LOG_MOST = 88.7228391
 """The logarithm of the greatest float32, as llama.cpp has it: no penalty is greater."""
 _MOST = float(np.finfo(np.float32).max)
+NO_BIASES: tuple[Int32Array, FloatArray] = np.zeros(0, np.int32), np.zeros(0, np.float32)
+"""The biases of a row that has none."""
 
 
 class DryOptions(Protocol):
@@ -95,15 +97,14 @@ class Repeats:
     def biases(self) -> tuple[Int32Array, FloatArray]:
         """The tokens that are penalized next, each once, and what is added to the logit of each."""
         limit = self._unbroken()
-        none = np.zeros(0, np.int32), np.zeros(0, np.float32)
         if len(self._tokens) <= self._allowed or limit < self._allowed:
-            return none
+            return NO_BIASES
         lengths = np.minimum(self._lengths[:-1], limit)
         if self._window:  # what was before the window doesn't count
             lengths = np.minimum(lengths, np.arange(1, len(self._tokens)))
         places = np.flatnonzero(lengths >= self._allowed)
         if not len(places):
-            return none
+            return NO_BIASES
         longest: dict[int, int] = {}
         for token, length in zip(self._tokens[places + 1].tolist(), lengths[places].tolist(), strict=True):
             if token not in self._alone and length > longest.get(token, -1):
@@ -139,7 +140,7 @@ class Repeats:
 
 
 def _repeated(tokens: list[int]) -> Int32Array:
-    """For each position but the last, how many tokens up to it are the same as the last ones; 0 for the last.
+    """Returns, for each position but the last, how many tokens up to it equal the last ones; 0 for the last.
 
     Gusfield's Z-algorithm, over the tokens in reverse.
     """

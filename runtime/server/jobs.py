@@ -395,7 +395,7 @@ def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int
 
 
 def _gaps(model: Model, body: CompletionBody, most: int) -> tuple[list[Given], tuple[int, ...]]:
-    """The same where the text before a suffix is asked for.
+    """Returns the same where the text before a suffix is asked for.
 
     Raises ApiError where the model can't fill in the middle.
     """

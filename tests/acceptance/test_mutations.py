@@ -201,7 +201,7 @@ def write_gguf(
 
 @pytest.fixture
 def subject_folder(folder: str, shared_folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
-    """What is damaged, which the first test that needs it makes for all workers."""
+    """The folder that is damaged, which the first test that needs it makes for all workers."""
     subject = shared_folder / "mutations" / folder
     with open(shared_folder / f"mutations-{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

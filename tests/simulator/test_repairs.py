@@ -27,8 +27,8 @@ from tests.simulator.world import run
 
 MOST_SEEDS = 10_000
 FIRST_SEEDS = {"table_of_before": 1731, "steps_that_do_not_overlap": 2711}
-"""Where the search for a defect begins, if not at 0: the first seed that found it. The ones before take most of a
-minute. If the seed doesn't find it any more, the next ones are tried."""
+"""Defect -> the seed at which its search begins, if not at 0: the first seed that found it. The ones before take most
+of a minute. If the seed doesn't find it any more, the next ones are tried."""
 Undo = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -111,7 +111,7 @@ def folder_of_a_call_as_the_engine_s(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_searches_give_way(patch: pytest.MonkeyPatch) -> None:
-    """Where nobody can go on, the searches alone give way: others keep the room that one of them needs."""
+    """Only the searches give way where nobody can go on: others keep the room that one of them needs."""
     now = "self._preempt(list(self.running))"
     before = "self._preempt([request for request in self.running if request.search is not None])"
     changed(patch, ContinuousScheduler, "schedule", (now, before))
