@@ -56,8 +56,18 @@ ANSWER_TOKENS = 32
 LAYER_TOKENS = 64
 """Tokens, of the first prompts, on which layers are compared: each run computes them once for every layer."""
 
-MEMORY_CONTEXT, PROMPT_TOKENS, DECODE_STEPS, ROUNDS = 4096, 128, 16, 7
-"""Memory: the longest request that is counted. Speed: tokens of the prompt, and behind it; steps; pairs of both."""
+MEMORY_CONTEXT, PROMPT_TOKENS, DECODE_STEPS = 4096, 128, 16
+"""Memory: the longest request that is counted. Speed: tokens of the prompt, and behind it; steps of a pair."""
+
+ROUNDS = (10, 20, 40)
+"""Pairs of timings after which the intervals are looked at. With 10, the interval can be bounded at all: see
+``SpeedPairs.interval``. Few looks keep the chance of a false failure low."""
+
+MOST_SECONDS = 120.0
+"""No further round of pairs is measured behind this time."""
+
+TAIL = 1e-3
+"""The chance that the median ratio is below the interval, and the chance that it is above."""
 
 _MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS = 20, 12, 24
 _HINT = "See docs/use/commands/verify.md for the keys of a budget."
@@ -71,7 +81,7 @@ class Budget(Section):
     one layer; ``layers = false`` doesn't look at layers.
 
     ``size_ratio``, ``memory_ratio``, ``prefill_ratio``, ``decode_ratio``: the bundle's bytes or seconds, divided by the
-    other's. ``speed_margin``: the share by which a ratio of times may be above its limit, as times vary; ``speed =
+    other's. ``speed_margin``: the share by which a ratio of times may be above its limit; ``speed =
     false`` measures none. ``tokenizer``, ``templates``, ``generation``, ``kv_cache``: whether each has to be equal;
     ``bytes``: whether all files have.
     """
@@ -138,7 +148,7 @@ def default_budget(bundle: Bundle, *, source: bool) -> Budget:
     return Budget(tokens_changed=0.25, kl_mean=lossy or Budget().kl_mean, kl_max=math.inf, kl_layer=math.inf)
 
 
-Outcome = Literal["passed", "failed", "not compared"]
+Outcome = Literal["passed", "failed", "inconclusive", "not compared"]
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,10 @@ class Check:
 
     Attributes:
         name: the budget's key, or what is compared.
-        outcome: "not compared" where it doesn't apply, or the budget says so.
+        outcome: "not compared" where it doesn't apply, or the budget says so; "inconclusive" where times vary too much
+            to tell.
         measured, limit: in words; a number is its plain value, an infinite one None.
+        interval: bounds of a measured ratio of times; None for what isn't timed. An infinite bound is None in JSON.
         detail: what is wrong, or why nothing was compared; "" if there is nothing to say.
     """
 
@@ -157,6 +169,7 @@ class Check:
     measured: float | str | None = None
     limit: float | str | None = None
     detail: str = ""
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,20 @@ class SpeedPairs:
 
     prefill: tuple[tuple[float, float], ...]
     decode: tuple[tuple[float, float], ...]
+
+    @staticmethod
+    def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """Returns bounds of the median ratio of pairs; it is below them, and above them, with a chance of ``TAIL``.
+
+        They are order statistics of the ratios, as in the sign test (Conover, Practical Nonparametric Statistics, 3.2):
+        no distribution of the times is assumed, and a few pairs that something disturbed don't move them. With fewer
+        than 10 pairs the bounds are 0 and infinity.
+        """
+        ratios = sorted(new / older for new, older in pairs)
+        count, chance, outside = len(ratios), 0.0, 0
+        while (chance := chance + math.comb(count, outside) / 2**count) <= TAIL:
+            outside += 1
+        return (ratios[outside - 1], ratios[-outside]) if outside else (0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -229,6 +256,11 @@ class BuildComparison:
         return tuple(check for check in self.checks if check.outcome == "failed")
 
     @property
+    def inconclusive(self) -> tuple[Check, ...]:
+        """The checks that a busy machine hid the answer of."""
+        return tuple(check for check in self.checks if check.outcome == "inconclusive")
+
+    @property
     def within_budget(self) -> bool:
         """Whether no check failed."""
         return not self.failed
@@ -242,7 +274,7 @@ class BuildComparison:
     def to_junit(self) -> str:
         """JUnit's XML: a suite whose cases are the checks. The machine's times are in it as properties alone."""
         cases = self.checks
-        skipped = sum(check.outcome == "not compared" for check in cases)
+        skipped = sum(check.outcome in ("not compared", "inconclusive") for check in cases)
         counts = {"tests": str(len(cases)), "failures": str(len(self.failed)), "errors": "0", "skipped": str(skipped)}
         root = ElementTree.Element("testsuites", {"name": "optimize verify"} | counts)
         suite = ElementTree.SubElement(
@@ -263,6 +295,8 @@ class BuildComparison:
                 ElementTree.SubElement(case, "failure", {"message": said, "type": "OverBudget"}).text = self._why(check)
             elif check.outcome == "not compared":
                 ElementTree.SubElement(case, "skipped", {"message": said})
+            elif check.outcome == "inconclusive":  # JUnit has no word for it
+                ElementTree.SubElement(case, "skipped", {"message": f"inconclusive: {said}"})
             else:
                 ElementTree.SubElement(case, "system-out").text = said
         ElementTree.indent(root)
@@ -315,7 +349,10 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", text)
 
 
-Measure = Callable[[Bundle, Bundle, str, int, Progress], "SpeedPairs | None"]
+Settled = Callable[["SpeedPairs"], bool]
+"""Whether more pairs would tell nothing new."""
+
+Measure = Callable[[Bundle, Bundle, str, int, Settled, Progress], "SpeedPairs | None"]
 
 
 def compare_builds(
@@ -409,9 +446,13 @@ def compare_builds(
     else:
         checks.append(_of_caches(new, older, name, allowed))
         checks += _of_sizes(new, older, name, allowed)
-        if allowed.speed:
-            speed = (measure or measure_speed)(new, older, name, threads, progress) if provider is None else None
-        checks += _of_speed(speed, allowed, provider)
+        if allowed.speed and provider is None:
+
+            def settled(pairs: SpeedPairs) -> bool:
+                return all(check.outcome != "inconclusive" for check in speed_checks(pairs, allowed, provider))
+
+            speed = (measure or measure_speed)(new, older, name, threads, settled, progress)
+        checks += speed_checks(speed, allowed, provider)
         diff = diff_bundles(place, bundle, progress=progress)
         differing = _lines_of(diff)
         checks.append(_equal("bytes", diff.equal, f"{len(diff.differences)} of {diff.files} files differ", allowed))
@@ -697,11 +738,14 @@ def _ratio(name: str, new: int, older: int, limit: float) -> Check:
 # ---- speed
 
 
-def measure_speed(new: Bundle, older: Bundle, target: str, threads: int, progress: Progress) -> SpeedPairs | None:
-    """Times prompts and decode steps of two bundles, one after the other, ROUNDS times; who is first alternates.
+def measure_speed(
+    new: Bundle, older: Bundle, target: str, threads: int, settled: Settled, progress: Progress
+) -> SpeedPairs | None:
+    """Times prompts and decode steps of two bundles in pairs, one after the other; which one is first alternates.
 
-    So what else the machine does, and how warm it is, is the same for both. Returns None if their contexts have no room
-    for a prompt. Raises CapacityError as `optimize bench` does.
+    Other work on the machine and its temperature then affect both alike. More pairs are measured, as ``ROUNDS`` has
+    them, until ``settled`` or for ``MOST_SECONDS``. Returns None if the contexts have no room for a prompt. Raises
+    CapacityError as `optimize bench` does.
     """
     room = min(context_of(bundle, None, target) for bundle in (new, older)) - new_tokens(DECODE_STEPS)
     if room < 1:
@@ -716,17 +760,30 @@ def measure_speed(new: Bundle, older: Bundle, target: str, threads: int, progres
             servers.append(stack.enter_context(closing(Server(bundle, target, sizes, threads=threads))))
         for server in servers:
             server.prompt(tokens, 1)
-        for done in range(ROUNDS):
+        start = time.perf_counter()
+        for done in range(ROUNDS[-1]):
             for which in (0, 1) if done % 2 == 0 else (1, 0):
                 first, _ = servers[which].prompt(tokens, 1)
                 times[which][0].append(first)
                 times[which][1].append(median(servers[which].decode(1, tokens, DECODE_STEPS)))
-            progress(ProgressEvent("speed", done + 1, ROUNDS, ""))
+            goal = next(rounds for rounds in ROUNDS if done < rounds)
+            progress(ProgressEvent("speed", done + 1, goal, ""))
+            if done + 1 == goal and (settled(_pairs(times)) or time.perf_counter() - start > MOST_SECONDS):
+                break
+    return _pairs(times)
+
+
+def _pairs(times: Sequence[tuple[list[float], list[float]]]) -> SpeedPairs:
+    """Pairs the times of both bundles, each of which has those of prompts and those of steps."""
     (prefill, decode), (prefill_older, decode_older) = times
     return SpeedPairs(tuple(zip(prefill, prefill_older, strict=True)), tuple(zip(decode, decode_older, strict=True)))
 
 
-def _of_speed(speed: SpeedPairs | None, budget: Budget, provider: str | None) -> list[Check]:
+def speed_checks(speed: SpeedPairs | None, budget: Budget, provider: str | None) -> list[Check]:
+    """Returns the checks of ``prefill_ratio`` and ``decode_ratio``: the interval decides, not the median alone.
+
+    A check passes if the whole interval is within the limit with its margin, and fails if the whole interval is above.
+    """
     limits = {"prefill_ratio": budget.prefill_ratio, "decode_ratio": budget.decode_ratio}
     if speed is None:
         why = "the context is too short"
@@ -738,8 +795,11 @@ def _of_speed(speed: SpeedPairs | None, budget: Budget, provider: str | None) ->
     checks = []
     for (key, limit), pairs in zip(limits.items(), (speed.prefill, speed.decode), strict=True):
         ratio = median(new / older for new, older in pairs)
+        interval = low, high = SpeedPairs.interval(pairs)
+        most = limit * (1 + budget.speed_margin)
+        outcome: Outcome = "failed" if low > most else "passed" if high <= most else "inconclusive"
         ours, theirs = (median(times) * 1e3 for times in zip(*pairs, strict=True))
-        detail = f"{theirs:.3g} ms became {ours:.3g} ms; with a margin of {budget.speed_margin:.0%}"
-        outcome: Outcome = "passed" if ratio <= limit * (1 + budget.speed_margin) else "failed"
-        checks.append(Check(key, outcome, ratio, limit, detail))
+        detail = f"{theirs:.3g} ms became {ours:.3g} ms; {low:.3g} to {high:.3g} times in {len(pairs)} pairs"
+        detail += f"; with a margin of {budget.speed_margin:.0%}"
+        checks.append(Check(key, outcome, ratio, limit, detail, interval))
     return checks

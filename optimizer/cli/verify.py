@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NAME = "verify"
 EXIT_OVER_BUDGET = 16
 """What the command exits with if a bundle is worse than what --against names, by more than the budget allows."""
+EXIT_INCONCLUSIVE = 18
+"""What it exits with if no check failed, and other work on the machine hid the result of one that is timed."""
 RENAMED = {"--prompts": "--prompt"}
 MOST_PROMPTS = 5
 """Changed prompts, and differing files, that are named on the screen."""
@@ -45,7 +47,8 @@ def command(
     against: Annotated[
         Path | None,
         typer.Option(
-            metavar="BUNDLE|MODEL", help="Is it as good as this, an older build or a source? Ends with 16 if not."
+            metavar="BUNDLE|MODEL",
+            help="Is it as good as this, an older build or a source? Exits with 16 if not, 18 if the speed is unclear.",
         ),
     ] = None,
     budget: Annotated[
@@ -108,7 +111,7 @@ def command(
         from enginewright.optimizer.compare_builds import write_junit
 
         write_junit(compared, junit)
-    well = compared is None or compared.within_budget
+    well = compared is None or not (compared.failed or compared.inconclusive)
     if as_json:
         print_json(found.to_json() | ({} if compared is None else {"against": compared.to_json()}))
     elif not quiet or not well:
@@ -118,8 +121,8 @@ def command(
             if not console.is_terminal:
                 console.width = 140
             _print_comparison(compared, console, budget)
-    if not well:
-        raise typer.Exit(EXIT_OVER_BUDGET)
+    if compared is not None and not well:
+        raise typer.Exit(EXIT_OVER_BUDGET if compared.failed else EXIT_INCONCLUSIVE)
 
 
 def _print_check(found: BundleCheck, *, hint: bool) -> None:
@@ -158,7 +161,7 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
     table = Table(box=None, pad_edge=False)
     for heading in ("check", "measured", "allowed", "result", ""):
         table.add_column(heading, overflow="fold")
-    styles = {"passed": "green", "failed": "bold red", "not compared": "dim"}
+    styles = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not compared": "dim"}
     for check in found.checks:
         measured = "" if check.measured is None else number(check.measured)
         cells = (check.name, measured, limit_of(check), check.outcome, check.detail)
@@ -183,4 +186,7 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
     if found.failed:
         names = ", ".join(check.name for check in found.failed)
         verdict = f"over the budget: {len(found.failed)} of {len(found.checks)} checks: {names}"
+    elif found.inconclusive:
+        names = ", ".join(check.name for check in found.inconclusive)
+        verdict = f"inconclusive: times vary too much on this machine: {names}; all else is within the budget"
     say(f"\n{verdict}")

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from enginewright.optimizer import compare_builds
 from enginewright.optimizer.cli.app import app
 from tests.plugins.steps import tiny_onnx
 from tests.sealed import sealed
@@ -89,6 +90,21 @@ def test_against_an_older_build(tiny_bundle: Path, tmp_path: Path) -> None:
     found = json.loads(out)
     assert code == 16 and found["against"]["within_budget"] is False and found["files"] > 3
     assert [c["name"] for c in found["against"]["checks"] if c["outcome"] == "failed"] == ["generation"]
+
+
+def test_speed_that_varies_too_much_has_an_exit_code_of_its_own(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = ((1.0, 3.0), (3.0, 1.0)) * 5
+    monkeypatch.setattr(compare_builds, "measure_speed", lambda *_: compare_builds.SpeedPairs(pairs, pairs))
+    code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--quiet")
+    assert code == 18
+    assert "inconclusive: times vary too much on this machine: prefill_ratio, decode_ratio" in out
+    code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--json")
+    found = json.loads(out)["against"]
+    assert code == 18 and found["within_budget"]
+    (check,) = [one for one in found["checks"] if one["name"] == "decode_ratio"]
+    assert (check["outcome"], check["interval"]) == ("inconclusive", pytest.approx([1 / 3, 3]))
 
 
 def test_what_is_wrong_with_a_comparison_is_said(tiny_bundle: Path, tmp_path: Path) -> None:
