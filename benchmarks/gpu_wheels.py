@@ -16,7 +16,7 @@ Distributions = Mapping[tuple[str, ...], tuple[str, ...]]
 DISTRIBUTIONS: Distributions = {("msgspec", "pydantic"): (), ("ml-dtypes",): ("--no-deps",)}
 """With pip's options: what pydantic stands on must be of its version; numpy, jinja2 and tokenizers are there."""
 SERVER: Distributions = {
-    ("msgspec", "pydantic", "fastapi", "httptools", "prometheus-client", "uvicorn", "llguidance>=1.9.1"): ()
+    ("msgspec", "pydantic", "starlette", "httptools", "prometheus-client", "uvicorn", "llguidance>=1.9.1"): ()
 }
 """Needed as well where a server runs, and for structured answers."""
 _MODULES = ("msgspec", "pydantic", "ml_dtypes")

@@ -86,7 +86,6 @@ def _imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
 NOT_DECLARED = {
     "tensorrt": "comes with the CUDA that the machine has",
     "torch_tensorrt": "its wheels are for one build of torch each",
-    "starlette": "comes with fastapi",
 }
 """Packages that a target needs on machines with a GPU, whose errors and docs say how to install them; and what comes
 with another package."""

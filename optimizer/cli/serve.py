@@ -164,7 +164,7 @@ def command(
     from enginewright.runtime.server.options import as_toml
 
     if missing := next(
-        (name for name in ("fastapi", "httptools", "prometheus_client", "uvicorn") if find_spec(name) is None), None
+        (name for name in ("httptools", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None), None
     ):
         hint = "Install it with: pip install 'enginewright[serve]'"
         raise MissingDependencyError(f"serve needs {missing}, which is not installed", hint=hint)

@@ -12,17 +12,19 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
 from .answers import Given, News, Shape, event
-from .bodies import ChatBody, Fields, body_schema
+from .bodies import ChatBody, Fields
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import Front
 from .jobs import Order, answer
 from .records import Ended, Finished
+from .routes import Routes
 from .tools import call_arguments
 from .unsupported import Unsupported, type_of
 
@@ -437,10 +439,10 @@ class MessagesShape(Shape):
         return event(error.body_for("/v1/messages"), "error")
 
 
-def add_messages(app: FastAPI, front: Front) -> None:
+def add_messages(routes: Routes, front: Front) -> None:
     """Adds the routes."""
 
-    @app.post("/v1/messages", openapi_extra=body_schema(MessagesBody))
+    @routes.post("/v1/messages")
     async def messages(request: Request) -> Response:
         """Anthropic's messages."""
         asked, ignored, charge = await front.body(request, MessagesBody)
@@ -454,7 +456,7 @@ def add_messages(app: FastAPI, front: Front) -> None:
 
         return await answer(front, request, charge, asked.model, order)
 
-    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountBody))
+    @routes.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         """The tokens of what would be a prompt of ``/v1/messages``."""
         return json_response({"input_tokens": await front.counted(request, CountBody, lambda asked: asked.chat()[0])})

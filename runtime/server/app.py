@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from ..engine.arguments import encode_within
 from ..shared.errors import EnginewrightError, RequestError
 from .answers import ChatShape, CompletionShape, InfillShape, Shape
 from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody, body_schema
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody
 from .engine_client import Model
 from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
 from .front import VERSION, Front, tokenizer_of
@@ -25,6 +24,7 @@ from .jobs import Order, answer
 from .ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
 from .page import add_page
 from .responses import InputTokensBody, ResponsesBody, add_responses
+from .routes import Routes
 from .tenants import QuotaError
 from .tools import tool_choice
 from .unsupported import text_only
@@ -48,46 +48,7 @@ BODIES: Mapping[str, type[Fields]] = {
 
 def make_app(front: Front) -> Gate:
     """The server as an ASGI application, without its start and its end: ``serve`` has these."""
-    app = FastAPI(title="Enginewright", version=VERSION, docs_url=None, redoc_url=None, responses=_ERRORS)
-
-    @app.exception_handler(EnginewrightError)
-    async def _ours(request: Request, error: EnginewrightError) -> Response:
-        return await _api(request, api_error(error))
-
-    @app.exception_handler(ApiError)
-    async def _api(request: Request, error: ApiError) -> Response:
-        return error_response(request.scope, error)
-
-    @app.exception_handler(RequestValidationError)
-    async def _odd_query(request: Request, error: RequestValidationError) -> Response:
-        where = next((one.get("loc", ()) for one in error.errors()), ())
-        name = str(where[-1])[:64] if where else "the query"
-        return await _api(request, ApiError(400, f"{name}: it isn't a value of its type", param=name))
-
-    @app.exception_handler(ClientDisconnect)
-    async def _left(request: Request, error: ClientDisconnect) -> Response:
-        return await _api(request, ApiError(400, "the body isn't whole: the client left"))
-
-    @app.exception_handler(Exception)
-    async def _unforeseen(request: Request, error: Exception) -> Response:
-        return await _api(request, failed())  # Starlette raises the error again, and Gate logs it
-
-    @app.exception_handler(QuotaError)
-    async def _quota(request: Request, error: QuotaError) -> Response:
-        return await _api(request, ApiError(429, str(error), retry_after=error.retry_after))
-
-    @app.exception_handler(404)
-    async def _no_route(request: Request, error: Exception) -> Response:
-        path = request.url.path
-        message = f"{request.method[:20]} {path[:80]}.{_hint_of(path)}"
-        return await _api(request, ApiError(404, message, problem=NO_PATH))
-
-    @app.exception_handler(405)
-    async def _no_method(request: Request, error: HTTPException) -> Response:
-        problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
-        methods = dict(error.headers or {}).get("Allow", "").split(", ")
-        problem.headers["allow"] = ", ".join(methods + ["HEAD"] * ("GET" in methods and "HEAD" not in methods))
-        return await _api(request, problem)
+    routes = Routes()
 
     async def generation(request: Request, kind: type[Body], shape: type[Shape]) -> Response:
         body, ignored, charge = await front.body(request, kind)
@@ -100,25 +61,25 @@ def make_app(front: Front) -> Gate:
 
         return await answer(front, request, charge, body.model, order)
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions."""
         return await generation(request, ChatBody, ChatShape)
 
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """OpenAI's completions, of text or token ids."""
         return await generation(request, CompletionBody, CompletionShape)
 
-    @app.post("/infill", openapi_extra=body_schema(InfillBody))
+    @routes.post("/infill")
     async def infill(request: Request) -> Response:
         """llama.cpp's answer to the text before and after a gap."""
         return await generation(request, InfillBody, InfillShape)
 
-    add_responses(app, front)
-    add_messages(app, front)
+    add_responses(routes, front)
+    add_messages(routes, front)
 
-    @app.get("/v1/models")
+    @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         """The models that there are, by all their names; as Anthropic lists them where its version is named."""
         rows = [_model_row(front, name, model) for name, model in front.names.items()]
@@ -126,14 +87,15 @@ def make_app(front: Front) -> Gate:
             return json_response(model_page([model_info(row) for row in rows], request.query_params))
         return json_response({"object": "list", "data": rows})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(request: Request, name: str) -> Response:
+    @routes.get("/v1/models/{name:path}")
+    async def model(request: Request) -> Response:
         """One of them."""
+        name = request.path_params["name"]
         known = front.model(name)
         row = _model_row(front, front.name(name, known), known)
         return json_response(model_info(row) if ANTHROPIC_VERSION in request.headers else row)
 
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    @routes.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or a conversation."""
         body, _, charge = await front.body(request, TokenizeBody)
@@ -143,7 +105,7 @@ def make_app(front: Front) -> Gate:
             charge.tokens = tokens["count"]
             return json_response(tokens)
 
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    @routes.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         body, _, charge = await front.body(request, DetokenizeBody)
@@ -153,14 +115,14 @@ def make_app(front: Front) -> Gate:
             text = await front.in_thread(charge.tenant.name, work, charge.size)
             return json_response({"prompt": text, "content": text})
 
-    @app.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> Response:
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Response:
         """A model's special tokens and chat template, as vLLM tells them."""
-        tokenizer = tokenizer_of(front.model(model))
+        tokenizer = tokenizer_of(front.model(request.query_params.get("model")))
         return json_response({**tokenizer.special_tokens, "chat_template": tokenizer.chat_templates.get("default")})
 
-    @app.get("/health")
-    async def health() -> Response:
+    @routes.get("/health")
+    async def health(request: Request) -> Response:
         """200 where every model that should answer does."""
         states = {name: one.state for name, one in front.models.items()}
         late = [name for name, one in front.models.items() if one.overdue]
@@ -169,30 +131,86 @@ def make_app(front: Front) -> Gate:
             {"status": "ok" if well else "unavailable", "models": states, "overdue": late}, 200 if well else 503
         )
 
-    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
-    async def ping() -> Response:
+    async def ping(request: Request) -> Response:
         """200: the front end answers."""
         return Response("")
 
-    @app.get("/version")
-    async def version() -> Response:
+    routes.add("/ping", ping, "GET", "POST", listed=False)
+
+    @routes.get("/version")
+    async def version(request: Request) -> Response:
         """Enginewright's version."""
         return json_response({"version": VERSION})
 
-    add_ollama(app, front)
+    add_ollama(routes, front)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    @routes.get("/metrics")
+    async def metrics(request: Request) -> Response:
         """The metrics in Prometheus' text format."""
         return Response(front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/props")
-    async def props() -> Response:
+    @routes.get("/props")
+    async def props(request: Request) -> Response:
         """The promises of each model's answers, and its state."""
         return json_response({"models": {name: _props(front, one) for name, one in front.models.items()}})
 
-    add_page(app, front.models, keys=front.tenants.needed)
-    return Gate(app, front)
+    add_page(routes, front.models, keys=front.tenants.needed)
+
+    @routes.get("/openapi.json", listed=False)
+    async def openapi(request: Request) -> Response:
+        """The routes and the fields of their bodies."""
+        return json_response(routes.openapi(VERSION, BODIES))
+
+    return Gate(Starlette(routes=routes.all, exception_handlers=_HANDLERS), front)
+
+
+async def _error_of_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, EnginewrightError)
+    return error_response(request.scope, api_error(error))
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(request.scope, error)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return error_response(request.scope, ApiError(400, "the body isn't whole: the client left"))
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return error_response(request.scope, failed())  # Starlette raises the error again, and Gate logs it
+
+
+async def _over_quota(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QuotaError)
+    return error_response(request.scope, ApiError(429, str(error), retry_after=error.retry_after))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    message = f"{request.method[:20]} {path[:80]}.{_hint_of(path)}"
+    return error_response(request.scope, ApiError(404, message, problem=NO_PATH))
+
+
+async def _no_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem = ApiError(405, f"{request.url.path[:80]} doesn't take {request.method[:20]}")
+    methods = dict(error.headers or {}).get("Allow", "").split(", ")
+    problem.headers["allow"] = ", ".join(methods + ["HEAD"] * ("GET" in methods and "HEAD" not in methods))
+    return error_response(request.scope, problem)
+
+
+_HANDLERS: Mapping[Any, Any] = {
+    EnginewrightError: _error_of_ours,
+    ApiError: _api_error,
+    ClientDisconnect: _client_left,
+    QuotaError: _over_quota,
+    404: _no_route,
+    405: _no_method,
+    Exception: _unforeseen,
+}
+"""Error or status -> what answers it."""
 
 
 def _hint_of(path: str) -> str:
@@ -281,12 +299,6 @@ def _tokenized(front: Front, model: Model, body: TokenizeBody) -> dict[str, Any]
     if body.return_token_strs:
         counted["token_strs"] = [tokenizer.spelled(index) for index in ids]
     return counted
-
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What is wrong with the request, and where."},
-    "503": {"description": "The model doesn't answer now; Retry-After says when to ask again."},
-}
 
 
 def _piece(data: bytes) -> str | list[int]:

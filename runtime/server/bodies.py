@@ -641,20 +641,3 @@ def _token(key: str) -> int:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
-
-
-def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A body's schema for openapi.json."""
-    (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    name = schema["$ref"].rpartition("/")[2]
-    own = parts.pop(name)
-    own.pop("title", None)
-    for part, found in parts.items():
-        own = _inlined(own, f"#/components/schemas/{part}", found)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": own}}}}
-
-
-def _inlined(value: Any, ref: str, found: Any) -> Any:
-    if isinstance(value, dict):
-        return found if value.get("$ref") == ref else {k: _inlined(v, ref, found) for k, v in value.items()}
-    return [_inlined(one, ref, found) for one in value] if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from fastapi import Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from ..shared.errors import BundleError, CapacityError, ContextError, EnginewrightError, OverloadError, RequestError

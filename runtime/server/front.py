@@ -11,7 +11,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from ..engine import arguments
 from ..executors.open import TARGETS

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastapi import Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from .errors import NO_KEY, WRONG_KEY, ApiError, error_response, failed

@@ -15,19 +15,21 @@ from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..requests.sampling import SEQUENCE_OPTIONS
 from ..requests.vllm_names import Only
 from ..shared.contracts import ModelInfo
 from ..shared.errors import RequestError, shown
 from .answers import Given, News, Shape
-from .bodies import HINTS, Body, ChatBody, CompletionBody, Fields, body_schema, decoded
+from .bodies import HINTS, Body, ChatBody, CompletionBody, Fields, decoded
 from .engine_client import Model
 from .errors import ApiError, json_response
 from .front import VERSION, Front
 from .jobs import Order, answer
 from .records import Ended, Finished
+from .routes import Routes
 from .tools import call_arguments
 from .unsupported import text_only
 
@@ -292,7 +294,7 @@ def _nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-def add_ollama(app: FastAPI, front: Front) -> None:
+def add_ollama(routes: Routes, front: Front) -> None:
     """Adds the routes."""
 
     async def generation(request: Request, kind: type[OllamaChatBody] | type[GenerateBody]) -> Response:
@@ -313,32 +315,32 @@ def add_ollama(app: FastAPI, front: Front) -> None:
 
         return await answer(front, request, charge, name, order)
 
-    @app.post("/api/chat", openapi_extra=body_schema(OllamaChatBody))
+    @routes.post("/api/chat")
     async def api_chat(request: Request) -> Response:
         """Ollama's chat."""
         return await generation(request, OllamaChatBody)
 
-    @app.post("/api/generate", openapi_extra=body_schema(GenerateBody))
+    @routes.post("/api/generate")
     async def api_generate(request: Request) -> Response:
         """Ollama's answer to a prompt."""
         return await generation(request, GenerateBody)
 
-    @app.get("/api/version")
-    async def api_version() -> Response:
+    @routes.get("/api/version")
+    async def api_version(request: Request) -> Response:
         """The version of Ollama whose protocol this is, as programs compare it; and Enginewright's."""
         return json_response({"version": PROTOCOL_VERSION, "enginewright": VERSION})
 
-    @app.get("/api/tags")
-    async def api_tags() -> Response:
+    @routes.get("/api/tags")
+    async def api_tags(request: Request) -> Response:
         """The models that there are, as Ollama lists them."""
         return json_response(tags(front.names))
 
-    @app.get("/api/ps")
-    async def api_ps() -> Response:
+    @routes.get("/api/ps")
+    async def api_ps(request: Request) -> Response:
         """The models that are loaded, as Ollama lists them."""
         return json_response(running(front.names))
 
-    @app.post("/api/show", openapi_extra=body_schema(ShowBody))
+    @routes.post("/api/show")
     async def api_show(request: Request) -> Response:
         """What is known of a model, as Ollama tells it."""
         body, _, charge = await front.body(request, ShowBody)
@@ -350,7 +352,7 @@ def add_ollama(app: FastAPI, front: Front) -> None:
         raise ApiError(404, NOT_SERVED[request.url.path])
 
     for path in NOT_SERVED:
-        app.add_api_route(path, not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        routes.add(path, not_served, "GET", "POST", "DELETE", listed=False)
 
 
 def tags(models: Mapping[str, Model]) -> dict[str, Any]:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..shared.errors import EnginewrightError, RequestError
 from .engine_client import Model
 from .records import Look
+from .routes import Routes, from_query
 
 FOLDER = Path(__file__).parent / "page"
 POLICY = "; ".join(
@@ -78,27 +81,28 @@ class _Looks:
         return task.result()
 
 
-def add_page(app: FastAPI, models: Mapping[str, Model], *, keys: bool) -> None:
+def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None:
     """Adds the page's routes. ``keys``: whether requests need one, which the page asks for."""
     files = {path.name: _File.read(path, keys) for path in FOLDER.iterdir() if path.suffix in _TYPES}
     looks = _Looks()
 
-    @app.get("/", include_in_schema=False)
+    @routes.get("/", listed=False)
     async def page(request: Request) -> Response:
         """The page."""
         return files["index.html"].response(request)
 
-    @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(request: Request, name: str) -> Response:
+    @routes.get("/assets/{name}", listed=False)
+    async def asset(request: Request) -> Response:
         """A file of the page."""
+        name = request.path_params["name"]
         if name not in files:
             raise HTTPException(404)
         return files[name].response(request)
 
-    @app.get("/live")
-    async def live(model: str | None = None) -> Response:
+    @routes.get("/live")
+    async def live(request: Request) -> Response:
         """What an engine is doing now; the first model's unless one is named."""
-        name = next(iter(models)) if model is None else model
+        name = from_query(request, "model", next(iter(models)))
         if name not in models:
             raise RequestError(f"model: there is no {name[:80]!r}", hint=f"There is {', '.join(models)}.")
         found = {

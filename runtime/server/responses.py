@@ -15,19 +15,21 @@ from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..requests.vllm_names import Only
 from ..shared.errors import RequestError, shown
 from ..shared.shares import Shares
 from ..text.chat_format import Delta
 from .answers import DONE, Given, News, Shape, event
-from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions, body_schema
+from .bodies import MOST_TOP_LOGPROBS, ChatBody, Fields, StreamOptions
 from .engine_client import Model
 from .errors import NO_ITEM, NO_RESPONSE, ApiError, encoded, json_response
 from .front import Front
 from .jobs import Job, Order, answer
 from .records import Ended, Finished
+from .routes import Routes, from_query
 from .unsupported import Unsupported, type_of
 
 MOST_BYTES = 64 << 20
@@ -647,7 +649,7 @@ def _copy(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def add_responses(app: FastAPI, front: Front) -> None:
+def add_responses(routes: Routes, front: Front) -> None:
     """Adds the routes."""
     stored = Stored()
 
@@ -696,7 +698,7 @@ def add_responses(app: FastAPI, front: Front) -> None:
             "truncation": "disabled",
         }
 
-    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesBody))
+    @routes.post("/v1/responses")
     async def create(request: Request) -> Response:
         """OpenAI's responses."""
         body, ignored, charge = await front.body(request, ResponsesBody)
@@ -719,7 +721,7 @@ def add_responses(app: FastAPI, front: Front) -> None:
         response.at_end = response.job.shape.forget
         return response
 
-    @app.post("/v1/responses/input_tokens", openapi_extra=body_schema(InputTokensBody))
+    @routes.post("/v1/responses/input_tokens")
     async def input_tokens(request: Request) -> Response:
         """The tokens of what would be a prompt of ``/v1/responses``."""
         before: list[dict[str, Any]] = []
@@ -734,22 +736,24 @@ def add_responses(app: FastAPI, front: Front) -> None:
         count = await front.counted(request, InputTokensBody, chat, find)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
-    @app.get("/v1/responses/{name}")
-    async def retrieve(request: Request, name: str, stream: bool = False) -> Response:
+    @routes.get("/v1/responses/{name}")
+    async def retrieve(request: Request) -> Response:
         """A response that is stored, or on its way."""
-        if stream:
+        if from_query(request, "stream", False):
             raise RequestError("stream: an answer is streamed once", hint="Leave it out.")
-        return json_response(stored.find(request.state.tenant.name, name).response())
+        return json_response(stored.find(request.state.tenant.name, request.path_params["name"]).response())
 
-    @app.delete("/v1/responses/{name}")
-    async def delete(request: Request, name: str) -> Response:
+    @routes.delete("/v1/responses/{name}")
+    async def delete(request: Request) -> Response:
         """Forgets a stored response."""
+        name = request.path_params["name"]
         stored.delete(request.state.tenant.name, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
-    @app.post("/v1/responses/{name}/cancel")
-    async def cancel(request: Request, name: str) -> Response:
+    @routes.post("/v1/responses/{name}/cancel")
+    async def cancel(request: Request) -> Response:
         """Ends a response that is on its way: its memory is free at the next step."""
+        name = request.path_params["name"]
         kept = stored.find(request.state.tenant.name, name)
         if kept.job is None:
             raise ApiError(400, f"response {shown(name)} is done already", param="response_id")
@@ -759,12 +763,12 @@ def add_responses(app: FastAPI, front: Front) -> None:
         kept.job.cancel(RequestError("the response was cancelled", hint="Ask again."))
         return json_response(kept.response() | {"status": "cancelled"})
 
-    @app.get("/v1/responses/{name}/input_items")
-    async def input_items(
-        request: Request, name: str, limit: int = 20, order: str = "desc", after: str | None = None
-    ) -> Response:
+    @routes.get("/v1/responses/{name}/input_items")
+    async def input_items(request: Request) -> Response:
         """The items of a response's conversation, up to its own input."""
-        items = stored.find(request.state.tenant.name, name).items
+        items = stored.find(request.state.tenant.name, request.path_params["name"]).items
+        limit, order = from_query(request, "limit", 20), from_query(request, "order", "desc")
+        after = request.query_params.get("after")
         if order not in ("asc", "desc") or not 1 <= limit <= 100:
             raise RequestError("order or limit is out of range", hint='Order is "asc" or "desc", limit from 1 to 100.')
         rows = items if order == "asc" else items[::-1]

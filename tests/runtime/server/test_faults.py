@@ -358,7 +358,7 @@ def test_what_can_not_be_served_is_said_at_once_by_the_documented_exit_codes(
             ([tiny_bundle, "--port", "0", "--tls-certificate", text, "--tls-key", text], "", "text.pem"),
         ],
         "the extra `serve`, `export` for a model, `otel` for `--otlp`, or `ray` for `--replicas`, isn't installed": [
-            ([tiny_bundle], blocked.format("fastapi"), "enginewright[serve]"),
+            ([tiny_bundle], blocked.format("starlette"), "enginewright[serve]"),
             ([tiny_bundle, "--replicas", "1"], blocked.format("ray"), "enginewright[ray]"),
         ],
     }
