@@ -14,12 +14,12 @@ from enginewright.optimizer.capture.gguf_header import has_kept_blocks
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache, with_partitions
-from enginewright.optimizer.shared.resources import parse_size
 from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.plugins.gpu.formats import parse_capabilities
 from enginewright.runtime.bundle.output_folder import Inputs
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError, RequestError
+from enginewright.runtime.shared.memory import parse_size
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
     if given.partitions:
         with_partitions(chosen or load_recipe("f32"), given.partitions)
     if given.max_memory is not None:
-        parse_size(given.max_memory, "max_memory")
+        parse_size(given.max_memory, "max_memory", least=1)
     if chosen is not None and chosen.buckets is not None:
         check_files(chosen.buckets)
     if given.calibration is not None and not os.path.exists(given.calibration):

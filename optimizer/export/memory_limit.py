@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
-from enginewright.optimizer.shared.resources import parse_size, peak_rss_bytes, rss_bytes
+from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
 from enginewright.runtime.shared.errors import CapacityError
-from enginewright.runtime.shared.memory import return_large_blocks_at_once
+from enginewright.runtime.shared.memory import parse_size, return_large_blocks_at_once
 
 from .report import MemoryReport
 
@@ -34,7 +34,7 @@ class MemoryLimit:
         """
         if value is None:
             return MemoryLimit(None)
-        limit = parse_size(value, "max_memory")
+        limit = parse_size(value, "max_memory", least=1)
         return_large_blocks_at_once()
         needed = rss_bytes() + LEAST_ROOM
         if limit < needed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from enginewright.runtime.shared.errors import RequestError
-
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _YOUNG_OBJECTS = 10_000
 
 THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -37,16 +32,6 @@ def rss_bytes(status: Path = Path("/proc/self/statm")) -> int:
         return int(status.read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         return peak_rss_bytes()
-
-
-def parse_size(value: int | str, option: str) -> int:
-    """Bytes of "4GiB", "800MB", "2g" or a number. Raises RequestError naming ``option``."""
-    text = str(value).strip().lower()
-    if not isinstance(value, bool) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text)):
-        number, unit = match.groups()
-        if unit in _UNITS and (size := int(float(number) * _UNITS[unit])) > 0:
-            return size
-    raise RequestError(f"{option}: {value!r} isn't a size", hint='Pass bytes, or a size such as "4GiB" or "800MB".')
 
 
 @contextmanager

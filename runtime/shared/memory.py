@@ -19,8 +19,11 @@ _SHARE_OF_FREE = 4
 """The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
 
 
-def parse_size(value: int | str, name: str = "memory") -> int:
-    """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError with that name."""
+def parse_size(value: int | str, name: str = "memory", *, least: int = 0) -> int:
+    """Returns the bytes of 1048576, "512MiB", "1.5 GB" or "2g".
+
+    Raises RequestError with that name for anything else, and for fewer bytes than ``least``.
+    """
     hint = 'Pass bytes, or a size such as "512MiB" or "2GB".'
     found = math.nan
     if isinstance(value, int) and not isinstance(value, bool):
@@ -30,7 +33,7 @@ def parse_size(value: int | str, name: str = "memory") -> int:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str.__str__(value).strip().lower())
         if match is not None and match[2] in _UNITS:
             found = float(match[1]) * _UNITS[match[2]]
-    if not 0 <= found <= _MOST_BYTES:
+    if not least <= found <= _MOST_BYTES:
         raise RequestError(f"{name}: {shown(value)} isn't a size", hint=hint)
     return int(found)
 

@@ -10,36 +10,11 @@ import pytest
 
 from enginewright.optimizer.shared.resources import (
     fewer_collections,
-    parse_size,
     peak_rss_bytes,
     release_pages,
     rss_bytes,
 )
-from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import return_freed_memory
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4GiB", 4 << 30),
-        ("800MB", 800_000_000),
-        ("1.5 gib", 3 << 29),
-        ("2g", 2_000_000_000),
-        ("512Mi", 512 << 20),
-        ("4096", 4096),
-        (12345, 12345),
-    ],
-)
-def test_sizes(text: str | int, size: int) -> None:
-    assert parse_size(text, "max_memory") == size
-
-
-@pytest.mark.parametrize("text", ["", "much", "4 GiB of it", "-1GB", "0", "0.1", "4XB", "1e9", "inf", True, "4i"])
-def test_what_is_no_size(text: str | int) -> None:
-    with pytest.raises(RequestError, match=r"max_memory: .* isn't a size") as error:
-        parse_size(text, "max_memory")
-    assert "4GiB" in str(error.value.hint)
 
 
 def test_the_size_now_is_no_more_than_the_largest() -> None:

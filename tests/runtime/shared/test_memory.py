@@ -24,16 +24,23 @@ PIECE = 4000  # less than what the C library maps by itself, more than what Pyth
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [(12, 12), ("12", 12), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("2g", 2 * 10**9), ("3 KiB", 3072)],
+    [(12, 12), ("12", 12), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("2g", 2 * 10**9), ("512Mi", 512 << 20)],
 )
 def test_sizes(text: int | str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1", "1XB", "1.2.3", "MiB", "1ib"])
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1XB", "1.2.3", "MiB", "1ib", "4 GiB of it", "1e9", "inf", True])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(RequestError, match="memory: "):
         parse_size(text)
+
+
+def test_the_least_size() -> None:
+    assert parse_size("0", "max_memory") == 0
+    for text in ("0", "0.1", 0):
+        with pytest.raises(RequestError, match=r"max_memory: .* isn't a size"):
+            parse_size(text, "max_memory", least=1)
 
 
 def test_bytes_for_people() -> None:
