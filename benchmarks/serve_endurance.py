@@ -104,7 +104,7 @@ class Server:
             for name, more in entries
         ]
         (folder / "keys.toml").write_text("\n".join(lines))
-        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "128MiB"\n')
+        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "96MiB"\n')
         return cls(bundle, "--config", folder / "server.toml", "--api-keys", folder / "keys.toml", key="operator")
 
     @property
@@ -124,15 +124,16 @@ class Server:
             for pid in (self._process.pid, self.engine)
         )
 
-    def tree_megabytes(self) -> float:
-        """Resident, of all its processes, with shared pages divided among them."""
-        pids, found = [self._process.pid], 0
+    def tree_megabytes(self) -> dict[str, float]:
+        """Resident, of its processes by what they are, with shared pages divided among them."""
+        pids, found = [self._process.pid], dict.fromkeys(("front_end", "engine", "others"), 0.0)
         for pid in pids:
             pids += [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in _read(task).split()]
             lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
             kilobytes = next((int(line.split()[1]) for line in lines if line.startswith(b"Pss:")), None)
             resident = int((_read(f"/proc/{pid}/statm").split() or [b"0"] * 2)[1]) * PAGE / 1e6
-            found += resident if kilobytes is None else kilobytes / 1e3
+            name = {self._process.pid: "front_end", self.engine: "engine"}.get(pid, "others")
+            found[name] += resident if kilobytes is None else kilobytes / 1e3
         return found
 
     def processor_seconds(self) -> dict[str, float]:
@@ -290,7 +291,7 @@ def _next_to_honest(
     server: Server, about: hostile_clients.Server, expected: dict[int, str], seconds: float, work: Any
 ) -> tuple[dict[str, Any], hostile_clients.Tally]:
     """Runs other clients next to honest ones, which have a process of their own so that nothing here delays them."""
-    memory: list[float] = []
+    memory: list[dict[str, float]] = []
     spawn = multiprocessing.get_context("spawn")
     with (
         concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
@@ -303,14 +304,17 @@ def _next_to_honest(
         took, wrong = asked.result()
         spent = {name: round(now - before[name], 2) for name, now in server.processor_seconds().items()}
     third = max(len(memory) // 3, 1)
+    sums = [sum(one.values()) for one in memory]
     return {
         "honest": {"requests": len(took), **{name: _quantile(took, q) for name, q in (("p50", 0.5), ("p99", 0.99))}},
         "others": {"requests": sum(others.requests.values()), "bytes": others.sent, "statuses": others.statuses},
         "processor_seconds": spent,
         "wrong": (wrong + others.wrong)[:20],
         "megabytes": {
-            "most": max(memory),
-            "last_third_less_middle": sum(memory[-third:]) / third - sum(memory[third : 2 * third]) / third,
+            "most": max(sums),
+            "most_by_process": {name: round(max(one[name] for one in memory), 1) for name in memory[0]},
+            "each_10_seconds": [{name: round(value) for name, value in one.items()} for one in memory[::10]],
+            "last_third_less_middle": sum(sums[-third:]) / third - sum(sums[third : 2 * third]) / third,
         },
     }, others
 

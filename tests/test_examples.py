@@ -57,6 +57,7 @@ EXAMPLES: dict[str, Arguments] = {
     "generate.py": lambda folder, bundle, out: [str(bundle)],
     "stream.py": lambda folder, bundle, out: [str(bundle)],
     "batch_and_logits.py": lambda folder, bundle, out: [str(bundle)],
+    "json_service.py": lambda folder, bundle, out: [str(bundle), "--text", "Anna meets Ben on Friday."],
     "export_from_python.py": lambda folder, bundle, out: [str(folder), str(out / "new.bundle")],
     "train_small_mha.py": lambda folder, bundle, out: [
         str(out / "small"),

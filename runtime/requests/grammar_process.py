@@ -36,8 +36,8 @@ from ..shared.shares import Shares
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MEMORY = 128 << 20
-"""Bytes of addresses that a trial may take."""
+MEMORY = 64 << 20
+"""Bytes of addresses that a trial may take: twice what a compiled grammar may keep."""
 MOST_COMPILED = 32 << 20
 """The most bytes of memory that a compiled grammar may keep."""
 SHORT_SECONDS = 0.5
