@@ -7,6 +7,7 @@
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
 #   PACKED        the folder that gpu-check takes; STAGES which of A to E it runs, FOUND where to it writes
 #   ABI3          1: a wheel for Python 3.12 and all later ones
+#   AVX512        OFF: sanitize leaves out the kernels of AVX-512, whose compiling and tests take longest
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3
@@ -154,9 +155,10 @@ test-cpp: setup  ## build and run the C++ tests
 	$(CTEST) build/editable
 
 # Without the package: CI runs it beside what makes that. Kernels that this processor can't run are no use to it: half of
-# the compiling.
+# the compiling. CI leaves those of AVX-512 out under the sanitizers (AVX512=OFF), and has them in the plain C++ tests.
+AVX512 ?= $(shell grep -qE 'avx512f|avx_vnni' /proc/cpuinfo && echo ON || echo OFF)
 sanitize: $(VENV)/.tools  ## run the C++ tests under ASan and UBSan, then under TSan
-	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined -DEW_AVX512=$(shell grep -qE 'avx512f|avx_vnni' /proc/cpuinfo && echo ON || echo OFF)
+	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined -DEW_AVX512=$(AVX512)
 	$(CMAKE_BUILD) build/asan
 	$(CTEST) build/asan
 	$(CMAKE) -B build/tsan -DEW_SANITIZE=thread -DEW_AVX512=OFF
