@@ -101,7 +101,7 @@ def _inlined(value: Any, ref: str, found: Any) -> Any:
 def from_query(request: Request, name: str, default: T, kind: type[Any] | None = None) -> T:
     """Returns a value of the query, or ``default`` if it isn't there.
 
-    ``kind``: its type, by default that of ``default``. Raises ApiError (400) for a text that is no such value.
+    ``kind``: its type, by default that of ``default``. Raises ApiError (400) for any other text.
     """
     text = request.query_params.get(name)
     if text is None:
