@@ -223,6 +223,7 @@ def test_the_tutorial_runs(tiny_folder: Path, repository: Path, tmp_path: Path) 
         "export", "generate", "chat", "eval", "bench", "verify", "bisect"
     }  # fmt: skip
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     command = ["bash", "-ec", "\n".join(lines)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

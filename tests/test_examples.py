@@ -123,7 +123,10 @@ def test_a_page_s_example_runs(command: str, line: str, tiny_folder: Path, tiny_
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable}\nfrom enginewright.optimizer.cli.app import main\nmain()\n")
     script.chmod(0o755)
-    environment = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{script.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     shell = ["bash", "-o", "pipefail", "-c", line]
     done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr

@@ -33,13 +33,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
+from enginewright.runtime.bundle.hub_id import HubId
 from enginewright.runtime.shared.errors import CapacityError, SourceError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from .check_source import CONFIG, INDEX, SINGLE, read_json
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
-from .hub_id import HubId
 from .huggingface import read_config
 from .quantization_config import CONFIGS_BESIDE
 

@@ -8,13 +8,27 @@ from typing import Annotated
 import typer
 
 from .console import print_found, reported
-from .options import AsJson, BundlePath, Cut, Memory, NoProgress, Ranks, Target, Threads, Trust, numbers
+from .exported import exported
+from .options import (
+    AsJson,
+    Cut,
+    Memory,
+    ModelPath,
+    ModelRecipe,
+    NoProgress,
+    Ranks,
+    Target,
+    Threads,
+    Trust,
+    numbers,
+)
 from .progress import stage_bars
 
 NAME = "bench"
 EPILOG = (
     "Examples:\n\n"
     "  optimize bench smollm2.bundle\n\n"
+    "  optimize bench model.gguf --recipe int8\n\n"
     "  optimize bench smollm2.bundle --prompt 512 --batch 1,8 --context 128,1024 --profile\n\n"
     "  optimize bench smollm2.bundle --speculate lookup\n\n"
     "  optimize bench smollm2.bundle --plot speed.svg --json > speed.json"
@@ -31,7 +45,8 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
 
 @reported
 def command(
-    bundle: BundlePath,
+    model: ModelPath,
+    recipe: ModelRecipe = None,
     target: Target = None,
     prompts: Annotated[
         str | None,
@@ -97,6 +112,7 @@ def command(
     )
     if plot is not None:
         check_folder(plot)
+    bundle = exported(model, recipe=recipe, quiet=quiet)
     with stage_bars(hidden=quiet) as show:
         found = bench(Bundle.open(bundle, trust), options, show)
     if plot is not None:

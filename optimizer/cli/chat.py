@@ -20,7 +20,8 @@ from enginewright.runtime.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.shared.json_document import parse_json
 
 from .console import print_error, print_json, print_styled, reported
-from .options import AsJson, BundlePath, Sampling, Serving, TextOnly, grouped, named_value
+from .exported import exported
+from .options import AsJson, ModelPath, ModelRecipe, Sampling, Serving, TextOnly, grouped, named_value
 from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Template
 from .terminal import Wrapped, read_turn, terminal_width
@@ -34,6 +35,8 @@ NAME = "chat"
 EPILOG = (
     "Examples:\n\n"
     "  optimize chat smollm2.bundle\n\n"
+    "  optimize chat model.gguf\n\n"
+    "  optimize chat HuggingFaceTB/SmolLM2-135M-Instruct --recipe int4-awq\n\n"
     '  optimize chat smollm2.bundle --system "Answer briefly." --temperature 0.7\n\n'
     "  echo Hello | optimize chat smollm2.bundle --max-tokens 32 --scheduling classes.toml"
 )
@@ -54,8 +57,9 @@ _ONE_ANSWER = ("n", "best_of", "num_beams")
 @reported
 @grouped
 def command(
-    bundle: BundlePath,
+    model: ModelPath,
     *,
+    recipe: ModelRecipe = None,
     template: Template,
     sampling: Sampling,
     serving: Serving,
@@ -63,10 +67,8 @@ def command(
     quiet: TextOnly = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
-    from enginewright.runtime.text.template_process import template_process
-
-    template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
+    from enginewright.runtime.text.template_process import template_process
 
     params = SamplingParams(**(given := sampling.given()))
     if name := next((name for name in _ONE_ANSWER if name in given), None):
@@ -76,10 +78,12 @@ def command(
     if interactive and as_json:
         raise typer.BadParameter("--json is for a conversation from a pipe, which has an end")
     served = serving.given()
+    bundle = exported(model, recipe=recipe, quiet=quiet)
+    template_process.start()  # beside the opening of the model
     start = time.perf_counter()
     with LLM(bundle, **served) as llm:
         if not llm.has_chat_template:
-            raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
+            raise RequestError(f"{model}: this model has no chat template", hint="Use `optimize generate` instead.")
         rows: list[dict[str, Any]] | None = [] if as_json else None
         chat = Chat(llm, params, options, template.system, interactive=interactive, quiet=quiet, rows=rows)
         chat.check(conversation("Hello", template.system))  # an option that is wrong is wrong for each turn

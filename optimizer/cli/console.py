@@ -65,7 +65,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no emoji shows ?, and the rest
         try:
-            with _no_interrupt_dropped(), _interrupts_kept(), _warnings_shown(hidden=bool(kwargs.get("quiet", False))):
+            with _no_interrupt_dropped(), _interrupts_kept(), warnings_shown(hidden=bool(kwargs.get("quiet", False))):
                 command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
@@ -184,7 +184,7 @@ def _reader_is_gone() -> bool:
 
 
 @contextmanager
-def _warnings_shown(*, hidden: bool) -> Iterator[None]:
+def warnings_shown(*, hidden: bool) -> Iterator[None]:
     """A warning about a source looks as every other warning of a command does, without a file and a line."""
     before = warnings.showwarning
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Running, grouped
+from .exported import exported
+from .options import AsJson, ModelPath, ModelRecipe, Running, grouped
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ NAME = "eval"
 EPILOG = (
     "Examples:\n\n"
     "  optimize eval smollm2.bundle\n\n"
+    "  optimize eval model.gguf --recipe int4-awq --against model.gguf\n\n"
     "  optimize eval smollm2-int8.bundle --against SmolLM2-135M-Instruct\n\n"
     "  optimize eval smollm2.bundle --target onnx --against smollm2.bundle\n\n"
     "  optimize eval smollm2.bundle --text book.txt --window 1024 --stride 512\n\n"
@@ -28,8 +30,9 @@ EPILOG = (
 @reported
 @grouped
 def command(
-    bundle: BundlePath,
+    model: ModelPath,
     *,
+    recipe: ModelRecipe = None,
     text: Annotated[
         str, typer.Option(metavar="FILE", help="The text to predict, in UTF-8; built-in is one of some 5,000 words.")
     ] = "built-in",
@@ -57,6 +60,7 @@ def command(
     """
     from enginewright.optimizer.evaluate import evaluate
 
+    bundle = exported(model, recipe=recipe, quiet=quiet)
     with stage_bars(hidden=quiet, counts=True) as show:
         report = evaluate(
             bundle,

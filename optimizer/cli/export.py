@@ -44,7 +44,7 @@ def default_output(source: str) -> Path:
 
     Where that folder is the model's, or lies in it, the bundle goes beside the model's.
     """
-    from enginewright.optimizer.capture.hub_id import parse_hub_id
+    from enginewright.runtime.bundle.hub_id import parse_hub_id
 
     found = Path(source).resolve()
     if found.is_dir() and Path.cwd().is_relative_to(found):

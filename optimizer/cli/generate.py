@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from enginewright.runtime.bundle.hub_id import is_model
 from enginewright.runtime.shared.errors import EnginewrightError
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Sampling, Serving, TextOnly, grouped
+from .exported import exported
+from .options import AsJson, ModelPath, ModelRecipe, Sampling, Serving, TextOnly, grouped
 from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Template
 from .terminal import shown
@@ -22,6 +24,7 @@ NAME = "generate"
 EPILOG = (
     "Examples:\n\n"
     '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
+    '  optimize generate model.gguf "Write one sentence about the ocean."\n\n'
     '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
     '  optimize generate smollm2.bundle "Is the sky blue?" --choice yes --choice no\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
@@ -36,11 +39,12 @@ EPILOG = (
 @reported
 @grouped
 def command(
-    bundle: BundlePath,
+    model: ModelPath,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
     *,
     sampling: Sampling,
     template: Template,
+    recipe: ModelRecipe = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
     serving: Serving,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
@@ -48,14 +52,11 @@ def command(
     quiet: TextOnly = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
+    from enginewright import LLM, SamplingParams
     from enginewright.runtime.text.template_process import template_process
 
-    if not raw:
-        template_process.start()  # beside the imports and the opening of the model
-    from enginewright import LLM, SamplingParams
-
-    if not os.path.exists(bundle) and os.path.isdir(prompts[0]):  # these take names of any length
-        raise typer.BadParameter(f"{bundle} doesn't exist, and {prompts[0]} is a folder: the bundle comes first")
+    if not os.path.exists(model) and os.path.exists(prompts[0]) and not is_model(model):  # these take any name
+        raise typer.BadParameter(f"{model} doesn't exist, and {prompts[0]} does: the bundle comes first")
     if raw and template.system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
     if raw and (template.tools is not None or template.variables):
@@ -66,6 +67,9 @@ def command(
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template.given()
     served = serving.given()
+    bundle = exported(model, recipe=recipe, quiet=quiet)
+    if not raw:
+        template_process.start()  # beside the opening of the model
     opened = time.perf_counter()
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.

@@ -61,6 +61,22 @@ def _parameters(of: Callable[..., object]) -> list[Parameter]:
 
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
+ModelPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE|MODEL",
+        help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, exported first, "
+        "once.",
+    ),
+]
+ModelRecipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        "-r",
+        help="Of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]

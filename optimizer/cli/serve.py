@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from enginewright.runtime.bundle.hub_id import is_model, parse_hub_id
 from enginewright.runtime.shared.errors import MissingDependencyError, RequestError
 
 from .console import print_json, print_styled, reported
-from .options import AsJson, Serving, grouped
-from .progress import stage_bars
+from .exported import exported
+from .options import AsJson, ModelRecipe, Serving, grouped
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.capture.hub_id import HubId
     from enginewright.runtime.server.engine_client import Model
     from enginewright.runtime.server.front import Front
     from enginewright.runtime.server.options import ServerOptions
-    from enginewright.runtime.shared.progress import ProgressEvent
 
 NAME = "serve"
 EPILOG = (
@@ -144,14 +143,7 @@ def command(
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="Another name of a model, with the same engine. May be repeated."),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            "-r",
-            help="Of a model that is exported first; default gguf for a quantized GGUF file, else int8.",
-        ),
-    ] = None,
+    recipe: ModelRecipe = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these options; flags go before it.")] = None,
     listening: Listening,
     bounds: Bounds,
@@ -210,6 +202,9 @@ def command(
     if options.log_json:
         set_up_logs(as_json=True)
     sources = dict(options.models)
+    if recipe is not None and not any(map(is_model, sources.values())):
+        hint = "Pass the model that a bundle was made from, or leave the recipe out."
+        raise RequestError("recipe: it is of models that are exported first, and there are none", hint=hint)
     options = msgspec.structs.replace(options, models={n: _exported(p, recipe) for n, p in sources.items()})
 
     def reread() -> ServerOptions:
@@ -298,40 +293,13 @@ def _named(text: str, flag: str, form: str, example: str) -> tuple[str, str]:
 
 
 def _exported(path: str, recipe: str | None) -> str:
-    """The path of a bundle: of a model's, which is exported first where that wasn't done before on this machine."""
-    from enginewright.runtime.bundle import MANIFEST_PATH
-
-    place = Path(path)
-    source = not (place / MANIFEST_PATH).exists() and (place.exists() or _hub_id(path) is not None)
-    if not source:
-        return path
-    with MissingDependencyError.of_export(f"serve: {path} isn't a bundle, and exporting it", "serve a bundle"):
-        from enginewright.optimizer.export import export_once
-
-        why = ""
-        with stage_bars() as show:
-
-            def heard(event: ProgressEvent) -> None:
-                nonlocal why
-                why = event.detail if event.stage == "recipe" else why
-                show(event)
-
-            bundle = export_once(path, recipe=recipe, progress=heard)
-        if why:
-            print_styled(f"{path}: recipe {why}")
-        return str(bundle)
-
-
-def _hub_id(text: str) -> HubId | None:
-    with MissingDependencyError.of_export(f"serve: {text} isn't a bundle, and exporting it", "serve a bundle"):
-        from enginewright.optimizer.capture.hub_id import parse_hub_id
-
-        return parse_hub_id(text)
+    """Returns the path of a bundle; ``recipe`` is for those of the server's models that must be exported first."""
+    return str(exported(path, recipe=recipe if is_model(path) else None))
 
 
 def _name_of(bundle: str) -> str:
     name = Path(bundle).name.removesuffix(".bundle").removesuffix(".gguf")
-    if not Path(bundle).exists() and _hub_id(bundle) is not None:
+    if not Path(bundle).exists() and parse_hub_id(bundle) is not None:
         name = bundle  # as its users call it
     if not name:
         raise RequestError(f"{bundle}: it has no name", hint="Pass --model NAME=BUNDLE.")

@@ -14,20 +14,25 @@ Entries are written beside their names and renamed. The least recently used go f
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import re
 import shutil
+import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -44,6 +49,7 @@ from enginewright.runtime.bundle.manifest import FileSection, check_path
 from enginewright.runtime.bundle.output_folder import Inputs, files_in
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, open_regular, read_regular
 from enginewright.runtime.executors.kept_files import cache_file
+from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 from .report import ExportReport
 
@@ -56,6 +62,7 @@ LEAST_SOURCE_BYTES = 32 << 20
 FORMAT = 1
 _CHUNK = 4 << 20
 _ENTRY, _BUNDLE = "entry.json", "bundle"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _LEFT_AFTER = 24 * 3600.0
 """Seconds after which an entry that nobody finished is taken for a killed export's."""
 
@@ -187,6 +194,39 @@ class KeptExports:
             _remove(new)
         return True
 
+    @contextmanager
+    def exporting(self, key: str, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Holds the place of an entry while it is exported; another process that wants it waits, and calls ``on_wait``.
+
+        The system frees the place of a process that ends, however it ends. Where a file system has no locks, nobody
+        waits: then two exports may run, and the later one replaces the entry.
+
+        Raises CapacityError or RequestError where the folder can't be written.
+        """
+        assert self.root is not None
+        lock = self.root / f".{key}.lock"
+        with _writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = _locked(lock, on_wait)
+        try:
+            yield
+        finally:
+            _remove(lock)  # before it is let go: whoever waits for it sees that it has no name any more
+            file.close()
+
+    @contextmanager
+    def unfinished(self, key: str) -> Iterator[Path]:
+        """Gives the path of a bundle that is to be kept as ``key``; what is left of it, and of killed exports, goes.
+
+        Raises CapacityError or RequestError where the folder can't be written.
+        """
+        assert self.root is not None
+        for left in self.root.glob(f".{key}.*"):
+            if left.is_dir():
+                _remove(left)
+        with _writing(self.root), tempfile.TemporaryDirectory(prefix=f".{key}.", dir=self.root) as folder:
+            yield Path(folder) / "model.bundle"
+
     def _make_room(self, most: int) -> None:
         assert self.root is not None
         total = 0
@@ -216,6 +256,54 @@ class KeptExports:
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
         return entry if (entry.key, entry.format) == (key, FORMAT) else None
+
+
+def no_room(root: Path | None, what: str) -> CapacityError:
+    """Returns the error of a cache whose disk is full; ``what``: what there is no room for."""
+    return CapacityError(
+        f"{root} hasn't the room {what}",
+        hint="Run `optimize cache clear`, free space on that disk, or set XDG_CACHE_HOME to a folder on another one.",
+    )
+
+
+@contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Turns what goes wrong while the cache is written into errors that name it."""
+    try:
+        yield
+    except CapacityError as e:
+        if isinstance(e.__cause__, OSError):
+            raise no_room(root, "for another bundle") from e
+        raise
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_room(root, "for another bundle") from e
+        if e.filename is None or not Path(os.fsdecode(e.filename)).is_relative_to(root):
+            raise
+        raise RequestError(
+            f"{root}, where exports are kept, can't be written: {e.strerror or type(e).__name__}",
+            hint="Check its permissions, or set XDG_CACHE_HOME to a folder that you may write to.",
+        ) from e
+
+
+def _locked(path: Path, on_wait: Callable[[], None]) -> IO[bytes]:
+    """Opens a file that no other process has open by this function. Raises OSError where it can't be made."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115  the lock ends when it is closed
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+            return file
+        with contextlib.suppress(OSError):  # one that has lost its name was another process's, which is done
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()
 
 
 def take_export(key: str, output: str | Path, overwrite: bool, inputs: Inputs, start: float) -> ExportReport | None:

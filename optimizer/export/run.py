@@ -6,21 +6,21 @@ Arguments are looked at first: torch and transformers take seconds to import, an
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.runtime.shared.errors import CapacityError, RequestError
+from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
-from .check_arguments import ExportArguments, check_arguments, with_own_recipe
-from .kept_exports import MOST_BYTES, KeptExports, describe, keep_export, key_of, take_export
+from .check_arguments import FOR_MODELS, NOT_QUANTIZED, ExportArguments, check_arguments, with_own_recipe
+from .kept_exports import MOST_BYTES, KeptExports, describe, keep_export, key_of, no_room, take_export
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -134,37 +134,75 @@ def export_once(source: str | Path, *, recipe: str | Path | None = None, progres
         recipe: the same; by default gguf for a GGUF file with quantized matrices, else int8.
         progress: called as the work goes on.
 
-    Returns: a folder in the cache of exports: for `optimize serve`, which starts from a model so.
+    Returns: a folder in the cache of exports, from which commands and ``LLM`` run a model.
 
     Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
     """
-    on_progress, kept = progress or silent, KeptExports.of_user()
-    found = find_source(source, progress=on_progress)
-    given = with_own_recipe(ExportArguments(source=found, recipe=recipe), on_progress)
-    named = given.recipe or "int8"
+    on_progress = progress or silent
+    wanted = find_kept(source, recipe=recipe, progress=on_progress)
+    return wanted.bundle or export_to_keep(wanted, on_progress)
+
+
+@dataclass(frozen=True)
+class WantedExport:
+    """A model on this disk, how it is exported to be kept, and what is kept of it already.
+
+    Attributes:
+        source: the model's folder or file, fetched where it is the Hub's.
+        recipe: the one that is named, or else the one that suits the source.
+        key: the name of its entry.
+        bundle: the folder of the kept bundle; None if there is none yet.
+    """
+
+    source: Path
+    recipe: Recipe
+    key: str
+    bundle: Path | None
+
+
+def find_kept(source: str | Path, *, recipe: str | Path | None = None, progress: Progress = silent) -> WantedExport:
+    """Looks for the kept bundle of a model, without PyTorch. The arguments are those of ``export_once``.
+
+    ``progress`` is called with the stage "recipe" where none is named; its detail is the recipe and the reason.
+
+    Raises SourceError and others for a model that can't be found, RequestError where nothing can be kept here.
+    """
+    kept = KeptExports.of_user()
+    found = find_source(source, progress=progress)
+    check_source(found)
+    given = with_own_recipe(ExportArguments(source=found, recipe=recipe), progress)
+    if given.recipe is None:
+        progress(ProgressEvent("recipe", 1, 1, NOT_QUANTIZED))
+    named = given.recipe or FOR_MODELS
     chosen = named if isinstance(named, Recipe) else load_recipe(named)
-    given = replace(given, recipe=chosen)
-    on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
-    key = _key(given, chosen, least=0)
+    progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
+    key = _key(replace(given, recipe=chosen), chosen, least=0)
     if key is None or kept.root is None:
         raise RequestError(
             f"{source}: its bundle can't be kept on this machine",
             hint="Export it, and name the bundle: optimize export MODEL -o model.bundle",
         )
-    if (bundle := kept.bundle(key)) is not None:
+    return WantedExport(found, chosen, key, kept.bundle(key))
+
+
+def export_to_keep(wanted: WantedExport, progress: Progress = silent) -> Path:
+    """Exports a model into the cache, unless another process has just done so, and gives the bundle's folder.
+
+    One process exports at a time; others that want the same wait for it. What a killed one has left is removed.
+
+    Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
+    """
+    kept, key = KeptExports.of_user(), wanted.key
+    with kept.exporting(key, lambda: progress(ProgressEvent("wait", 0, 1, "for another process's export of the same"))):
+        if (bundle := kept.bundle(key)) is not None:
+            return bundle
+        with kept.unfinished(key) as output:
+            report = export(wanted.source, output, recipe=wanted.recipe, progress=progress)
+            entry = describe(key, output, report.recipe, report.targets, describe_source(wanted.source).name)
+            whole = kept.keep(entry, output, MOST_BYTES + entry.bytes)
+        if not whole or (bundle := kept.bundle(key)) is None:
+            raise no_room(kept.root, f"for the bundle, {format_bytes(entry.bytes)}")
         return bundle
-    kept.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(prefix=".", dir=kept.root) as folder:
-        output = Path(folder) / "model.bundle"
-        report = export(found, output, recipe=chosen, progress=on_progress)
-        entry = describe(key, output, report.recipe, report.targets, describe_source(found).name)
-        whole = kept.keep(entry, output, MOST_BYTES + entry.bytes)
-    if not whole or (bundle := kept.bundle(key)) is None:
-        raise CapacityError(
-            f"{kept.root} hasn't the room for the bundle, {format_bytes(entry.bytes)}",
-            hint="Export it to another disk, and name the bundle: optimize export MODEL -o model.bundle",
-        )
-    return bundle
 
 
 def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None) -> str | None:

@@ -25,6 +25,7 @@ from ..shared.targets import part, sections_of
 from . import MANIFEST_PATH
 from .buckets import BucketPlan, plan_path
 from .hashed_file import HashedBeside
+from .hub_id import is_model, parse_hub_id
 from .manifest import (
     FileSection,
     Manifest,
@@ -59,8 +60,6 @@ CODE = "code"
 
 _HASH_CHUNK = 1 << 22
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-"""ORG/NAME, of a model on the Hugging Face Hub; a folder in a folder looks the same."""
 _UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundle again."
 
 
@@ -477,8 +476,8 @@ def _not_a_bundle(root: Path) -> BundleError:
     """What is there instead; a model must be exported first."""
     there = os.path.exists(root)
     shown = str(root) if len(str(root)) <= 255 else f"{str(root)[:60]}..."
-    local = root.suffix == ".gguf" if os.path.isfile(root) else os.path.isfile(root / "config.json")
-    if local or (not os.path.isdir(root.parent) and _HUB_ID.fullmatch(shown) and root.suffix != ".bundle"):
+    local = there and is_model(root)
+    if local or (not os.path.isdir(root.parent) and parse_hub_id(str(root)) is not None):
         name = (root.resolve() if local else root).name.removesuffix(".gguf")
         return BundleError(
             f"{root} is a model, not a bundle" if local else f"{root} doesn't exist; a model of the Hub isn't a bundle",

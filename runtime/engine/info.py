@@ -28,7 +28,8 @@ from .engine_loop import EngineLoop
 _NAME = (str, type(None)), "a name, or None"
 _FLAG = (bool,), "True or False"
 _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
-    "path": ((str, os.PathLike), "the path of a bundle"),
+    "path": ((str, os.PathLike), "the path of a bundle or model, or a model's id on the Hub"),
+    "recipe": ((str, os.PathLike, type(None)), "a recipe's name or file, or None"),
     **dict.fromkeys(("target", "isa", "provider"), _NAME),
     "prefix_folder": ((str, os.PathLike, type(None)), "the path of a folder, or None"),
     "prefix_folder_days": ((int, float), "a number of days"),

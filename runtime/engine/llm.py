@@ -26,6 +26,7 @@ from .arguments import Params, Prompt, check_int
 from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
+from .exported import exported
 from .info import check_options, check_ray, describe, offload_of, partition_of, pulse, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import Options, PreparedPrompt, RequestMaker
@@ -39,7 +40,9 @@ _OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class LLM:
-    """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
+    """Serves a bundle, or a model that it exports first.
+
+    Safe to use from any number of threads and coroutines: their requests share the steps.
 
     On the cpu target a request's tokens are batch-invariant; docs/inside/numerics.md says what holds on others.
 
@@ -47,7 +50,10 @@ class LLM:
     every request of this LLM is an EnginewrightError, and the bundle is to be opened again.
 
     Args:
-        path (vLLM: model): the bundle.
+        path (vLLM: model): a bundle; or a Hugging Face folder, a GGUF file or a Hub id ("org/name", "org/name:Q8_0").
+            That is exported first, once, into the cache of exports (`optimize cache`), with progress on stderr.
+            Exporting needs the extra "export"; see ``export`` for what else it raises.
+        recipe: of a model that is exported first. None takes gguf for a quantized GGUF file, else int8.
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
             "tvm", "stablehlo" that it has and ``trust`` allows.
         threads: of the kernels, at most 1024; 0 takes as many as there are cores. With ranks: of each.
@@ -114,6 +120,7 @@ class LLM:
         path: str | os.PathLike[str] | None = None,
         *,
         model: str | os.PathLike[str] | None = None,
+        recipe: str | os.PathLike[str] | None = None,
         target: str | None = None,
         threads: int = 0,
         ranks: int | None = None,
@@ -143,7 +150,9 @@ class LLM:
         path = one_of(path=path, model=model)
         config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate)
         threads = check_int("threads", threads, 0, MOST_THREADS)
-        check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
+        check_options(
+            path=path, recipe=recipe, target=target, isa=isa, provider=provider, context=context, memory=memory
+        )
         check_options(buckets=buckets, prefix_cache=prefix_cache, prefix_folder=prefix_folder)
         check_options(verify=verify, prefix_folder_days=prefix_folder_days, load=load, rank_timeout=rank_timeout)
         cut = partition_of(ranks, partition)
@@ -153,7 +162,7 @@ class LLM:
         budget = None if memory is None else parse_size(memory)
         seed = check_seed(seed)
         assert path is not None
-        bundle = Bundle.open(path, trust)
+        bundle = Bundle.open(exported(path, recipe), trust)
         if verify:
             bundle.verify_hashes()
         elif verify is None:

@@ -59,9 +59,9 @@ _GUIDE = Only(
     "Pass SamplingParams(structured_outputs=StructuredOutputsParams(json=...)).",
 )
 _AT_EXPORT = Only(
-    (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or export with --recipe."
+    (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or pass recipe with a model."
 )
-_ONE_VERSION = Only((None,), "a bundle has one version of a model", "Export it: optimize export ORG/NAME@REVISION.")
+_ONE_VERSION = Only((None,), "a Hub id names its own revision", "Pass the model as ORG/NAME@REVISION.")
 _TEXT_ONLY = Only(
     (None, "auto", "generate", "none"), "bundles generate text", "Leave it out. llm.hidden_states gives hidden states."
 )

@@ -16,7 +16,7 @@ from enginewright.optimizer.capture.gguf import read_config
 from enginewright.optimizer.capture.gguf_file import open_gguf
 from enginewright.optimizer.capture.gguf_header import all_parts, has_kept_blocks
 from enginewright.optimizer.capture.hub import fetch
-from enginewright.optimizer.capture.hub_id import HubId
+from enginewright.runtime.bundle.hub_id import HubId
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from tests.optimizer.hub_server import Hub, Repository
 

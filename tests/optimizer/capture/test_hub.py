@@ -22,11 +22,11 @@ from enginewright.optimizer.capture import hub as fetching
 from enginewright.optimizer.capture import hub_blobs
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.capture.hub import choose_files
-from enginewright.optimizer.capture.hub_id import HubId
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
 from enginewright.optimizer.plan.planner import planned_model
 from enginewright.optimizer.sbom import source_facts
+from enginewright.runtime.bundle.hub_id import HubId
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError
 from enginewright.runtime.shared.progress import ProgressEvent

@@ -1,33 +1,24 @@
-"""What `optimize serve` makes of a model before it serves it; what is served is tested in tests/runtime/server."""
+"""What `optimize serve` makes of its models before it serves them; what is served is tested in tests/runtime/server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 
 from enginewright.optimizer.cli import serve
-from enginewright.runtime.bundle.reader import Bundle
-from tests.conftest import make_tiny_model
-from tests.optimizer.capture.test_gguf import write
+from enginewright.runtime.shared.errors import SourceError
 
 
-def said(printed: str) -> list[str]:
-    """The lines that aren't about progress, which come after seconds."""
-    return [line for line in printed.splitlines() if not line.startswith("[")]
+def test_a_recipe_is_of_models_alone(tiny_bundle: Path) -> None:
+    assert serve._exported(str(tiny_bundle), "int8") == str(tiny_bundle)
+    with pytest.raises(SourceError, match=r"missing\.gguf doesn't exist"):
+        serve._exported("missing.gguf", "int8")
 
 
-def test_a_quantized_file_is_served_as_it_is_unless_a_recipe_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = str(write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0))
-    for _ in range(2):  # the second time it is kept
-        bundle = Bundle.open(Path(serve._exported(path, None)))
-        assert bundle.manifest.recipe["name"] == "gguf"
-        printed = capsys.readouterr()
-        assert said(printed.err) == [f"{path}: recipe gguf, as the file is quantized"] and printed.out == ""
-    assert Bundle.open(Path(serve._exported(path, "int8"))).manifest.recipe["name"] == "int8"
-    assert said(capsys.readouterr().err) == []
-    assert serve._exported(str(bundle.path), None) == str(bundle.path)  # a bundle is what it is
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("a/smollm2.bundle", "smollm2"), ("missing/tiny.gguf", "tiny"), ("org/name:Q8_0", "org/name:Q8_0")],
+)
+def test_what_a_model_is_called(given: str, name: str) -> None:
+    assert serve._name_of(given) == name

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.capture.hub_id import HubId, parse_hub_id
 from enginewright.optimizer.cli.export import default_output
+from enginewright.runtime.bundle.hub_id import HubId, is_model, parse_hub_id
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,35 @@ def test_what_is_an_id(text: str, expected: HubId | None) -> None:
 )
 def test_what_a_bundle_is_called(source: str, bundle: str) -> None:
     assert default_output(source) == Path(bundle)
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "model"),
+    [
+        (["m/config.json"], "m", True),
+        (["m/model-Q8_0.GGUF"], "m", True),
+        (["m/adapter_config.json"], "m", True),
+        (["m/config.json", "m/manifest.json"], "m", False),
+        (["m/manifest.json"], "m", False),
+        (["m/notes.txt"], "m", False),
+        (["m.gguf/notes.txt"], "m.gguf", True),
+        (["m.gguf/notes.txt"], "m.gguf/", True),
+        (["m.gguf"], "m.gguf", True),
+        (["blob"], "blob", True),
+        (["empty"], "empty", False),
+        ([], "missing.gguf", True),
+        ([], "missing.bundle", False),
+        ([], "missing", False),
+        ([], "org/name", True),
+        ([], "org/name@main:Q8_0", True),
+        (["org/name/notes.txt"], "org/name", False),
+    ],
+)
+def test_what_is_exported_first(
+    files: list[str], path: str, model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_bytes(b"" if file == "empty" else b"GGUF....")
+    assert is_model(path) == is_model(Path(path)) == model

@@ -1,0 +1,129 @@
+"""The bundle of a model that a command or ``LLM`` runs: what it is given, or what is exported of that, once.
+
+``LLM`` loads this module by its name, and only for a model: the runtime imports no compiler. Nothing here needs the
+packages of the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginewright.runtime.bundle.hub_id import is_model
+from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
+
+from .progress import stage_bars
+
+_CHILD = ("-P", "-m", "enginewright.optimizer.cli.exported")
+"""What another process runs. Its modules don't come from the current folder."""
+
+_SECONDS_TO_CLEAN_UP = 10.0
+"""The time that an export has after Ctrl-C. What it leaves then, the next export of the same removes."""
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.export.run import WantedExport
+    from enginewright.runtime.shared.progress import ProgressEvent
+
+
+def exported(
+    model: str | os.PathLike[str],
+    *,
+    recipe: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    apart: bool = True,
+) -> Path:
+    """Returns the folder of a bundle. A model is exported first, where no kept export of the same is found.
+
+    A line on stderr says which recipe a model gets, and why, unless ``recipe`` names it. Progress is on stderr too.
+
+    Args:
+        model: a bundle; or a Hugging Face folder, a GGUF file or a Hub id.
+        recipe: of a model; by default gguf for a GGUF file with quantized matrices, else int8.
+        quiet: print nothing.
+        apart: export in another process, so that PyTorch's memory is given back before the bundle is opened.
+
+    Raises:
+        RequestError: there is a recipe for a bundle.
+        MissingDependencyError: a package that exports need is not installed.
+        SourceError, CapacityError and others: as ``export`` raises them.
+    """
+    if not is_model(model):
+        if recipe is not None:
+            raise RequestError(
+                f"recipe: {os.fspath(model)} isn't a model that is exported first",
+                hint="Pass the model that the bundle was made from, or leave the recipe out.",
+            )
+        return Path(model)
+    name = os.fspath(model)
+    with MissingDependencyError.of_export(f"{name} isn't a bundle, and exporting it", "pass a bundle"):
+        from enginewright.optimizer.export import export_to_keep, find_kept
+
+    reason = ""
+    with stage_bars(hidden=quiet) as show:
+
+        def on_progress(event: ProgressEvent) -> None:
+            nonlocal reason
+            reason = event.detail if event.stage == "recipe" else reason
+            show(event)
+
+        wanted = find_kept(name, recipe=None if recipe is None else os.fspath(recipe), progress=on_progress)
+    if reason and not quiet:
+        print(f"{name}: recipe {reason}", file=sys.stderr, flush=True)
+    if wanted.bundle is not None:
+        return wanted.bundle
+    if apart:
+        return _export_apart(wanted, quiet)
+    with stage_bars(hidden=quiet) as show:
+        return export_to_keep(wanted, show)
+
+
+def _export_apart(wanted: WantedExport, quiet: bool) -> Path:
+    """Exports in a process of its own. Ctrl-C reaches that too, and it cleans up before this one goes on."""
+    child = subprocess.Popen([sys.executable, *_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        sent, _ = child.communicate(pickle.dumps((wanted, quiet)))
+    except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_SECONDS_TO_CLEAN_UP)
+        raise
+    finally:
+        child.kill()  # nothing where it has ended
+        child.wait()
+    try:
+        outcome: Path | BaseException = pickle.loads(sent)  # noqa: S301  our own process's
+    except (EOFError, pickle.UnpicklingError):
+        raise EnginewrightError(
+            f"the process that exports {wanted.source} ended before its work was done (exit code {child.returncode})",
+            hint="Is there memory enough? `optimize export MODEL --max-memory SIZE` takes less.",
+        ) from None
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def _run_export() -> None:
+    """Runs in the other process: reads the export from stdin, writes the bundle's folder, or the error, to stdout."""
+    from .console import warnings_shown
+
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    outcome: Path | BaseException
+    try:
+        from enginewright.optimizer.export import export_to_keep
+
+        wanted, quiet = pickle.load(sys.stdin.buffer)  # noqa: S301  our own process's
+        with warnings_shown(hidden=quiet), stage_bars(hidden=quiet) as show:
+            outcome = export_to_keep(wanted, show)
+    except (EnginewrightError, KeyboardInterrupt) as e:
+        outcome = e
+    with suppress(BrokenPipeError), answer:  # whoever wanted it may be gone; it is kept all the same
+        pickle.dump(outcome, answer)
+
+
+if __name__ == "__main__":
+    _run_export()
