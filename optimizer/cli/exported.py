@@ -111,7 +111,7 @@ def _run_export() -> None:
     from .console import warnings_shown
 
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the answer is alone there, whatever libraries print
     outcome: Path | BaseException
     try:
         from enginewright.optimizer.export import export_to_keep

@@ -238,7 +238,7 @@ def test_a_priority_for_each_prompt(make_llm: MakeLLM, toy: Toy) -> None:
 def test_a_model_that_is_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_info: ModelInfo) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ew.BundleError, match=r"optimize export meta/Some-Model.1 -o Some-Model.1.bundle"):
-        LLM(model="meta/Some-Model.1")
+        Bundle.open("meta/Some-Model.1")  # LLM would export it
     near = tmp_path / "smollm2.bundle"
     near.mkdir()
     (near / "manifest.json").write_text("{}")
