@@ -97,7 +97,8 @@ def test_the_sdist_holds_the_whole_tree(packages: Packages) -> None:
 def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
     with zipfile.ZipFile(packages.wheel) as archive:
         names = set(archive.namelist())
-        suffixes = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl", ".j2", ".css", ".html", ".js", ".svg")
+        texts = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl", ".j2")
+        suffixes = (*texts, ".css", ".html", ".js", ".svg", ".woff2")
         expected = {
             f"enginewright/{name.removeprefix('src/enginewright/')}": name
             for name in packages.names

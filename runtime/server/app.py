@@ -18,7 +18,7 @@ from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages,
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody
 from .engine_client import Model
 from .errors import NO_PATH, ApiError, api_error, error_response, failed, json_response
-from .front import VERSION, Front, tokenizer_of
+from .front import VERSION, Front, reasoning_switches, tokenizer_of
 from .gate import Gate
 from .jobs import Order, answer
 from .ollama import GenerateBody, OllamaChatBody, ShowBody, add_ollama
@@ -261,6 +261,7 @@ def _props(front: Front, model: Model) -> dict[str, Any]:
         "model": model.model.name,
         "context_length": model.model.context_length,
         "chat_template": model.tokenizer is not None and bool(model.tokenizer.chat_templates),
+        "reasoning_switches": reasoning_switches(model.tokenizer),
         "template_appends": None if model.tokenizer is None else model.tokenizer.template_appends,
         "default_generation_settings": dict(model.model.generation_defaults),
         "executor": model.info.get("executor", {}),

@@ -276,11 +276,21 @@ def template_reads(tokenizer: Tokenizer, tools: ToolChoice) -> frozenset[str]:
     return tokenizer.chat_template(name).reads if name in tokenizer.chat_templates else frozenset()
 
 
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+
+
+def reasoning_switches(tokenizer: Tokenizer | None) -> list[str]:
+    """Returns the template's variables that switch the reasoning, sorted; none if it always or never reasons."""
+    reads = frozenset() if tokenizer is None else template_reads(tokenizer, tool_choice(None))
+    return sorted(reads & {*_SWITCHES, _EFFORT})
+
+
 def effort_variables(effort: str, reads: frozenset[str]) -> dict[str, Any]:
     """What a template gets of ``reasoning_effort``, by the names that it reads: how much, and whether at all, which is
     all that "none" and "on" say."""
-    found: dict[str, Any] = {name: effort != "none" for name in ("enable_thinking", "thinking") if name in reads}
-    return found | ({"reasoning_effort": effort} if "reasoning_effort" in reads and effort != "on" else {})
+    found: dict[str, Any] = {name: effort != "none" for name in _SWITCHES if name in reads}
+    return found | ({_EFFORT: effort} if _EFFORT in reads and effort != "on" else {})
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:

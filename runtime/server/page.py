@@ -35,7 +35,13 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+    ".woff2": "font/woff2",
+}
 _FRESH_SECONDS = 0.25
 """An engine is asked no more often, however many pages look."""
 _PATIENCE_SECONDS = 3.0
@@ -52,8 +58,7 @@ class _File:
         data = path.read_bytes()
         if keys:
             data = data.replace(b'data-keys="no"', b'data-keys="yes"')
-        kind = f"{_TYPES[path.suffix]}; charset=utf-8"
-        return cls(data, kind, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+        return cls(data, _TYPES[path.suffix], f'"{hashlib.sha256(data).hexdigest()[:16]}"')
 
     def response(self, request: Request) -> Response:
         headers = {**HEADERS, "etag": self.tag}
@@ -83,7 +88,8 @@ class _Looks:
 
 def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None:
     """Adds the page's routes. ``keys``: whether requests need one, which the page asks for."""
-    files = {path.name: _File.read(path, keys) for path in FOLDER.iterdir() if path.suffix in _TYPES}
+    paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
+    files = {path.relative_to(FOLDER).as_posix(): _File.read(path, keys) for path in paths}
     looks = _Looks()
 
     @routes.get("/", listed=False)
@@ -91,7 +97,7 @@ def add_page(routes: Routes, models: Mapping[str, Model], *, keys: bool) -> None
         """The page."""
         return files["index.html"].response(request)
 
-    @routes.get("/assets/{name}", listed=False)
+    @routes.get("/assets/{name:path}", listed=False)
     async def asset(request: Request) -> Response:
         """A file of the page."""
         name = request.path_params["name"]

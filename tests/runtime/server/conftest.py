@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.server.chromium import NAME, PLAIN_HOST, READY, Browser
+
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
@@ -202,3 +204,35 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield make
     for one in made:
         one.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models, one of a name that is markup."""
+    models = [part for name in ("tiny", NAME) for part in ("--model", f"{name}={tiny_bundle}")]
+    found = Server(*models, "--allowed-host", PLAIN_HOST, errors=tmp_path_factory.mktemp("server") / "stderr")
+    yield found
+    assert found.stop() == 0, found.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def page_url(served: Server) -> str:
+    """The page's address, as of a server elsewhere: over plain http, a browser doesn't trust it."""
+    return f"http://{PLAIN_HOST}:{served.port}/"
+
+
+@pytest.fixture
+def browser(chromium: Browser, page_url: str) -> Iterator[Browser]:
+    """A tab that has the page open, as one that was never there. Nothing may go to its console."""
+    chromium.forget(page_url)
+    chromium.problems.clear()
+    chromium.open(page_url, at=READY)
+    yield chromium
+    assert chromium.problems == []
