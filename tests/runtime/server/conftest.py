@@ -13,13 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import make_tiny_model
 from tests.runtime.server.chromium import NAME, PLAIN_HOST, READY, Browser
 
 TEMPLATE = (
@@ -43,6 +44,10 @@ THINKING_TEMPLATE = (
     "{% if add_generation_prompt %}[assistant] {% if enable_thinking is defined and not enable_thinking %}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
 )
+OPENED_TEMPLATE = THINKING_TEMPLATE.replace(
+    "{% endif %}{% endif %}", "{% else %}{{ '<think>\n' }}{% endif %}{% endif %}"
+)
+"""One that begins the reasoning itself."""
 START = "from enginewright.__main__ import main; main()"
 
 
@@ -169,8 +174,8 @@ def thinking_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
     return with_template("tiny-thinking", THINKING_TEMPLATE, tiny_folder, shared_folder)
 
 
-def with_template(name: str, template: str, tiny_folder: Path, shared_folder: Path) -> Path:
-    """The tiny model's bundle with another template."""
+def with_template(name: str, template: str, tiny_folder: Path, shared_folder: Path, marks: Sequence[str] = ()) -> Path:
+    """The tiny model's bundle with another template; ``marks`` are tokens that its tokenizer has besides."""
     from enginewright.optimizer.export import export
 
     bundle = shared_folder / f"{name}.bundle"
@@ -179,9 +184,25 @@ def with_template(name: str, template: str, tiny_folder: Path, shared_folder: Pa
         if not bundle.exists():
             folder = shared_folder / name
             shutil.copytree(tiny_folder, folder)
+            if marks:
+                from transformers import AutoTokenizer
+
+                tokenizer = AutoTokenizer.from_pretrained(folder)
+                tokenizer.add_tokens(list(marks), special_tokens=True)
+                tokenizer.save_pretrained(folder)
+                make_tiny_model("Llama", vocab_size=len(tokenizer)).save_pretrained(folder)
             (folder / "chat_template.jinja").write_text(template)
             export(folder, bundle, recipe="f32", targets=("cpu",))
     return bundle
+
+
+@pytest.fixture(scope="module")
+def reasoner(tiny_folder: Path, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a model whose reasoning begins and ends with tokens of their own."""
+    bundle = with_template("tiny-marks", OPENED_TEMPLATE, tiny_folder, shared_folder, ("<think>", "</think>"))
+    served = Server(bundle, errors=tmp_path_factory.mktemp("reasoner") / "stderr")
+    yield served
+    assert served.stop() == 0, served.errors.read_text()
 
 
 @pytest.fixture(scope="module")

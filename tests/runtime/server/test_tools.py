@@ -149,6 +149,27 @@ def test_how_much_a_model_reasons(agents: Server) -> None:
     assert reply.headers["x-enginewright-ignored"] == "reasoning_effort"
 
 
+def test_the_reasoning_ends_at_its_budget(reasoner: Server) -> None:
+    """The model is random, and reasons to the end of the answer without a budget."""
+    body = {"messages": ASKED, "max_tokens": 30, "ignore_eos": True}
+    endless = reasoner.ask("POST", "/v1/chat/completions", body | {"seed": 1}).json
+    assert endless["usage"]["completion_tokens_details"]["reasoning_tokens"] == 30
+    assert not endless["choices"][0]["message"]["content"]
+    for budget in (1, 8):
+        limited = body | {"seed": 1, "thinking_token_budget": budget}
+        reply = reasoner.ask("POST", "/v1/chat/completions", limited)
+        assert "x-enginewright-ignored" not in reply.headers
+        details = reply.json["usage"]["completion_tokens_details"]
+        assert 0 < details["reasoning_tokens"] <= budget + 1, "with the token that ends it"
+        found = both(reasoner, **limited)
+        assert found["reasoning"] and found["content"] and found["finish_reason"] == "length"
+        for other in (
+            {"thinking": {"type": "enabled", "budget_tokens": budget}},
+            {"reasoning": {"max_tokens": budget}},
+        ):
+            assert both(reasoner, **body, seed=1, **other) == found
+
+
 def test_a_schema_begins_behind_the_reasoning(agents: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1, 2]}}}
     found = both(agents, model="thinking", reasoning_effort="none", response_format=form)
