@@ -84,7 +84,7 @@ setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 demo: $(VENV)/.tools  ## fetch SmolLM2, export it, and ask it a question
 	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export NATIVE=ON; status=$$?; wait; exit $$status
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
-	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe int8 --force; \
+	$(BIN)/optimize export "$$model" --output $(BUNDLE) --force; \
 	echo; echo "$(QUESTION)"; \
 	$(BIN)/optimize generate $(BUNDLE) "$(QUESTION)" --max-tokens 64
 	@echo; $(MAKE) --silent --no-print-directory try

@@ -398,7 +398,7 @@ def compare_builds(
         older = Bundle.open(place, trust if trust == CODE else None)
         choose_target(older, name)
     else:
-        check_source(place, option="against")
+        check_source(place)
     default = default_budget(new, source=older is None)
     if isinstance(budget, Budget):
         allowed = budget

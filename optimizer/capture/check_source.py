@@ -6,7 +6,6 @@ Nothing here needs torch or transformers, which take longer to import than most 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regul
 from enginewright.runtime.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.shared.json_document import parse_json
 
-from .hub_id import find_here
 from .quantization_config import CONFIGS_BESIDE, QuantizedFolder, parse_quantization
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -28,25 +26,17 @@ TEXT = "text"
 """The part of a model that can be taken alone: what decodes text."""
 
 
-def check_source(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> None:
-    """Says what can be said of a source without its weights. Whether the Hub has an id is asked when it is fetched.
-
-    Args:
-        source: a path, or a Hub id.
-        revision: of a Hub id that names none itself.
-        option: what the user gave it as, for errors.
+def check_source(path: Path) -> None:
+    """Says what can be said of a model's folder or file without its weights.
 
     Raises:
-        SourceError: there is no such file or folder, or it isn't a model.
+        SourceError: it isn't a model.
         UnsupportedModelError: the configuration says already that it can't be compiled.
     """
-    found = find_here(source, revision=revision, option=option)
-    if not isinstance(found, Path):
-        return
-    if found.is_dir():
-        check_folder(found)
+    if path.is_dir():
+        check_folder(path)
     else:
-        check_file(found)
+        check_file(path)
 
 
 def check_folder(directory: Path) -> dict[str, Any]:

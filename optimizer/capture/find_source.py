@@ -13,6 +13,7 @@ from enginewright.runtime.bundle.manifest import HubSection, SourceSection
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import Progress, silent
 
+from .check_source import check_source
 from .gguf_header import READER_VERSION
 from .hub_id import find_here
 
@@ -49,6 +50,23 @@ def find_source(
     with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import fetch
     return fetch(wanted, progress, weights=weights)
+
+
+def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> None:
+    """Says what can be said of a source without its weights and without PyTorch; of a Hub id, after asking the Hub.
+
+    The arguments are those of ``find_source``.
+
+    Raises what ``find_source`` raises, and SourceError for a folder or file that isn't a model.
+    """
+    wanted = find_here(source, revision=revision, option=option)
+    if isinstance(wanted, Path):
+        check_source(wanted)
+        return
+    said = f"{option}: " if option else ""
+    with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
+        from .hub import check
+    check(wanted)
 
 
 def describe_source(path: Path) -> SourceSection:

@@ -36,11 +36,10 @@ from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ig
 from enginewright.runtime.bundle.hub_id import HubId
 from enginewright.runtime.shared.errors import CapacityError, SourceError
 from enginewright.runtime.shared.memory import format_bytes
-from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
-from .check_source import CONFIG, INDEX, SINGLE, read_json
+from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
 from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
-from .huggingface import read_config
 from .quantization_config import CONFIGS_BESIDE
 
 _SMALL = frozenset(
@@ -85,8 +84,7 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
 
     Raises what ``find_source`` does.
     """
-    if wanted.revision is not None and not _REVISION.fullmatch(wanted.revision):
-        raise SourceError(f"{wanted}: {wanted.revision!r} can't be a revision", hint="Pass a branch, tag or commit.")
+    _check_revision(wanted)
     with _hub_errors(wanted):
         if constants.is_offline_mode():
             return _cached(wanted)
@@ -105,12 +103,41 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
         small += [INDEX] if indexed else []
         large = [n for n in repository.files if _SHARD.fullmatch(n)] if indexed else [SINGLE]
         download.get(small, of=[*small, *large])
+        from .huggingface import read_config  # transformers is slow to import, and refusing an id needs none of it
+
         read_config(download.folder)  # what can't be compiled is refused before gigabytes of it come
         if indexed:
             large = _shards(download.folder / INDEX, repository.files)
         download.get(large, of=[*small, *large])
         download.write_reference()
         return download.folder
+
+
+def check(wanted: HubId) -> None:
+    """Asks the Hub for a model, or its cache in offline mode, and checks the configuration of one in a folder.
+
+    It does without PyTorch and transformers, which take longer to import than the Hub takes to answer.
+
+    Raises what ``find_source`` does.
+    """
+    with _hub_errors(wanted):
+        _check_revision(wanted)
+        if constants.is_offline_mode():
+            place = _cached(wanted)
+        else:
+            repository = _Repository.of(wanted)
+            if choose_files(wanted, repository.files, f"at {constants.ENDPOINT}") is not None:
+                return
+            download = _Download(wanted, repository, silent)
+            download.get([name for name in (CONFIG, *CONFIGS_BESIDE) if name in repository.files])
+            place = download.folder
+        if place.is_dir():
+            check_folder(place)
+
+
+def _check_revision(wanted: HubId) -> None:
+    if wanted.revision is not None and not _REVISION.fullmatch(wanted.revision):
+        raise SourceError(f"{wanted}: {wanted.revision!r} can't be a revision", hint="Pass a branch, tag or commit.")
 
 
 def choose_files(wanted: HubId, files: Collection[str], where: str) -> tuple[str, ...] | None:

@@ -22,9 +22,12 @@ EPILOG = (
     "  optimize eval model.gguf --recipe int4-awq --against model.gguf\n\n"
     "  optimize eval smollm2-int8.bundle --against SmolLM2-135M-Instruct\n\n"
     "  optimize eval smollm2.bundle --target onnx --against smollm2.bundle\n\n"
+    "  optimize eval smollm2.bundle --full\n\n"
     "  optimize eval smollm2.bundle --text book.txt --window 1024 --stride 512\n\n"
     "  optimize eval smollm2.bundle --choices questions.jsonl --json --quiet > figures.json"
 )
+WINDOWS = 3
+"""The windows that are read unless --full is given: seconds on a small model, some 800 scored tokens."""
 
 
 @reported
@@ -50,6 +53,9 @@ def command(
     stride: Annotated[
         int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help=f"Read all of the text; by default {WINDOWS} windows, spread over it.")
+    ] = False,
     running: Running,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the figures.")] = False,
@@ -61,7 +67,7 @@ def command(
     from enginewright.optimizer.evaluate import evaluate
 
     bundle = exported(model, recipe=recipe, quiet=quiet)
-    with stage_bars(hidden=quiet, counts=True) as show:
+    with stage_bars(hidden=quiet, counts=True, remaining=True) as show:
         report = evaluate(
             bundle,
             text=text,
@@ -69,6 +75,7 @@ def command(
             choices=choices,
             window=window,
             stride=stride,
+            windows=None if full else WINDOWS,
             **vars(running),
             progress=show,
         )
@@ -82,7 +89,8 @@ def _print_report(report: EvaluationReport) -> None:
     text, other = report.text, report.comparison
     _row("model", f"{report.model} ({report.bundle})")
     _row("text", f"{text.source}: {text.tokens:,} tokens, {text.scored:,} of them scored")
-    _row("windows", f"{text.windows:,} of {text.window:,} tokens, {text.stride:,} apart")
+    part = "" if text.windows == text.windows_in_text else f"; the text has {text.windows_in_text:,}: --full reads all"
+    _row("windows", f"{text.windows:,} of {text.window:,} tokens, {text.stride:,} apart{part}")
     _row("perplexity", f"{text.perplexity:.4f} ({text.nll:.6f} nats a token)")
     if report.choices is not None:
         _row("choices", _accuracy(report.choices))

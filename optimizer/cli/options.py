@@ -124,13 +124,13 @@ def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
 
     Raises what reading them raises.
     """
-    from enginewright.optimizer.capture.check_source import check_source
+    from enginewright.optimizer.capture.find_source import check_named
     from enginewright.optimizer.recipes.recipe import load_recipe
     from enginewright.runtime.bundle import MANIFEST_PATH
 
     for model in models:
         if model is not None and not (Path(model) / MANIFEST_PATH).is_file():
-            check_source(model)
+            check_named(model)
     if recipe is not None and not (os.path.exists(recipe) and not os.path.isfile(recipe)):  # a pipe is read once
         load_recipe(recipe)
 

@@ -44,7 +44,7 @@ def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = 
         with _bar(console, counts=counts, remaining=remaining) as show:
             yield show
     else:
-        with _lines() as show:
+        with _lines(remaining=remaining) as show:
             yield show
 
 
@@ -76,16 +76,20 @@ def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progres
 
 
 @contextmanager
-def _lines() -> Iterator[Progress]:
+def _lines(*, remaining: bool) -> Iterator[Progress]:
     """The time so far, the stage, and what was last reported of it: a line whenever that has changed."""
     start = time.monotonic()
-    latest = "starting"
+    latest, stage, began = "starting", "", start
     done = threading.Event()
 
     def show(event: ProgressEvent) -> None:
-        nonlocal latest
+        nonlocal latest, stage, began
+        now = time.monotonic()
+        if event.stage != stage:
+            stage, began = event.stage, now
         count = f" {event.done}/{event.total}" if event.total > 1 else ""
-        latest = f"{event.stage}{count} {event.detail}".rstrip()
+        left = f", {_left(event, now - began)} left" if remaining and 0 < event.done < event.total else ""
+        latest = f"{event.stage}{count}{left} {event.detail}".rstrip()
 
     def write() -> None:
         written, at = "", start
@@ -102,3 +106,9 @@ def _lines() -> Iterator[Progress]:
     finally:
         done.set()
         writer.join()
+
+
+def _left(event: ProgressEvent, seconds: float) -> str:
+    """Returns the time that a stage may still take, by what it took so far."""
+    left = round(seconds / event.done * (event.total - event.done))
+    return f"{left} s" if left < 120 else f"{left // 60} min"

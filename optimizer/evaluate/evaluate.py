@@ -11,7 +11,7 @@ from typing import Any
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix
+from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix, spread
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
@@ -26,9 +26,10 @@ class TextReport:
     Attributes:
         source: the file, or BUILT_IN.
         tokens, scored: of the text, without what the model expects before it; and how many of them count.
-        window, stride, windows: how the text was cut, a window's prefix included; how many windows that made.
+        window, stride, windows: how the text was cut, a window's prefix included; how many windows were read.
         nll: mean negative log-likelihood per scored token, in nats.
         perplexity: exp(nll).
+        windows_in_text: how many windows the text has.
     """
 
     source: str
@@ -39,6 +40,7 @@ class TextReport:
     windows: int
     nll: float
     perplexity: float
+    windows_in_text: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def evaluate(
     choices: str | Path | None = None,
     window: int | None = None,
     stride: int | None = None,
+    windows: int | None = None,
     target: str | None = None,
     provider: str | None = None,
     context: int | None = None,
@@ -107,6 +110,7 @@ def evaluate(
             export extra.
         choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
         window, stride: see ``windows.plan_windows``.
+        windows: most windows to read, spread over the text; None reads all of them.
         target, provider, context, trust, ranks, partition: as for LLM, for the bundle that is evaluated.
         threads, memory: as for LLM, for each model.
         progress: called after each window and question.
@@ -151,11 +155,12 @@ def evaluate(
                 f"text: {text} is too short: it has {len(ids)} token", hint="Pass a text of two tokens or more."
             )
         shared_context = min(m.context_length for m in (model, reference) if m is not None)
-        windows = plan_windows(window, stride, shared_context, prefix)
-        most = windows.size + len(prefix)
+        cut = plan_windows(window, stride, shared_context, prefix)
+        most, available = cut.size + len(prefix), cut.count(len(ids))
+        chosen = spread(available if windows is None else windows, available)
         encoded = [(q, encode_choices(q, model.tokenizer, most)) for q in questions]
 
-        likelihood, divergence = _read(model, reference, ids, windows, on_progress)
+        likelihood, divergence = _read(model, reference, ids, cut, chosen, on_progress)
         answers = _answers(model, choices, encoded, on_progress)
         comparison = None
         if reference is not None:
@@ -168,10 +173,11 @@ def evaluate(
                 tokens=len(ids),
                 scored=likelihood.tokens,
                 window=most,
-                stride=windows.stride,
-                windows=windows.count(len(ids)),
+                stride=cut.stride,
+                windows=len(chosen),
                 nll=likelihood.nll,
                 perplexity=likelihood.perplexity,
+                windows_in_text=available,
             ),
             comparison=comparison,
             choices=answers,
@@ -180,14 +186,19 @@ def evaluate(
 
 
 def _read(
-    model: ScoredModel, reference: ScoredModel | None, ids: Sequence[int], windows: Windows, on_progress: Progress
+    model: ScoredModel,
+    reference: ScoredModel | None,
+    ids: Sequence[int],
+    windows: Windows,
+    chosen: Sequence[int],
+    on_progress: Progress,
 ) -> tuple[Likelihood, Divergence]:
-    """The text under both models, a window at a time; without a reference the divergence stays empty."""
+    """Reads the chosen windows by both models, one at a time; without a reference the divergence stays empty."""
     likelihood = Likelihood()
     divergence = Divergence(likelihood, Likelihood())
-    count = windows.count(len(ids))
+    count, every = len(chosen), list(windows.steps(ids))
     on_progress(ProgressEvent("text", 0, count, model.path))
-    for done, (tokens, rows, targets) in enumerate(windows.steps(ids), 1):
+    for done, (tokens, rows, targets) in enumerate((every[i] for i in chosen), 1):
         logits = finite_logits(model, tokens)[rows]  # [n, V]
         if reference is None:
             likelihood.add(logits, targets)

@@ -116,7 +116,7 @@ def open_reference(
     place = find_source(path, option="against", progress=progress)
     if (place / MANIFEST_PATH).is_file():
         return BundleModel(path, threads=threads, memory=memory, trust=trust if trust == CODE else None)
-    check_source(place, option="against")
+    check_source(place)
     loading(progress)
     with MissingDependencyError.of_export("against: a source model"):
         from .source_model import SourceModel  # torch and transformers, which bundles do without

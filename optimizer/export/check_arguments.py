@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginewright.optimizer.buckets.for_export import check_files
-from enginewright.optimizer.capture.check_source import TEXT, check_source
+from enginewright.optimizer.capture.check_source import TEXT
+from enginewright.optimizer.capture.find_source import check_named
 from enginewright.optimizer.capture.gguf_header import has_kept_blocks
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
@@ -103,7 +104,7 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
     if given.calibration is not None and not os.path.exists(given.calibration):
         read_text(given.calibration, "calibration", "")
     if isinstance(given.source, str | os.PathLike):
-        check_source(given.source, revision=given.revision)
+        check_named(given.source, revision=given.revision)
     if name is not None and (not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME):
         raise RequestError(
             f"name: {name!r:.80} can't be a model's name", hint=f"Pass up to {_LONGEST_NAME} characters in one line."

@@ -25,7 +25,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -350,6 +350,7 @@ def key_of(
     *,
     files: Mapping[str, str | Path | None] | None = None,
     least: int | None = None,
+    targets: Sequence[str] | None = None,
     **others: object,
 ) -> str | None:
     """What an export of a source on this disk is named after; None where it isn't kept.
@@ -362,11 +363,13 @@ def key_of(
         recipe: with all that was said beside it.
         files: what else is read, by the options' names.
         least: None is LEAST_SOURCE_BYTES.
+        targets: instead of the recipe's.
         others: all else that decides, as plain values.
 
     Raises OSError if a file can't be read.
     """
-    if {*recipe.targets, *(name for name, on in recipe.passes.items() if on)} & _foreign():
+    targets = recipe.targets if targets is None else tuple(targets)
+    if {*targets, *(name for name, on in recipe.passes.items() if on)} & _foreign():
         return None
     read = _files_of_source(source)
     if sum(os.path.getsize(path) for path in read.values()) < (LEAST_SOURCE_BYTES if least is None else least):
@@ -381,9 +384,9 @@ def key_of(
         "bytes": {name: _hashed(path).sha256 for name, path in read.items()},
         "recipe": recipe.model_dump(mode="json"),
         "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in given.items()},
-        "others": others,
+        "others": others | {"targets": targets},
         "code": _our_code(),
-        "versions": _versions(),
+        "versions": _versions(targets),
         "machine": _machine(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
@@ -424,10 +427,21 @@ def _sources(root: str) -> list[str]:
     ]
 
 
-def _versions() -> dict[str, str | None]:
-    """Lists versions of all that this package and its extras ask for and that may change what comes out."""
-    asked = [line for line in metadata.requires("enginewright") or [] if not re.search("extra == .dev", line)]
-    return {name: _version(name) for name in sorted(re.split(r"[^\w.-]", line)[0] for line in asked)}
+def _versions(targets: Iterable[str]) -> dict[str, str | None]:
+    """Lists the versions of what the package, its extra "export" and the targets ask for.
+
+    A target's own extra has its name. Other extras that share a package with it, as those for other builds of a
+    library do, count too. Nothing else can change what comes out, whatever is installed.
+    """
+    extras: dict[str, set[str]] = {}
+    for line in metadata.requires("enginewright") or []:
+        extra = re.search(r"extra == .([\w-]+)", line)
+        extras.setdefault("" if extra is None else extra[1], set()).add(re.split(r"[^\w.-]", line)[0])
+    names = extras.get("", set()) | extras.get("export", set())
+    for target in targets:
+        own = extras.get(target, set()) - names
+        names |= own.union(*(others for others in extras.values() if own & others))
+    return {name: _version(name) for name in sorted(names)}
 
 
 def _version(name: str) -> str | None:

@@ -88,6 +88,12 @@ def plan_windows(window: int | None, stride: int | None, context: int, prefix: t
     return Windows(window - len(prefix), stride, prefix)
 
 
+def spread(count: int, available: int) -> list[int]:
+    """Returns the indices of ``count`` windows, spread over a text of ``available``; all where it has fewer."""
+    count = min(count, available)
+    return [i * available // count for i in range(count)]
+
+
 def split_prefix(tokenizer: Tokenizer, text: str) -> tuple[tuple[int, ...], list[int]]:
     """The tokens that the model expects before any text, and the tokens of ``text`` itself.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from enginewright.optimizer.capture.check_source import check_source
+from enginewright.optimizer.capture.find_source import check_named
 from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.gpu.formats import check_formats
@@ -112,7 +112,7 @@ def planned_model(
     if (Path(source) / MANIFEST_PATH).is_file():
         return _of_bundle(Bundle.open(source), recipes)
     chosen = [load_recipe(name) for name in recipes] or list_recipes()
-    check_source(source)
+    check_named(source)
     loading(progress)
     with MissingDependencyError.of_export("planning for a model that wasn't exported yet"):
         from .model_programs import programs_of_model

@@ -9,7 +9,7 @@ import torch
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
+from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix, spread
 from enginewright.optimizer.shared.export_records import TextComparison
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor
@@ -47,7 +47,7 @@ def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
 def windows_to_compare(parameters: int, window: int, available: int) -> list[int]:
     """Indices of the windows to compare, spread over the text; as many as the model's size allows, at least one."""
     count = max(1, min(available, MOST_WINDOWS, _WORK // (max(parameters, 1) * window)))
-    return [i * available // count for i in range(count)]
+    return spread(count, available)
 
 
 def compare_text(

@@ -393,6 +393,40 @@ def test_safetensors_come_before_gguf_and_one_gguf_needs_no_name() -> None:
     assert choose_files(HubId(MODEL), ("config.json", "m-Q8_0.gguf", "README.md"), "there") == ("m-Q8_0.gguf",)
 
 
+REFUSED = """
+import sys
+from enginewright.optimizer.cli.app import app
+for line in (
+    ["export", "some-org/none"],
+    ["plan", "some-org/none"],
+    ["bisect", "some-org/none", "x.bundle"],
+    ["recover", "some-org/none", "-o", "r", "-r", "int8"],
+    ["chat", "some-org/none"],
+    ["export", "some-org/code"],
+    ["export", "some-org/tiny-GGUF:Q3_K"],
+):
+    try:
+        app(line)
+    except SystemExit as e:
+        print(line[0], e.code, *sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_an_id_is_checked_before_torch_is_imported(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories["some-org/tiny-GGUF"] = Repository.of({"tiny-Q8_0.gguf": b"GGUF"})
+    config = b'{"model_type": "llama", "auto_map": {"AutoModel": "code.Model"}}'
+    hub.repositories["some-org/code"] = Repository.of({"config.json": config, "model.safetensors": b"0" * 100})
+    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.endpoint}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "XDG_"))} | home
+    command = [sys.executable, "-c", REFUSED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    names = ["export", "plan", "bisect", "recover", "chat"]
+    assert done.stdout.splitlines() == [*(f"{name} 3" for name in names), "export 4", "export 3"], done.stderr
+    assert done.stderr.count("neither a folder some-org/none here nor a model of that id") == len(names)
+    assert "the model comes with code of its own" in done.stderr and "GGUF files there: tiny-Q8_0.gguf" in done.stderr
+    assert set(hub.served) == {"config.json"}
+
+
 def test_the_command_takes_a_gguf_file_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     """In an empty home, by environment variables alone, as a user would."""
     tiny_gguf = write(make_tiny_model("Llama"), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)

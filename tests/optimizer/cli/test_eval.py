@@ -25,7 +25,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_it_prints_what_the_library_finds(tiny_bundle: Path, text: Path) -> None:
-    result = run(tiny_bundle, "--text", str(text), "--window", "32", "--stride", "9")
+    result = run(tiny_bundle, "--text", str(text), "--window", "32", "--stride", "9", "--full")
     assert result.exit_code == 0, result.output
     report = evaluate(tiny_bundle, text=text, window=32, stride=9, threads=1)
     assert f"{len(TEXT)} tokens, {len(TEXT) - 1} of them scored" in result.stdout
@@ -33,6 +33,17 @@ def test_it_prints_what_the_library_finds(tiny_bundle: Path, text: Path) -> None
     assert f"{report.text.perplexity:.4f}" in result.stdout
     assert "KL" not in result.stdout
     assert "choices" not in result.stdout
+
+
+def test_three_windows_are_read_unless_all_are_wanted(tiny_bundle: Path, text: Path) -> None:
+    options = ("--text", str(text), "--window", "32", "--stride", "9")
+    few, every = (json.loads(run(tiny_bundle, *options, *more, "--json").stdout) for more in ((), ("--full",)))
+    assert (few["text"]["windows"], few["text"]["windows_in_text"]) == (3, 8)
+    assert (every["text"]["windows"], every["text"]["scored"]) == (8, len(TEXT) - 1)
+    assert few["text"]["scored"] == 31 + 9 + 9
+    report = evaluate(tiny_bundle, text=text, window=32, stride=9, windows=3, threads=1)
+    assert few["text"]["nll"] == report.text.nll != every["text"]["nll"]
+    assert "3 of 32 tokens, 9 apart; the text has 8: --full reads all" in run(tiny_bundle, *options).stdout
 
 
 def test_a_comparison_and_questions(tiny_bundle: Path, tiny_folder: Path, text: Path, tmp_path: Path) -> None:

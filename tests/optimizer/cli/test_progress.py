@@ -80,6 +80,25 @@ def test_details_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FOLDER in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("done", "total", "seconds", "left"),
+    [(1, 3, 10.0, ", 20 s left"), (1, 35, 10.0, ", 5 min left"), (0, 3, 10.0, ""), (3, 3, 10.0, "")],
+)
+def test_a_log_says_how_long_a_stage_may_still_take(
+    done: int, total: int, seconds: float, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.001)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    stream = Stream(terminal=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with stage_bars(remaining=True) as show:
+        show(ProgressEvent("text", 0, total))
+        clock.now += seconds
+        show(ProgressEvent("text", done, total, "detail"))
+        wait_until(lambda: f"text {done}/{total}{left} detail" in stream.getvalue(), stream.getvalue)
+
+
 def test_one_bar_is_on_the_screen_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(terminal=True)
     monkeypatch.setattr(sys, "stderr", stream)

@@ -219,14 +219,33 @@ def test_the_command_shows_and_clears(source: Path, tmp_path: Path, kept: KeptEx
     assert CliRunner().invoke(app, ["cache", "nonsense"]).exit_code == 2
 
 
-@pytest.mark.parametrize(("library", "decides"), [("onnxruntime", True), ("tensorrt", True), ("pytest", False)])
+@pytest.mark.parametrize(
+    ("library", "targets", "decides"),
+    [
+        *((name, ("cpu",), True) for name in ("numpy", "torch", "transformers", "gguf", "enginewright")),
+        *((name, ("cpu",), False) for name in ("onnx", "onnxruntime", "triton", "ray", "fastapi", "rich", "pytest")),
+        *((name, ("cpu", "onnx"), True) for name in ("onnx", "onnxruntime", "onnxruntime-gpu")),
+        *((name, ("stablehlo",), True) for name in ("jaxlib", "iree-base-compiler")),
+        *((name, ("cuda",), decides) for name, decides in (("triton", True), ("ray", False), ("jaxlib", False))),
+        *((name, ("tvm",), decides) for name, decides in (("apache-tvm", True), ("onnx", False))),
+    ],
+)
 def test_the_version_of_what_an_export_may_use_decides(
-    source: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch, library: str, decides: bool
+    library: str, targets: tuple[str, ...], decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, version = kept_exports._versions(targets), kept_exports._version
+    monkeypatch.setattr(kept_exports, "_version", lambda name: "0.0.1" if name == library else version(name))
+    assert (kept_exports._versions(targets) != before) == decides
+
+
+def test_targets_that_are_named_decide_as_the_recipe_s_do(
+    source: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe("int8")
-    before, version = key_of(source, recipe), kept_exports._version
-    monkeypatch.setattr(kept_exports, "_version", lambda name: "0.0.1" if name == library else version(name))
-    assert (key_of(source, recipe) != before) == decides
+    keys = {key_of(source, recipe, targets=targets) for targets in (None, ["onnx"], ["cpu", "onnx"])}
+    assert len(keys) == 3 and key_of(source, recipe, targets=["cpu"]) in keys
+    monkeypatch.setattr(kept_exports, "_foreign", lambda: {"theirs"})
+    assert key_of(source, recipe, targets=["theirs"]) is None
 
 
 def test_a_quantized_file_is_kept_under_the_recipe_that_it_gets(

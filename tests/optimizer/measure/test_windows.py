@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix
+from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix, spread
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.shared.errors import RequestError
@@ -47,6 +47,14 @@ def test_defaults_follow_the_context() -> None:
 def test_what_is_out_of_range_is_named(window: int, stride: int | None, named: str) -> None:
     with pytest.raises(RequestError, match=named):
         plan_windows(window, stride, 100, ())
+
+
+@pytest.mark.parametrize(
+    ("count", "available", "indices"),
+    [(3, 35, [0, 11, 23]), (3, 3, [0, 1, 2]), (3, 2, [0, 1]), (1, 9, [0]), (35, 35, list(range(35)))],
+)
+def test_some_windows_are_spread_over_the_text(count: int, available: int, indices: list[int]) -> None:
+    assert spread(count, available) == indices
 
 
 def test_with_a_prefix_windows_may_touch() -> None:
