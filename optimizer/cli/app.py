@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from importlib import metadata
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ from . import (
     verify,
 )
 from . import eval as evaluation
-from .spelling import Commands, with_old_names
+from .spelling import Commands, command_class
 
 app = typer.Typer(
     name="optimize",
@@ -47,40 +48,30 @@ app = typer.Typer(
     help="Compiles a language model into a bundle, and runs it.",
     epilog=(
         "Examples:\n\n"
+        "  optimize chat model.gguf\n\n"
         "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
         '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
-        "  optimize chat smollm2.bundle"
+        "  optimize serve smollm2.bundle"
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (
-    export,
-    recover,
-    generate,
-    chat,
-    serve,
-    inspect,
-    evaluation,
-    recipes,
-    report,
-    bench,
-    loadtest,
-    plan,
-    tune,
-    trace,
-    verify,
-    diff,
-    bisect,
-    sbom,
-    buckets,
-    doctor,
-    build,
-    cache,
-):
-    app.command(name=_module.NAME, epilog=_module.EPILOG, cls=with_old_names(_module))(_module.command)
+_PANELS: dict[str, tuple[ModuleType, ...]] = {
+    "Run a model": (chat, generate, serve),
+    "Make a bundle": (export, recipes, recover, buckets, build, cache),
+    "Measure": (evaluation, bench, loadtest, plan, trace, tune),
+    "Check": (verify, diff, bisect, doctor),
+    "Look inside": (inspect, report, sbom),
+}
+"""The commands by what they are for, as the help shows them."""
+
+for _panel, _modules in _PANELS.items():
+    for _module in _modules:
+        app.command(name=_module.NAME, epilog=_module.EPILOG, cls=command_class(_module), rich_help_panel=_panel)(
+            _module.command
+        )
 
 
 def _print_version(wanted: bool) -> None:

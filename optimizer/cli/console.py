@@ -238,7 +238,7 @@ def command_line(*words: str) -> str:
     started = Path(sys.argv[0])
     if (started.parent.name, started.name) == ("enginewright", "__main__.py"):
         program = f"{shlex.quote(sys.executable)} -m enginewright"
-    elif shutil.which("optimize") is None and started.name == "optimize":
+    elif shutil.which("optimize") is None and started.name in ("optimize", "enginewright"):
         program = shlex.quote(sys.argv[0])
     else:
         program = "optimize"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from enginewright.runtime.shared.kv_formats import CACHES
+from enginewright.runtime.shared.targets import OWN
 
 from .console import command_line, drop_stdout, print_error, print_json, print_styled, reported
 from .options import AsJson
@@ -80,7 +81,11 @@ def command(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", help="What to build for, instead of what the recipe says; may be repeated."),
+        typer.Option(
+            "--target",
+            "-t",
+            help=f"What to build for, instead of what the recipe says; may be repeated. Targets: {', '.join(OWN)}.",
+        ),
     ] = None,
     context_length: Annotated[
         int | None,

@@ -129,7 +129,7 @@ def command(
     bundle: Annotated[
         str | None,
         typer.Argument(
-            metavar="[BUNDLE|MODEL]",
+            metavar="BUNDLE|MODEL",
             help="What `optimize export` wrote; or a GGUF file, a Hugging Face folder or an id on the Hub, which is "
             "exported first, once.",
         ),
@@ -152,7 +152,7 @@ def command(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all options as such a file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serves bundles over HTTP, by OpenAI's protocol: chat, completions, models, metrics."""
+    """Serves models over HTTP, by the protocols of OpenAI, Anthropic and Ollama, with a page to chat and metrics."""
     from enginewright.runtime.server.options import as_toml
 
     if missing := next(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 _MEANT = {
     "build": ("build-engine", "engine"),
@@ -30,8 +30,19 @@ _MEANT = {
 """Commands, and what others call them."""
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    """Takes the type from options that take no value: the help would show `--quiet <bool>`, which nobody can type."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
 class Commands(TyperGroup):
     """The commands; one that isn't there is answered with what was meant."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
@@ -46,10 +57,13 @@ class Commands(TyperGroup):
         return f"Did you mean `optimize {known[near]}`?" if near else "`optimize --help` lists all commands."
 
 
-class CommandWithOldNames(TyperCommand):
-    """A command whose options had other names once, which go on working and aren't shown."""
+class Command(TyperCommand):
+    """A command. Options that had other names once go on working by these, and aren't shown."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -60,10 +74,10 @@ class CommandWithOldNames(TyperCommand):
         return self.renamed.get(name, name) + equals + value
 
 
-def with_old_names(module: ModuleType) -> type[TyperCommand]:
+def command_class(module: ModuleType) -> type[Command]:
     """The class of a command, by its module's table RENAMED of old names, if it has one."""
     renamed = getattr(module, "RENAMED", None)
-    return type("Command", (CommandWithOldNames,), {"renamed": renamed}) if renamed else TyperCommand
+    return type("Command", (Command,), {"renamed": renamed}) if renamed else Command
 
 
 def _near(word: str, known: Mapping[str, str]) -> str:

@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
+from enginewright.runtime.shared.targets import OWN
 
 COMMANDS = tuple(command.name or "" for command in app.registered_commands)
 
@@ -19,6 +22,34 @@ def test_help_lists_every_command() -> None:
     for command in COMMANDS:
         assert command in result.output
     assert "Examples:" in result.output
+
+
+def test_help_groups_the_commands() -> None:
+    printed = CliRunner().invoke(app, ["--help"]).output
+    panels = [command.rich_help_panel for command in app.registered_commands]
+    assert all(isinstance(panel, str) and f"─ {panel} ─" in printed for panel in panels)
+    assert 4 <= len(set(panels)) <= 6 and "─ Commands ─" not in printed
+    assert printed.index("─ Run a model ─") < printed.index("│ chat ") < printed.index("─ Make a bundle ─")
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("serve", ("OpenAI", "Anthropic", "Ollama")), ("export", tuple(OWN)), ("chat", ("GGUF", "Hugging Face", "Hub"))],
+)
+def test_help_names_what_there_is(command: str, names: tuple[str, ...]) -> None:
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output
+    assert [name for name in names if name not in printed] == []
+
+
+def test_both_names_are_the_same_program(repository: Path) -> None:
+    scripts = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["enginewright"] == scripts["optimize"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_flags_take_no_value(command: str) -> None:
+    printed = CliRunner().invoke(app, [command, "--help"] if command else ["--help"]).output
+    assert "bool" not in printed and "--help" in printed
 
 
 @pytest.mark.parametrize("command", COMMANDS)
