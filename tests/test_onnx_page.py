@@ -8,7 +8,8 @@ import pytest
 
 import enginewright as ew
 from enginewright.optimizer.export import export
-from enginewright.plugins.onnx import kernels as library
+from enginewright.plugins import cpu as kernels
+from enginewright.plugins.onnx import kernels as operators
 from enginewright.runtime.engine.llm import LLM
 from tests.doc_snippets import run_python
 
@@ -26,10 +27,13 @@ def bundle(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_the_decode_loop_gives_what_the_bundle_does(bundle: Path, tmp_path: Path) -> None:
     """16 greedy tokens of the standard file, and the first one of the kernels variant."""
-    (found,) = Path(library.__path__[0]).glob("lib*.so")
+    libraries = [
+        file for part in (kernels, operators) for folder in part.__path__ for file in Path(folder).glob("lib*.so")
+    ]
+    assert len(libraries) == 2
     here = tmp_path / "here"
     here.mkdir()
-    done = run_python(PAGE, here, {"smollm2.bundle": bundle, found.name: found})
+    done = run_python(PAGE, here, {"smollm2.bundle": bundle} | {file.name: file for file in libraries})
     with LLM(bundle, target="onnx", provider="cpu", context=64) as llm:
         ids = llm.tokenizer.encode("The capital of France is")
         (expected,) = llm.generate([ids], ew.SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True))

@@ -231,7 +231,7 @@ void OffloadedLayer::copy(int32_t from, int32_t to) {
   changed_[static_cast<size_t>(target)] = 1;
 }
 
-void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& kernels, ThreadPool& pool) {
+void OffloadedLayer::attend(const PagedAttentionArgs& args, const KernelTable& kernels, Workers& pool) {
   const int64_t tokens = args.q_start[args.requests], heads = cache_.kv_heads;
   const int32_t longest = *std::max_element(args.kv_len, args.kv_len + args.requests);
   const int64_t words = ((longest + kBlock - 1) / kBlock + 63) / 64;

@@ -82,7 +82,7 @@ class OffloadedLayer {
   void copy(int32_t from, int32_t to);
 
   // paged_attention, for as many rows at a time as the memory has slots for what they chose.
-  void attend(const PagedAttentionArgs& args, const KernelTable& kernels, ThreadPool& pool);
+  void attend(const PagedAttentionArgs& args, const KernelTable& kernels, Workers& pool);
 
  private:
   bool in_memory(int64_t block) const {

@@ -18,6 +18,7 @@ extern "C" {
 double ew_log(double x);
 __asm__(".symver ew_log,log@GLIBC_2.2.5");  // 2.29's is the same, but for how it sets errno
 EW_HIDDEN double log(double x) { return ew_log(x); }
+__asm__(".hidden log");  // a header may have declared it before, and what counts is the first declaration
 
 int ew_setaffinity(unsigned long thread, size_t bytes, const cpu_set_t* set);
 __asm__(".symver ew_setaffinity,pthread_setaffinity_np@GLIBC_2.3.4");  // 2.34 moved it to another library

@@ -107,7 +107,7 @@ Args PanelLinear::arguments(const Call& call) const {
 
 // With x rounded to int8, in the scratch of this thread.
 template <class Args>
-Args PanelLinear::rounded(const KernelTable& kernels, const Call& call, ThreadPool& pool) const {
+Args PanelLinear::rounded(const KernelTable& kernels, const Call& call, Workers& pool) const {
   const int64_t stride = padded(k_, kLine), groups = groups_of(k_, activation_group_);
   const int64_t scale_bytes = padded(call.m * groups * 4, kLine);
   char* memory = static_cast<char*>(rounded_memory().reserve(call.m * stride + 2 * scale_bytes));
@@ -131,7 +131,7 @@ Args PanelLinear::rounded(const KernelTable& kernels, const Call& call, ThreadPo
   return args;
 }
 
-void PanelLinear::run(const KernelTable& kernels, const Call& call, ThreadPool& pool) const {
+void PanelLinear::run(const KernelTable& kernels, const Call& call, Workers& pool) const {
   switch (storage_) {
     case Storage::f32:
       return kernels.linear(arguments<LinearArgs>(call), pool);

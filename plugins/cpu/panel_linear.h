@@ -8,8 +8,7 @@
 //                                   weight has integers, and to bf16 where it has bf16
 //   activation                      of the sums: "" or a name of runtime/shared/lowered_program.py
 //
-// The kernels reach threads by the name ThreadPool alone (kernels/parallel.h), so each library that has this
-// file brings a pool of its own.
+// It is in the kernels' library. Each library that calls it brings threads of its own (kernels/parallel.h).
 #pragma once
 
 #include <string>
@@ -19,11 +18,11 @@
 namespace ew {
 
 // What can't be taken; who runs the graph tells its caller.
-struct BadArgument {
+struct EW_EXPORTED BadArgument {
   std::string problem;
 };
 
-class PanelLinear {
+class EW_EXPORTED PanelLinear {
  public:
   struct Description {
     int64_t n, k, weight_group, activation_group;
@@ -53,7 +52,7 @@ class PanelLinear {
   bool may_have_offsets() const;
 
   // May be called from several threads at a time. Throws std::bad_alloc.
-  void run(const KernelTable& kernels, const Call& call, ThreadPool& pool) const;
+  void run(const KernelTable& kernels, const Call& call, Workers& pool) const;
 
  private:
   enum class Storage { f32, bf16, fp8, int8, int4 };
@@ -66,7 +65,7 @@ class PanelLinear {
   template <class Args>
   Args arguments(const Call& call) const;
   template <class Args>
-  Args rounded(const KernelTable& kernels, const Call& call, ThreadPool& pool) const;
+  Args rounded(const KernelTable& kernels, const Call& call, Workers& pool) const;
 
   const int64_t n_, k_, weight_group_, activation_group_;
   const Storage storage_;

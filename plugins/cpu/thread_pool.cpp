@@ -99,7 +99,11 @@ void ThreadPool::wake() {
   wake_.notify_all();
 }
 
-void ThreadPool::run(int64_t tasks, Call call, const void* context) {
+void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* context) {
+  parallel_for(tasks, [fn, context](int64_t task, int worker) { fn(context, task, worker); });
+}
+
+void ThreadPool::run_shared(int64_t tasks, Call call, const void* context) {
   if (running_pool == this) {  // waiting for others from within a task could be waiting for oneself
     for (int64_t task = 0; task < tasks; ++task) call(context, task, running_worker);
     return;

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/parallel.h"
 #include "tuning.h"
 
 namespace ew {
@@ -32,7 +33,7 @@ namespace ew {
 // caller's thread is the caller's own matter.
 enum class Binding { none, cores };
 
-class ThreadPool {
+class ThreadPool final : public Workers {
  public:
   static constexpr int kMaxThreads = 1024;
 
@@ -40,12 +41,12 @@ class ThreadPool {
   // std::invalid_argument above kMaxThreads, std::system_error if the system refuses a thread.
   explicit ThreadPool(int threads, Binding binding = Binding::none, const Tuning& tuning = {});
   // In a forked child, which has none of the workers, they are forgotten.
-  ~ThreadPool();
+  ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return size_; }
-  const Tuning& tuning() const { return tuning_; }
+  int size() const override { return size_; }
+  const Tuning& tuning() const override { return tuning_; }
 
   // Wakes workers that sleep, so that they are there when the first region comes. Costs next to nothing if
   // none sleeps.
@@ -62,13 +63,16 @@ class ThreadPool {
       for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
       return;
     }
-    run(
+    run_shared(
         tasks,
         [](const void* context, int64_t task, int worker) {
           (*static_cast<const F*>(context))(task, worker);
         },
         &fn);
   }
+
+  // The same for the kernels.
+  void run(int64_t tasks, void (*fn)(void* context, int64_t task, int worker), void* context) override;
 
  private:
   using Call = void (*)(const void* context, int64_t task, int worker);
@@ -83,7 +87,7 @@ class ThreadPool {
     int shares = 0;    // how many of the threads have one
   };
 
-  void run(int64_t tasks, Call call, const void* context);
+  void run_shared(int64_t tasks, Call call, const void* context);
   void run_region(uint32_t tasks, int64_t base, Call call, const void* context);
   uint32_t take_tasks(int worker);
   void work(int worker);

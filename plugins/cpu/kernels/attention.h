@@ -378,8 +378,8 @@ struct ScratchPlan {
 };
 
 template <class Products>
-void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
-  const int64_t size = a.cache.key_size, width = a.cache.value_size, threads = pool_size(pool);
+void attend(const PagedAttentionArgs& a, Workers& pool) {
+  const int64_t size = a.cache.key_size, width = a.cache.value_size, threads = pool.size();
   const int64_t per_row = width + 2;  // o, m, l of a split
   const ChoicePlan choice = a.chosen != nullptr ? ChoicePlan() : ChoicePlan(a, threads);
   int64_t tiles = 0, splits = 0, partial_rows = 0, work = 0;
@@ -393,7 +393,7 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   if (tiles == 0) return;
   // Long requests with few tiles for the threads: a task a split, then the merge.
   const bool split_up = threads > 1 && work >= small_work(pool) &&
-                        tiles < tuned(pool_tuning(pool).split_tiles, 16) * threads && splits > tiles &&
+                        tiles < tuned(pool.tuning().split_tiles, 16) * threads && splits > tiles &&
                         partial_rows * per_row <= kMaxPartial;
 
   const ScratchPlan<Products> plan(a.cache);
@@ -478,7 +478,7 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   });
 }
 
-inline void paged_attention(const PagedAttentionArgs& a, ThreadPool& pool) {
+inline void paged_attention(const PagedAttentionArgs& a, Workers& pool) {
 #if defined(EW_BF16)
   if (a.cache.format != KvFormat::f32) return attend<PairProducts>(a, pool);
 #endif

@@ -170,7 +170,7 @@ struct ChoicePlan {
 };
 
 // Summaries of the blocks that this step has filled, and each row's choice: [T, Nkv, words] at `memory`.
-inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPool& pool, char* memory) {
+inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, Workers& pool, char* memory) {
   const KvCache& c = a.cache;
   const int64_t group = a.query_heads / c.kv_heads;
   int64_t filled = 0, rows = a.q_start[a.requests], ranked = 0;
@@ -214,8 +214,8 @@ inline void choose(const PagedAttentionArgs& a, const ChoicePlan& plan, ThreadPo
 }
 
 // The same to a.chosen, for who brings what is chosen into memory before paged_attention reads it.
-inline void choose_blocks(const PagedAttentionArgs& a, ThreadPool& pool) {
-  const ChoicePlan plan(a, pool_size(pool));
+inline void choose_blocks(const PagedAttentionArgs& a, Workers& pool) {
+  const ChoicePlan plan(a, pool.size());
   char* memory = static_cast<char*>(a.workspace->reserve(plan.bytes));
   choose(a, plan, pool, memory);
   const int64_t words = a.q_start[a.requests] * a.cache.kv_heads * plan.words;

@@ -19,17 +19,17 @@ const KernelTable& without_tiles() {
   return *table;
 }
 
-void attend_by_tiles(const PagedAttentionArgs& a, ThreadPool& pool) {
+void attend_by_tiles(const PagedAttentionArgs& a, Workers& pool) {
   if (!TileProducts::takes(a.cache)) return without_tiles().paged_attention(a, pool);
   attend<TileProducts>(a, pool);
 }
 
-void attend_in_a_ring_by_tiles(const RingAttentionArgs& a, ThreadPool& pool) {
+void attend_in_a_ring_by_tiles(const RingAttentionArgs& a, Workers& pool) {
   if (!TileProducts::takes(a.attention.cache)) return without_tiles().ring_attention(a, pool);
   attend_in_a_ring<TileProducts>(a, pool);
 }
 
-void int8_by_tiles(const LinearInt8Args& a, ThreadPool& pool) {
+void int8_by_tiles(const LinearInt8Args& a, Workers& pool) {
   const int64_t quads = (a.k + 3) / 4, size = a.weight_group > 0 ? a.weight_group : a.activation_group;
   TileLinear t;
   t.group = size > 0 ? size : quads * 4;
@@ -44,7 +44,7 @@ void int8_by_tiles(const LinearInt8Args& a, ThreadPool& pool) {
   linear_tiles<false>(a, t, t.group * kPanel, unpack_int8, pool);
 }
 
-void int4_by_tiles(const LinearInt4Args& a, ThreadPool& pool) {
+void int4_by_tiles(const LinearInt4Args& a, Workers& pool) {
   TileLinear t;
   t.group = a.group, t.groups = t.weight_groups = a.k / a.group;
   const bool plain = !a.sparse && a.bits == 4 && a.scale_block == 0;

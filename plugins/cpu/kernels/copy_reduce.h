@@ -9,7 +9,7 @@ namespace ew {
 namespace {
 
 // Elements of 4 bytes, f32 or i32, moved as bytes.
-void copy(const CopyArgs& a, ThreadPool& pool) {
+void copy(const CopyArgs& a, Workers& pool) {
   Walk<2> w;
   for (int d = 0; d < kMaxRank; ++d) {
     w.shape[d] = a.shape[d];
@@ -51,7 +51,7 @@ float reduce_row(ReduceKind kind, const float* x, int64_t count) {
   return lane[0];
 }
 
-void reduce(const ReduceArgs& a, ThreadPool& pool) {
+void reduce(const ReduceArgs& a, Workers& pool) {
   Walk<2> w;
   for (int d = 0; d < kMaxRank; ++d) {
     w.shape[d] = a.shape[d];

@@ -122,7 +122,7 @@ Walk<4> elementwise_walk(const ElementwiseArgs& a, const View (&in)[3]) {
 }
 
 template <class T, class Out>
-void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
+void elementwise_as(const ElementwiseArgs& a, Workers& pool) {
   T number = static_cast<T>(a.scalar);
   View in[3] = {a.in[0], a.in[1], a.in[2]};
   const int operands = operands_of(a.fn);
@@ -153,7 +153,7 @@ void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
   });
 }
 
-void elementwise(const ElementwiseArgs& a, ThreadPool& pool) {
+void elementwise(const ElementwiseArgs& a, Workers& pool) {
   if (a.fn != ElementwiseFn::cast) {
     if (!a.integer) return elementwise_as<float, float>(a, pool);
     return compares(a.fn) ? elementwise_as<int32_t, float>(a, pool)

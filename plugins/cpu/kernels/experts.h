@@ -24,7 +24,7 @@ namespace ew {
 namespace {
 
 // A counting sort. It is too short to share out: some nanoseconds a place.
-inline void route_experts(const RouteExpertsArgs& a, ThreadPool&) {
+inline void route_experts(const RouteExpertsArgs& a, Workers&) {
   for (int64_t e = 0; e <= a.experts; ++e) a.starts[e] = 0;
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int64_t j = 0; j < a.choices; ++j) ++a.starts[a.ids[t * a.ids_stride + j] + 1];
@@ -42,7 +42,7 @@ inline void route_experts(const RouteExpertsArgs& a, ThreadPool&) {
   a.starts[0] = 0;
 }
 
-inline void combine_experts(const CombineExpertsArgs& a, ThreadPool& pool) {
+inline void combine_experts(const CombineExpertsArgs& a, Workers& pool) {
   run_rows(pool, a.tokens, a.choices * a.size, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* weights = a.weights + t * a.weights_stride;
@@ -103,8 +103,8 @@ constexpr int64_t kPartBytes = int64_t{1} << 17;  // of weights: parts share a l
 
 // One list of tasks for all experts, so that a token's few experts keep all threads busy and make them meet
 // once.
-template <class Linear, void (*Run)(const Linear&, ThreadPool&)>
-void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
+template <class Linear, void (*Run)(const Linear&, Workers&)>
+void grouped_linear(const Grouped<Linear>& g, Workers& pool) {
   const int64_t panels = (g.all.n + kPanel - 1) / kPanel;
   if constexpr (requires { g.all.activation_group; }) {
     if (g.all.weight_group > 0 && g.all.activation_group == 0) {  // it needs the workspace for itself
@@ -121,7 +121,7 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
   int64_t blocks = 0;
   for (int64_t e = 0; e < g.experts; ++e) blocks += blocks_of(e);
   const int64_t panel_bytes = g.weight_stride / panels * static_cast<int64_t>(sizeof(*g.all.weight));
-  const int64_t part_bytes = tuned(pool_tuning(pool).task_bytes, kPartBytes);
+  const int64_t part_bytes = tuned(pool.tuning().task_bytes, kPartBytes);
   const int64_t group = 1 + part_bytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
   const int64_t work = (g.starts[g.experts] - g.starts[0]) * panels * kPanel * g.all.k;
   run_tasks(pool, blocks * groups, work, [&](int64_t task, int) {

@@ -39,7 +39,7 @@ inline void gate_row(const GatedActivationArgs& a, int64_t row, float* out) {
   }
 }
 
-void gated_activation(const GatedActivationArgs& a, ThreadPool& pool) {
+void gated_activation(const GatedActivationArgs& a, Workers& pool) {
   run_rows(pool, a.outer * a.inner, a.size * 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       gate_row(a, row, a.out.data + row / a.inner * a.out.stride0 + row % a.inner * a.out.stride1);

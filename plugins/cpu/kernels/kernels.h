@@ -8,11 +8,14 @@
 //   avx512_vnni.cpp    as avx512.cpp, -mavx512vnni       in a copy of the table that they extend
 //   avx512_bf16.cpp    as avx512.cpp, -mavx512bf16
 //   avx512_amx.cpp     as avx512.cpp, -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
-//   portable.cpp, registry.cpp, parallel.cpp     no further flags
+//   portable.cpp, registry.cpp     no further flags
 //   reference.cpp, reference_attention.cpp, reference_packed.cpp          no further flags; for the tests
 //   alone, not for the extension
-// parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
-// with AVX-512 flags could be picked by the linker for everybody.
+// None of them includes ../thread_pool.h: inline functions of a header that is compiled with AVX-512 flags
+// could be picked by the linker for everybody. Threads are reached by the class Workers (parallel.h).
+//
+// The package has the kernels once, in libenginewright_kernels.so. The extension and the libraries for
+// onnxruntime and XLA load it, and see what is EW_EXPORTED.
 //
 // Shape letters as in runtime/shared/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV
 // pool, Nq query heads, Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block
@@ -30,13 +33,14 @@
 #include <string>
 #include <vector>
 
+#include "exported.h"
 #include "operands.h"
 #include "packed_args.h"
 #include "routing_args.h"
 
 namespace ew {
 
-class ThreadPool;
+class Workers;
 
 // out[t, :] = weight[ids[t], :]
 struct EmbeddingArgs {
@@ -258,7 +262,7 @@ struct ReduceArgs {
 
 struct KernelTable {
   const char* isa;  // avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, ..
-#define EW_SLOT(name, args, ...) void (*name)(const args&, ThreadPool&);
+#define EW_SLOT(name, args, ...) void (*name)(const args&, Workers&);
   EW_KERNELS(EW_SLOT)
 #undef EW_SLOT
   // Rounds of a loop in registers alone, on the calling thread: how many multiply-adds they were. See peak.h
@@ -268,16 +272,16 @@ struct KernelTable {
 };
 
 // What this processor can run, best first; the last is "portable".
-std::vector<std::string> available_isas();
+EW_EXPORTED std::vector<std::string> available_isas();
 
 // The table of an instruction set; null if this build or this processor doesn't have it.
-const KernelTable* kernels_for(const char* isa);
+EW_EXPORTED const KernelTable* kernels_for(const char* isa);
 
 // By the names of runtime/shared/lowered_program.py. False, and no change, for an unknown name.
-bool parse_activation(const char* name, Activation* out);
-bool parse_linear_activation(const char* name, LinearActivation* out);
-bool parse_reduce(const char* name, ReduceKind* out);
-bool parse_kv_format(const char* name, KvFormat* out);
-bool parse_elementwise(const char* name, ElementwiseFn* out);
+EW_EXPORTED bool parse_activation(const char* name, Activation* out);
+EW_EXPORTED bool parse_linear_activation(const char* name, LinearActivation* out);
+EW_EXPORTED bool parse_reduce(const char* name, ReduceKind* out);
+EW_EXPORTED bool parse_kv_format(const char* name, KvFormat* out);
+EW_EXPORTED bool parse_elementwise(const char* name, ElementwiseFn* out);
 
 }  // namespace ew

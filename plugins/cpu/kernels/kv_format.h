@@ -160,7 +160,7 @@ EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_
 }
 
 // Two tokens never have the same slot.
-inline void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
+inline void kv_write(const KvWriteArgs& a, Workers& pool) {
   const KvCache& c = a.cache;
   run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

@@ -61,12 +61,12 @@ void linear_stream(const LinearArgs& a, int64_t panel, int64_t panel_end) {
   for (; panel < panel_end; ++panel) linear_block<R, 1, false>(a, 0, panel, 0, a.k, nullptr);
 }
 
-inline void linear(const LinearArgs& a, ThreadPool& pool) {
+inline void linear(const LinearArgs& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   if (a.sparse) return linear_sparse(a, pool);
   const int64_t panels = (a.n + kPanel - 1) / kPanel;
   const int64_t work = a.m * panels * kPanel * a.k;
-  const int64_t threads = pool_size(pool);
+  const int64_t threads = pool.size();
   const int64_t row_blocks = (a.m + kRowBlock - 1) / kRowBlock;
 
   // Enough tasks to even out, each large enough (some 100 KB of weights) to be worth handing out.

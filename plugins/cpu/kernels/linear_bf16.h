@@ -48,7 +48,7 @@ void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead
   keep_sums<R>(acc, sums);
 }
 
-inline void linear_bf16(const LinearBf16Args& a, ThreadPool& pool) {
+inline void linear_bf16(const LinearBf16Args& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   if (a.sparse) return linear_sparse(a, pool);
   const int64_t panel_size = (a.k + 1) / 2 * kPanel * 2, panel_bytes = panel_size * 2;

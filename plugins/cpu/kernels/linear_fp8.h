@@ -65,7 +65,7 @@ void fp8_block(const LinearFp8Args& a, int64_t row, int64_t panel, int64_t k0, i
   }
 }
 
-inline void linear_fp8(const LinearFp8Args& a, ThreadPool& pool) {
+inline void linear_fp8(const LinearFp8Args& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   linear_tasks(pool, a.m, a.n, a.k, a.k * kPanel,
                [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {

@@ -293,19 +293,19 @@ EW_INLINE void with_bits(int64_t bits, const F& fn) {
 
 // Rows of a task whose panels are unpacked: as many as stay in the second-level cache, if there are panels
 // enough for all threads.
-inline int64_t unpacked_task_rows(const LinearInt4Args& a, ThreadPool& pool) {
+inline int64_t unpacked_task_rows(const LinearInt4Args& a, Workers& pool) {
   const int64_t rows = kUnpackedBytes / a.k, panels = (a.n + kPanel - 1) / kPanel;
-  return rows < kTaskRows || panels < 4 * pool_size(pool) ? kTaskRows : rows;
+  return rows < kTaskRows || panels < 4 * pool.size() ? kTaskRows : rows;
 }
 
-inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
+inline void linear_int4(const LinearInt4Args& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   const int64_t dense_bytes = a.k * a.bits / 8 * kPanel;
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt4, a.k) : dense_bytes;
   const bool unpacked = kUnpackedRows > 0 && !a.sparse && a.m >= kUnpackFrom && a.k > 0 &&
                         a.workspace != nullptr && (a.bits != 4 || kUnpackNibbles);
   const int64_t task_rows =
-      tuned(pool_tuning(pool).task_rows, unpacked ? unpacked_task_rows(a, pool) : kTaskRows);
+      tuned(pool.tuning().task_rows, unpacked ? unpacked_task_rows(a, pool) : kTaskRows);
   const int64_t groups = a.k / a.group, products_of_task = unpacked && a.weight_offsets != nullptr
                                                                ? std::min(task_rows, a.m) * groups
                                                                : 0;
@@ -316,7 +316,7 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
                                        unpacked ? a.k * kPanel + products_of_task * 4 : dense_bytes);
   uint8_t* spare = nullptr;
   if (unpacked || many.groups > 0 || (a.sparse && a.m > kSparseInt4Most))
-    spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * spare_bytes));
+    spare = static_cast<uint8_t*>(a.workspace->reserve(pool.size() * spare_bytes));
   const auto task = [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
     uint8_t* const own = spare == nullptr ? nullptr : spare + worker * spare_bytes;
     const auto open = [&](int64_t p, uint8_t* to) -> const uint8_t* {

@@ -181,7 +181,7 @@ inline void look_up_panel(const uint8_t* w, const uint8_t* codes, int64_t quads,
 }
 
 // The sums of values in the weight's groups, where activations have no groups of their own.
-inline void sum_groups(const LinearInt8Args& a, int64_t count, int32_t* sums, ThreadPool& pool) {
+inline void sum_groups(const LinearInt8Args& a, int64_t count, int32_t* sums, Workers& pool) {
   run_rows(pool, a.m, a.k / 4 + count, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       const int8_t* values = a.values + m * a.values_stride;
@@ -195,7 +195,7 @@ inline void sum_groups(const LinearInt8Args& a, int64_t count, int32_t* sums, Th
   });
 }
 
-inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
+inline void linear_int8(const LinearInt8Args& a, Workers& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   const int64_t quads = (a.k + 3) / 4;
   Int8Groups g;
@@ -218,10 +218,10 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
   if (a.workspace == nullptr || a.weight_group != a.activation_group || !many.fits(a.m, a.k)) many.groups = 0;
   uint8_t* spare = nullptr;
   int64_t spare_of = 0;  // bytes of a worker
-  if (many.groups > 0) spare_of = many.spare(std::min(a.m, tuned(pool_tuning(pool).task_rows, kTaskRows)));
+  if (many.groups > 0) spare_of = many.spare(std::min(a.m, tuned(pool.tuning().task_rows, kTaskRows)));
   if (a.sparse && a.m > kInt8Rows && spare_of < spread_bytes) spare_of = spread_bytes;
   if (sums_bytes + spare_of > 0)
-    spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + pool_size(pool) * spare_of));
+    spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + pool.size() * spare_of));
   if (g.values_last) {
     int32_t* sums = reinterpret_cast<int32_t*>(spare);
     sum_groups(a, g.count, sums, pool);

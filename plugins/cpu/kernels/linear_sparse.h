@@ -62,7 +62,7 @@ void sparse_block(const Linear& a, int64_t row, int64_t p, SparsePanel<Format> p
 }
 
 template <class Linear>
-void linear_sparse(const Linear& a, ThreadPool& pool) {
+void linear_sparse(const Linear& a, Workers& pool) {
   constexpr SparseFormat kFormat = sizeof(*a.x) == 4 ? kSparseF32 : kSparseBf16;
   const uint8_t* weight = reinterpret_cast<const uint8_t*>(a.weight);
   const int64_t panel_bytes = sparse_bytes(kFormat, a.k);

@@ -20,10 +20,10 @@ constexpr int64_t kTaskBytes = int64_t{1} << 18;
 // weight is read in some microseconds, where handing out more tasks than threads costs more than it evens
 // out. Rows begin at multiples of `unit`, and are `most_rows` at most.
 template <class F>
-void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn,
+void linear_tasks(Workers& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn,
                   int64_t unit = 1, int64_t most_rows = kTaskRows) {
-  const int64_t threads = pool_size(pool), panels = (n + kPanel - 1) / kPanel;
-  const Tuning& tuning = pool_tuning(pool);
+  const int64_t threads = pool.size(), panels = (n + kPanel - 1) / kPanel;
+  const Tuning& tuning = pool.tuning();
   const int64_t task_rows = tuned(tuning.task_rows, most_rows), row_blocks = (m + task_rows - 1) / task_rows;
   const int64_t least = 1 + tuned(tuning.task_bytes, kTaskBytes) / (panel_bytes + 1);  // panels of a task
   const int64_t tasks = tuned(tuning.thread_tasks, 8) * threads;

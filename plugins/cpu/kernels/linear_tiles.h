@@ -180,7 +180,7 @@ void store_batch(const Linear& a, const TileLinear& t, TileBatch& batch, int64_t
 // group_bytes: those of a group as it is stored. unpack(stored, quads of k, to)
 template <bool Offsets, class Linear, class Unpack>
 void linear_tiles(const Linear& a, const TileLinear& t, int64_t group_bytes, const Unpack& unpack,
-                  ThreadPool& pool) {
+                  Workers& pool) {
   const int64_t step = t.group < kChunk ? kChunk / t.group : 1, most = t.batch();
   const auto panel_of = [&](TileBatch& batch, int64_t p, float* sums) {
     for (int64_t g = 0; g < t.groups; g += step) {

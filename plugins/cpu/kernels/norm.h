@@ -74,7 +74,7 @@ EW_INLINE void norm_row(const NormArgs& a, int64_t row, float* y) {
 }
 
 template <bool Layer, bool Add>
-void norm(const NormArgs& a, ThreadPool& pool) {
+void norm(const NormArgs& a, Workers& pool) {
   run_rows(pool, a.outer * a.inner, a.size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row / a.inner, j = row % a.inner;

@@ -15,10 +15,10 @@ namespace ew {
 namespace {
 
 template <bool Layer, bool Add>
-void norm_quantize(const NormQuantizeArgs& a, ThreadPool& pool) {
+void norm_quantize(const NormQuantizeArgs& a, Workers& pool) {
   const int64_t width = (a.then.k + 15) / 16 * 16;
-  float* rows = static_cast<float*>(
-      a.workspace->reserve(pool_size(pool) * width * static_cast<int64_t>(sizeof(float))));
+  float* rows =
+      static_cast<float*>(a.workspace->reserve(pool.size() * width * static_cast<int64_t>(sizeof(float))));
   run_rows(pool, a.then.m, 2 * a.first.size, [&](int64_t begin, int64_t end, int worker) {
     float* row = rows + worker * width;
     for (int64_t m = begin; m < end; ++m) {

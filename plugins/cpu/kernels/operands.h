@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "elementwise_functions.h"
+#include "exported.h"
 
 namespace ew {
 
@@ -14,7 +15,7 @@ constexpr int64_t kMaxRank = 4;
 constexpr int64_t kLongestHead = 1024;  // key head size that rope_kv_write takes
 
 // A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
-class Workspace {
+class EW_EXPORTED Workspace {
  public:
   Workspace() = default;
   ~Workspace();

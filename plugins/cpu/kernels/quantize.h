@@ -20,7 +20,7 @@ EW_INLINE uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(magnitude > 0x7f800000u ? quiet : nearest);
 }
 
-inline void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
+inline void cast_bf16(const CastBf16Args& a, Workers& pool) {
   run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       uint16_t* out = a.out + m * a.out_stride;
@@ -68,13 +68,13 @@ EW_INLINE void quantize_row(const QuantizeActivationArgs& a, int64_t m, const fl
   for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
 }
 
-inline void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
+inline void quantize_activation(const QuantizeActivationArgs& a, Workers& pool) {
   run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) quantize_row(a, m, a.x + m * a.x_stride);
   });
 }
 
-inline void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
+inline void embedding_bf16(const EmbeddingBf16Args& a, Workers& pool) {
   run_rows(pool, a.tokens, a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = a.ids[t], pairs = (a.hidden + 1) / 2;
@@ -101,7 +101,7 @@ EW_INLINE int few_bits_at(const uint8_t* panel, int64_t bits, int64_t column, in
   return high << first | low;
 }
 
-inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
+inline void embedding_int8(const EmbeddingInt8Args& a, Workers& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden, quads = (a.hidden + 3) / 4;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
@@ -124,7 +124,7 @@ inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
   });
 }
 
-inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
+inline void embedding_int4(const EmbeddingInt4Args& a, Workers& pool) {
   const int64_t groups = a.hidden > 0 ? a.hidden / a.group_size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -147,7 +147,7 @@ inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
   });
 }
 
-inline void embedding_fp8(const EmbeddingFp8Args& a, ThreadPool& pool) {
+inline void embedding_fp8(const EmbeddingFp8Args& a, Workers& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Which kernels this processor can run, the names of their options, and Workspace.
+// Which kernels this processor can run, the names of their options, Workers and Workspace.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "kernels.h"
+#include "parallel.h"
 
 namespace ew {
 
@@ -25,6 +26,8 @@ void use_avx2_vnni(KernelTable* table);
 void use_avx512_vnni(KernelTable* table);
 void use_avx512_bf16(KernelTable* table);
 void use_avx512_amx(KernelTable* table);
+
+Workers::~Workers() = default;
 
 Workspace::~Workspace() { std::free(data_); }
 

@@ -50,9 +50,9 @@ inline void merge_own_heads(const RingAttentionArgs& a, const AttentionTask& t, 
 }
 
 template <class Products>
-void attend_in_a_ring(const RingAttentionArgs& a, ThreadPool& pool) {
+void attend_in_a_ring(const RingAttentionArgs& a, Workers& pool) {
   const PagedAttentionArgs& all = a.attention;
-  const int64_t size = all.cache.key_size, width = all.cache.value_size, threads = pool_size(pool);
+  const int64_t size = all.cache.key_size, width = all.cache.value_size, threads = pool.size();
   const auto floats_of = [&](const AttentionTask& t, int64_t splits) {
     return t.tokens * t.heads * splits * (width + 2);
   };
@@ -130,7 +130,7 @@ void attend_in_a_ring(const RingAttentionArgs& a, ThreadPool& pool) {
   }
 }
 
-inline void ring_attention(const RingAttentionArgs& a, ThreadPool& pool) {
+inline void ring_attention(const RingAttentionArgs& a, Workers& pool) {
 #if defined(EW_BF16)
   if (a.attention.cache.format != KvFormat::f32) return attend_in_a_ring<PairProducts>(a, pool);
 #endif

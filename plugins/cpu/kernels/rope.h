@@ -15,7 +15,7 @@ namespace {
 
 // The angle is a float product, as in every model's own code; libm's sinf and cosf are within an ulp at any
 // angle, which a short polynomial isn't at position 131072. It is computed once a step.
-void rope_table(const RopeTableArgs& a, ThreadPool& pool) {
+void rope_table(const RopeTableArgs& a, Workers& pool) {
   run_rows(pool, a.tokens, a.freqs * 32, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* out = a.out + t * a.out_stride;
@@ -66,7 +66,7 @@ EW_INLINE void rope_token(const RopeArgs& a, int64_t t) {
   }
 }
 
-void rope(const RopeArgs& a, ThreadPool& pool) {
+void rope(const RopeArgs& a, Workers& pool) {
   run_rows(pool, a.tokens, a.heads * a.size, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) rope_token(a, t);
   });

@@ -12,7 +12,7 @@
 namespace ew {
 namespace {
 
-void rope_kv_write(const RopeKvWriteArgs& a, ThreadPool& pool) {
+void rope_kv_write(const RopeKvWriteArgs& a, Workers& pool) {
   const KvCache& c = a.write.cache;
   const int64_t work = a.query.heads * a.query.size + c.kv_heads * (2 * c.key_size + c.value_size);
   run_rows(pool, a.write.tokens, work, [&](int64_t begin, int64_t end) {

@@ -15,7 +15,7 @@ EW_INLINE void copy_row(float* to, const float* from, int64_t count) {
   __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
 }
 
-void embedding(const EmbeddingArgs& a, ThreadPool& pool) {
+void embedding(const EmbeddingArgs& a, Workers& pool) {
   run_rows(pool, a.tokens, a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = a.ids[t];
@@ -30,7 +30,7 @@ void embedding(const EmbeddingArgs& a, ThreadPool& pool) {
   });
 }
 
-void take_rows(const TakeRowsArgs& a, ThreadPool& pool) {
+void take_rows(const TakeRowsArgs& a, Workers& pool) {
   run_rows(pool, a.count, a.inner * a.size, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t j = 0; j < a.inner; ++j) {
@@ -41,7 +41,7 @@ void take_rows(const TakeRowsArgs& a, ThreadPool& pool) {
   });
 }
 
-inline void gather(const GatherArgs& a, ThreadPool& pool) {
+inline void gather(const GatherArgs& a, Workers& pool) {
   run_rows(pool, a.outer * a.inner, a.count, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row / a.inner, j = row % a.inner;
@@ -53,7 +53,7 @@ inline void gather(const GatherArgs& a, ThreadPool& pool) {
   });
 }
 
-inline void scatter(const ScatterArgs& a, ThreadPool& pool) {
+inline void scatter(const ScatterArgs& a, Workers& pool) {
   run_rows(pool, a.outer * a.inner, a.size + a.count, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row / a.inner, j = row % a.inner;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "exported.h"
+
 namespace ew {
 
 // The largest of a row of logits.
@@ -25,9 +27,9 @@ struct SamplingLoops {
 };
 
 // Those of an instruction set (avx512, avx2, portable); null if this processor doesn't have it.
-const SamplingLoops* sampling_loops_for(const char* isa);
+EW_EXPORTED const SamplingLoops* sampling_loops_for(const char* isa);
 
 // The fastest that this processor has.
-const SamplingLoops& sampling_loops();
+EW_EXPORTED const SamplingLoops& sampling_loops();
 
 }  // namespace ew

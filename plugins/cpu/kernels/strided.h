@@ -47,7 +47,7 @@ void merge_dimensions(Walk<N>* w, bool keep_last) {
 // fn(offsets[N] of the piece's first element, its length) for all pieces of at most `piece` along the last
 // dimension.
 template <int N, class F>
-void for_pieces(ThreadPool& pool, const Walk<N>& w, int64_t piece, int64_t element_work, const F& fn) {
+void for_pieces(Workers& pool, const Walk<N>& w, int64_t piece, int64_t element_work, const F& fn) {
   const int64_t rows = w.shape[0] * w.shape[1] * w.shape[2], length = w.shape[3];
   if (rows <= 0 || length <= 0) return;
   const int64_t pieces = (length + piece - 1) / piece;

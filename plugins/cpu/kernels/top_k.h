@@ -28,7 +28,7 @@ inline void top_k_row(const float* x, int64_t size, int64_t k, float* values, in
   }
 }
 
-inline void top_k(const TopKArgs& a, ThreadPool& pool) {
+inline void top_k(const TopKArgs& a, Workers& pool) {
   run_rows(pool, a.outer * a.inner, 2 * a.size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row / a.inner, j = row % a.inner;

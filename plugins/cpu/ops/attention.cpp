@@ -89,7 +89,7 @@ void verify_kv_write(StepVerifier& v) {
 
 // A call that writes to a cache: its blocks are in memory by then.
 template <class Args>
-Call writing(OffloadedLayer* layer, void (*KernelTable::*kernel)(const Args&, ThreadPool&), const Args& args,
+Call writing(OffloadedLayer* layer, void (*KernelTable::*kernel)(const Args&, Workers&), const Args& args,
              const KvWriteArgs& write) {
   if (!layer) return call(kernel, args);
   return [=, slots = write.slots, tokens = write.tokens](const RunContext& run) {

@@ -29,7 +29,7 @@ struct RingCounts {
 // What a step runs with.
 struct RunContext {
   const KernelTable& kernels;
-  ThreadPool& pool;
+  Workers& pool;
   const int32_t* inverse;  // of the permutation that the step's IndexCheck looked at
   Exchange* exchange;      // with the other ranks; null where there are none
   RingCounts* ring;
@@ -37,7 +37,7 @@ struct RunContext {
 using Call = std::function<void(const RunContext&)>;
 
 template <class Args>
-Call call(void (*KernelTable::*kernel)(const Args&, ThreadPool&), const Args& args) {
+Call call(void (*KernelTable::*kernel)(const Args&, Workers&), const Args& args) {
   return [kernel, args](const RunContext& run) { (run.kernels.*kernel)(args, run.pool); };
 }
 

@@ -93,7 +93,7 @@ std::vector<float> by_itself(const KernelTable& kernels, ThreadPool& pool, Eleme
 
 template <class Args>
 void check_store(const KernelTable& kernels, ThreadPool& pool, const std::string& what, Args a,
-                 void (*linear)(const Args&, ThreadPool&)) {
+                 void (*linear)(const Args&, Workers&)) {
   const int64_t gap = 3;
   const auto residual = random_floats(a.m * a.n, 9);
   std::vector<float> plain(residual.size());

@@ -80,7 +80,7 @@ std::vector<float> run(Args args, const F& fn) {
 // Every instruction set's sparse sums are its dense ones, and row by row the same.
 template <class Args>
 void compare(const Args& dense, const Args& sparse, const Shape& shape,
-             void (*KernelTable::*kernel)(const Args&, ThreadPool&), int64_t row_step) {
+             void (*KernelTable::*kernel)(const Args&, Workers&), int64_t row_step) {
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
     const auto call = [&](const Args& a) { (kernels.*kernel)(a, pool); };
     const auto expected = run(dense, call), y = run(sparse, call);

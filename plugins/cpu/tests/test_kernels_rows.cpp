@@ -34,7 +34,7 @@ struct Tensor {
   Rows<const float> view() const { return {data.data(), inner * (size + gap) + 3, size + gap}; }
 };
 
-using NormFn = void (*)(const NormArgs&, ThreadPool&);
+using NormFn = void (*)(const NormArgs&, Workers&);
 using NormReference = void (*)(const NormArgs&);
 
 void check_norm(NormFn KernelTable::* kernel, NormReference expected_of, bool layer, bool add) {

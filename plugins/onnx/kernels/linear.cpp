@@ -65,7 +65,7 @@ void Linear::run(OrtKernelContext* context) const {
   x.shape.back() = product_.n();
   call.y = static_cast<float*>(api_.output(context, 0, x.shape));
   if (call.m == 0) return;
-  ThreadPool pool(api_, context, threads_);
+  SessionThreads pool(api_, context, threads_);
   product_.run(kernels_, call, pool);
 }
 

@@ -2,9 +2,7 @@
 
 #include <atomic>
 
-#include "../../cpu/kernels/parallel.h"
-
-namespace ew {
+namespace ew::ort {
 namespace {
 
 struct Region {
@@ -17,7 +15,7 @@ struct Region {
 }  // namespace
 
 // Each thread takes one task after the other, so that one which comes late costs no more than a task.
-void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) {
+void SessionThreads::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) {
   Region region{.tasks = tasks, .fn = fn, .data = data};
   const auto work = [](void* of, size_t worker) {
     Region& all = *static_cast<Region*>(of);
@@ -28,12 +26,4 @@ void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data)
   api_.parallel_for(context_, work, static_cast<size_t>(threads_), &region);
 }
 
-void pool_run(ThreadPool& pool, int64_t tasks, void (*fn)(void*, int64_t, int), void* context) {
-  pool.run(tasks, fn, context);
-}
-
-int pool_size(const ThreadPool& pool) { return pool.size(); }
-
-const Tuning& pool_tuning(const ThreadPool& pool) { return pool.tuning(); }
-
-}  // namespace ew
+}  // namespace ew::ort

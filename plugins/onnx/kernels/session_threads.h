@@ -1,32 +1,31 @@
-// The kernels' ThreadPool in this library: the threads of the session that calls an operator.
+// The workers of the kernels that this library calls: the threads of the session that calls an operator.
 //
-// The kernels know the class by its name alone (../cpu/kernels/parallel.h), and ../cpu/thread_pool.h has
-// nothing to do with this library: its threads and onnxruntime's, which stay awake for a while too, would
-// take the cores from each other.
+// Those of ../cpu/thread_pool.h aren't used here: they and onnxruntime's, which stay awake for a while too,
+// would take the cores from each other.
 #pragma once
 
 #include <cstdint>
 
-#include "../../cpu/tuning.h"
+#include "../../cpu/kernels/parallel.h"
 #include "api.h"
 
-namespace ew {
+namespace ew::ort {
 
-class ThreadPool {
+class SessionThreads final : public Workers {
  public:
   // `threads`: how many the session has, its caller's among them.
-  ThreadPool(const ort::Api& api, const OrtKernelContext* context, int threads)
+  SessionThreads(const Api& api, const OrtKernelContext* context, int threads)
       : api_(api), context_(context), threads_(threads) {}
 
-  void run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data);
-  int size() const { return threads_; }
-  const Tuning& tuning() const { return tuning_; }
+  void run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) override;
+  int size() const override { return threads_; }
+  const Tuning& tuning() const override { return tuning_; }
 
  private:
-  const ort::Api& api_;
+  const Api& api_;
   const OrtKernelContext* context_;
   const int threads_;
   const Tuning tuning_ = {};
 };
 
-}  // namespace ew
+}  // namespace ew::ort

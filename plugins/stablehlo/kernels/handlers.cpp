@@ -50,7 +50,7 @@ void linear(const CallFrame& frame) {
   if (frame.integer("bias")) call.bias = frame.floats(place++, product.n());
   if (frame.arguments() != place) throw BadArgument{"there are arguments too many"};
   call.y = frame.out(0, call.m * product.n());
-  ThreadPool pool(frame);
+  RunThreads pool(frame);
   product.run(kernels(), call, pool);
 }
 
@@ -68,7 +68,7 @@ void rotate(const CallFrame& frame) {
   args.table = frame.floats(1), args.table_stride = table.dims[1];
   args.interleaved = frame.integer("interleaved") != 0;
   args.out = {.data = frame.out(0, elements(x)), .stride0 = heads * size, .stride1 = size};
-  ThreadPool pool(frame);
+  RunThreads pool(frame);
   kernels().rope(args, pool);
 }
 
@@ -108,7 +108,7 @@ void write_cache(const CallFrame& frame) {
   if (const float* before = frame.floats(0, count); before != cache) {
     std::memcpy(cache, before, static_cast<size_t>(count) * sizeof(float));  // it wasn't donated
   }
-  ThreadPool pool(frame);
+  RunThreads pool(frame);
   run_rows(pool, s.rows(), heads * size, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t place = t / s.tokens * s.places + s.index[t / s.tokens] + t % s.tokens;
@@ -155,7 +155,7 @@ void attention(const CallFrame& frame) {
   args.scale = frame.number("scale"), args.window = frame.integer("window");
   args.out = {.data = frame.out(0, s.rows() * heads * width), .stride0 = heads * width, .stride1 = width};
   args.workspace = &memory.workspace;
-  ThreadPool pool(frame);
+  RunThreads pool(frame);
   kernels().paged_attention(args, pool);
 }
 

@@ -5,9 +5,7 @@
 #include <memory>
 #include <thread>
 
-#include "../../cpu/kernels/parallel.h"
-
-namespace ew {
+namespace ew::xla {
 namespace {
 
 constexpr int64_t kMostThreads = 1024;
@@ -40,7 +38,7 @@ bool failed(const XlaFfiApi& api, XlaFfiError* error) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(const xla::CallFrame& frame) : frame_(frame) {
+RunThreads::RunThreads(const CallFrame& frame) : frame_(frame) {
   int64_t threads = 1;
   XlaFfiThreadsArgs args = {sizeof(args), nullptr, frame.context(), &threads};
   if (!failed(frame.api(), frame.api().threads(&args))) {
@@ -49,7 +47,7 @@ ThreadPool::ThreadPool(const xla::CallFrame& frame) : frame_(frame) {
 }
 
 // The caller waits for tasks that others have begun, never for a thread that hasn't come.
-void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) {
+void RunThreads::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) {
   auto region = std::make_shared<Region>();
   region->tasks = tasks, region->fn = fn, region->data = data;
   const int64_t others = std::min<int64_t>(size_, tasks) - 1;
@@ -69,12 +67,4 @@ void ThreadPool::run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data)
   }
 }
 
-void pool_run(ThreadPool& pool, int64_t tasks, void (*fn)(void*, int64_t, int), void* context) {
-  pool.run(tasks, fn, context);
-}
-
-int pool_size(const ThreadPool& pool) { return pool.size(); }
-
-const Tuning& pool_tuning(const ThreadPool& pool) { return pool.tuning(); }
-
-}  // namespace ew
+}  // namespace ew::xla

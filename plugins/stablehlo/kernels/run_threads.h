@@ -1,4 +1,4 @@
-// The kernels' ThreadPool in this library: the threads of the XLA client that runs the module.
+// The workers of the kernels that this library calls: the threads of the XLA client that runs the module.
 //
 // Threads of our own would take the cores from XLA's, which run the rest of the module. See
 // ../../onnx/kernels/session_threads.h, which does the same there.
@@ -6,23 +6,23 @@
 
 #include <cstdint>
 
-#include "../../cpu/tuning.h"
+#include "../../cpu/kernels/parallel.h"
 #include "call_frame.h"
 
-namespace ew {
+namespace ew::xla {
 
-class ThreadPool {
+class RunThreads final : public Workers {
  public:
-  explicit ThreadPool(const xla::CallFrame& frame);
+  explicit RunThreads(const CallFrame& frame);
 
-  void run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data);
-  int size() const { return size_; }
-  const Tuning& tuning() const { return tuning_; }
+  void run(int64_t tasks, void (*fn)(void*, int64_t, int), void* data) override;
+  int size() const override { return size_; }
+  const Tuning& tuning() const override { return tuning_; }
 
  private:
-  const xla::CallFrame& frame_;
+  const CallFrame& frame_;
   int size_ = 1;  // the caller's thread among them
   const Tuning tuning_ = {};
 };
 
-}  // namespace ew
+}  // namespace ew::xla

@@ -32,7 +32,7 @@ struct ByReference {
 
 struct ByKernels {
   const KernelTable& kernels;
-  ThreadPool& pool;
+  Workers& pool;
   void operator()(const LinearArgs& a) const { kernels.linear(a, pool); }
   void operator()(const LinearBf16Args& a) const { kernels.linear_bf16(a, pool); }
   void operator()(const LinearFp8Args& a) const { kernels.linear_fp8(a, pool); }
@@ -175,7 +175,7 @@ const std::vector<float>& Problem::expected(const std::string& isa) {
   if (!found.empty()) return found;
   if (by_reference) return found = compute(dense_, false, ByReference{fused});
   const ort::Api api(fake::table());
-  ThreadPool alone(api, nullptr, 1);
+  ort::SessionThreads alone(api, nullptr, 1);
   return found = compute(weight.bytes, form_.sparse, ByKernels{*kernels_for(isa.c_str()), alone});
 }
 
