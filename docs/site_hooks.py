@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def navigation(index: str) -> list[dict[str, Any]]:
 
 
 def on_config(config: Any) -> Any:
-    """Gives MkDocs the navigation: a page is listed in one place."""
+    """Gives MkDocs the navigation, and the repository's address: each is listed in one place."""
+    if not config.repo_url:
+        project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        config.repo_url = project["urls"]["Repository"]
     config.nav = navigation((DOCS / "README.md").read_text(encoding="utf-8"))
     return config
 

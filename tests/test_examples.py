@@ -193,7 +193,7 @@ OTHER_PROGRAMS = {
     "gh attestation, cosign": ("--cert-identity", "--cert-oidc-issuer"),
     "hf": ("--local-dir",),
     "mypy, trtexec": ("--strict",),
-    "pip": ("--force-reinstall",),
+    "pip": ("--force-reinstall", "--no-compile", "--no-deps", "--requirement", "--target"),
     "ray": ("--address", "--generate", "--head"),
     "sha256sum": ("--check",),
     "systemctl": ("--now",),

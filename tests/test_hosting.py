@@ -19,8 +19,13 @@ from enginewright.optimizer.cli.app import app
 REPOSITORY = Path(__file__).resolve().parent.parent
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+ACTIONS = (*WORKFLOWS, REPOSITORY / "examples" / "ci" / "github-actions.yml")
 FORMS = sorted(GITHUB.glob("ISSUE_TEMPLATE/*.yml"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+
+
+PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
+"""An action by its commit: a tag may lead to other code tomorrow."""
 
 
 class Loader(yaml.SafeLoader):
@@ -44,7 +49,7 @@ def test_a_workflow_calls_what_there_is(path: Path) -> None:
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
             if "uses" in step:
-                assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+                assert PINNED.fullmatch(step["uses"])
                 continue
             assert "${{" not in step["run"]  # what comes from outside isn't part of a command
             for line in step["run"].splitlines():
@@ -52,6 +57,22 @@ def test_a_workflow_calls_what_there_is(path: Path) -> None:
                 if program == "make":
                     subprocess.run(["make", "--dry-run", "--silent", *arguments], cwd=REPOSITORY, check=True)
                 assert "/" not in program or (REPOSITORY / program).stat().st_mode & 0o100, line
+
+
+@pytest.mark.parametrize("path", ACTIONS, ids=lambda path: path.stem)
+def test_each_action_is_pinned_and_its_release_is_named(path: Path) -> None:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if "uses:" in line]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(rf"(- )?uses: {PINNED.pattern} # v\d+\.\d+\.\d+", line), line
+
+
+def test_an_action_has_one_commit_everywhere() -> None:
+    named: dict[str, set[str]] = {}
+    for path in ACTIONS:
+        for name, commit in re.findall(r"uses: ([\w/-]+)@(\S+)", path.read_text(encoding="utf-8")):
+            named.setdefault(name, set()).add(commit)
+    assert {name: len(commits) for name, commits in named.items() if len(commits) > 1} == {}
 
 
 def test_ci_is_the_project_s_own_with_an_index_and_without() -> None:
@@ -116,3 +137,40 @@ def test_wheels_are_for_the_versions_that_the_package_names() -> None:
     named = {c.split(":: ")[-1] for c in PROJECT["project"]["classifiers"] if re.search(r"Python :: 3\.", c)}
     assert {re.sub(r"cp3(\d+)-.*", r"3.\1", build) for build in built["build"]} == named
     assert set(built["test-extras"]) <= PROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_the_changelog_has_the_version_with_a_date_below_what_is_unreleased() -> None:
+    headings = re.findall(r"^## (.*)$", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(PROJECT['project']['version'])} - \d{{4}}-\d\d-\d\d", headings[1])
+
+
+def test_the_repository_s_address_is_in_one_place() -> None:
+    urls = PROJECT["project"]["urls"]
+    assert {"Repository", "Documentation", "Changelog", "Issues"} <= urls.keys()
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+    listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    named = [
+        name
+        for name in listed.splitlines()
+        if (REPOSITORY / name).is_file()
+        and (
+            urls["Repository"].encode() in (data := (REPOSITORY / name).read_bytes())
+            or b"com/OWNER/enginewright" in data
+        )
+    ]
+    assert set(named) - {"tests/test_hosting.py"} == {"pyproject.toml"}
+
+
+def test_the_package_s_description_has_no_relative_link() -> None:
+    """An index shows it without the repository's files."""
+    provider = runpy.run_path(str(REPOSITORY / "src" / "package_readme.py"))
+    found = provider["dynamic_metadata"]({}, PROJECT["project"])["readme"]
+    text, repository = found["text"], PROJECT["project"]["urls"]["Repository"]
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    assert all(link.startswith(("https://", "#")) for link in links)
+    ours = [link.partition("#")[0] for link in links if link.startswith(repository)]
+    assert any("/raw/" in link for link in ours) and any("/blob/" in link for link in ours)
+    for link in ours:
+        _, tag, path = link.removeprefix(f"{repository}/").split("/", 2)
+        assert tag == f"v{PROJECT['project']['version']}" and (REPOSITORY / path).exists(), link

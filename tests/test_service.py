@@ -60,13 +60,24 @@ def test_the_dockerfile_copies_all_that_a_wheel_is_built_from() -> None:
     assert [name for name in copied if not (REPOSITORY / name).exists()] == []
     links = {path.readlink().name for path in (REPOSITORY / "src" / "enginewright").iterdir() if path.is_symlink()}
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert copied >= {"CMakeLists.txt", "pyproject.toml", "src", *links, project["readme"], *project["license-files"]}
+    assert copied >= {"CMakeLists.txt", "pyproject.toml", "src", *links, "README.md", *project["license-files"]}
     (extras,) = re.findall(r"whl\)\[(\w+)\]", "\n".join(said("RUN")))
     assert extras in project["optional-dependencies"]
 
 
+def test_the_build_context_has_all_that_images_copy_and_nothing_that_was_built() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert rules[0] == "*" and all((REPOSITORY / name).exists() for name in allowed)
+    copied = {name for rest in said("COPY") if not rest.startswith("--from") for name in rest.split()[:-1]}
+    assert copied | {"examples"} == allowed
+    assert {"build", "docs", "tests", "benchmarks", ".git", ".venv"}.isdisjoint(allowed)
+
+
 def test_the_image_runs_as_nobody_s_user_a_command_that_there_is() -> None:
-    assert len(set(said("FROM")[0].split()[:1] + said("FROM")[1].split()[:1])) == 1  # of one Python and one glibc
+    assert [rest.split()[0] for rest in said("FROM")] == ["${PYTHON}"] * 2  # one Python and one glibc
+    assert re.fullmatch(r"PYTHON=python:\d+\.\d+-slim-bookworm", said("ARG")[0])
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", said("USER")[-1])
     names = [name for name, _ in instructions()]
     assert names.index("USER") < names.index("ENTRYPOINT")
