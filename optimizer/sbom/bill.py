@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.shared.files import write_output
@@ -34,18 +37,7 @@ PREFIX = "enginewright"
 
 _BUNDLE, _CALIBRATION, _SOURCE = "bundle", "calibration", "source"
 
-_SPDX = {
-    name.lower(): name
-    for name in (
-        *("0BSD", "AFL-3.0", "AGPL-3.0-only", "AGPL-3.0-or-later", "Apache-2.0", "Artistic-2.0", "BSD-2-Clause"),
-        *("BSD-3-Clause", "BSL-1.0", "CC-BY-2.0", "CC-BY-3.0", "CC-BY-4.0", "CC-BY-NC-2.0", "CC-BY-NC-3.0"),
-        *("CC-BY-NC-4.0", "CC-BY-NC-ND-4.0", "CC-BY-NC-SA-4.0", "CC-BY-ND-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0"),
-        *("CC0-1.0", "CDLA-Permissive-2.0", "ECL-2.0", "EPL-2.0", "EUPL-1.2", "GPL-2.0-only", "GPL-2.0-or-later"),
-        *("GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only", "LGPL-3.0-or-later", "MIT", "MPL-2.0", "MS-PL"),
-        *("NCSA", "ODbL-1.0", "OFL-1.1", "OSL-3.0", "PDDL-1.0", "PostgreSQL", "Unlicense", "WTFPL", "Zlib"),
-    )
-}
-"""SPDX's names of licences that models have, by what model cards write. Others are said as the model says them."""
+_SPDX_ID = re.compile(r"(?!LicenseRef-)[\w.+-]+")
 
 
 def bill_of_materials(
@@ -180,9 +172,14 @@ def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:
 def _licences(source: SourceFacts | None) -> dict[str, Any]:
     if source is None or source.licence is None:
         return {}
-    spdx = _SPDX.get(source.licence.lower())
-    named = {"name": source.licence} if spdx is None else {"id": spdx}
-    return {"licenses": [{"license": named | {"acknowledgement": "declared"}}]}
+    declared = {"acknowledgement": "declared"}
+    try:
+        spdx = canonicalize_license_expression(source.licence)
+    except InvalidLicenseExpression:  # as the model names it: "llama3.2", "other"
+        return {"licenses": [{"license": {"name": source.licence} | declared}]}
+    if _SPDX_ID.fullmatch(spdx):
+        return {"licenses": [{"license": {"id": spdx} | declared}]}
+    return {"licenses": [{"expression": spdx} | declared]}
 
 
 def _file_components(files: Mapping[str, FileSection], prefix: str = "file:") -> list[dict[str, Any]]:

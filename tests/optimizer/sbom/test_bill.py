@@ -6,12 +6,15 @@ import hashlib
 import json
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import cyclonedx.schema
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from packaging.licenses._spdx import LICENSES
 
 from enginewright.optimizer.sbom import SourceFacts, bill_of_materials, moment, source_facts, write_bill
 from enginewright.runtime.bundle.manifest import FileSection
@@ -80,20 +83,37 @@ def test_the_same_bundle_gives_the_same_bill(tiny_bundle: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("licence", "expected"),
     [
-        ("apache-2.0", {"id": "Apache-2.0"}),
-        ("MIT", {"id": "MIT"}),
-        ("our-own", {"name": "our-own"}),
+        ("apache-2.0", {"license": {"id": "Apache-2.0"}}),
+        ("MIT", {"license": {"id": "MIT"}}),
+        ("cern-ohl-s-2.0", {"license": {"id": "CERN-OHL-S-2.0"}}),
+        ("gpl-2.0+", {"license": {"id": "GPL-2.0+"}}),
+        ("mit or apache-2.0", {"expression": "MIT OR Apache-2.0"}),
+        ("apache-2.0 WITH llvm-exception", {"expression": "Apache-2.0 WITH LLVM-exception"}),
+        ("LicenseRef-ours", {"expression": "LicenseRef-ours"}),
+        ("our-own", {"license": {"name": "our-own"}}),
+        ("llama3.2", {"license": {"name": "llama3.2"}}),
+        ("(", {"license": {"name": "("}}),
         (None, None),
     ],
 )
 def test_the_licence_is_spdx_s_where_that_has_it(
-    licence: str | None, expected: dict[str, str] | None, tiny_bundle: Path
+    licence: str | None, expected: dict[str, Any] | None, tiny_bundle: Path
 ) -> None:
     bill = bill_of_materials(Bundle.open(tiny_bundle), source=SourceFacts("m", {"config.json": FILE}, licence))
     assert_valid(bill)
-    stated = [] if expected is None else [{"license": expected | {"acknowledgement": "declared"}}]
+    stated = []
+    if expected is not None:
+        declared = {"acknowledgement": "declared"}
+        inner = {"license": expected["license"] | declared} if "license" in expected else expected | declared
+        stated = [inner]
     model = bill["metadata"]["component"]
     assert model.get("licenses", []) == model["pedigree"]["ancestors"][0].get("licenses", []) == stated
+
+
+def test_every_id_of_a_licence_is_one_that_the_schema_knows() -> None:
+    ids = {entry["id"] for entry in LICENSES.values()}
+    schema = json.loads((files(cyclonedx.schema) / "_res" / "spdx.SNAPSHOT.schema.json").read_text(encoding="utf-8"))
+    assert len(ids) > 500 and ids <= set(schema["enum"])
 
 
 def test_a_file_s_hash_is_its_component_s(tiny_bundle: Path, tmp_path: Path) -> None:
