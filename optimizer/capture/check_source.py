@@ -48,10 +48,8 @@ def check_folder(directory: Path) -> dict[str, Any]:
     """
     path = directory / CONFIG
     _check_kind(directory)
-    if not any(directory.iterdir()):
-        raise SourceError(f"{directory} is empty", hint="Pass a directory with config.json and model.safetensors.")
     if not path.is_file():
-        raise SourceError(f"{directory} has no {CONFIG}", hint="Pass a Hugging Face model directory or a GGUF file.")
+        raise _no_config(directory)
     raw = read_json(path)
     _check_numbers(raw, str(path))
     model_type = raw.get("model_type")
@@ -122,6 +120,21 @@ def _check_numbers(value: object, where: str) -> None:
     for key, item in items:
         if not (isinstance(key, str) and key.endswith("_limit")):
             _check_numbers(item, f"{where}: {key}" if isinstance(key, str) else f"{where}[{key}]")
+
+
+def _no_config(directory: Path) -> SourceError:
+    """Makes the error of a folder without config.json, which names the GGUF files that are in it."""
+    names = sorted(entry.name for entry in directory.iterdir())
+    if not names:
+        hint = "Pass a directory with config.json and model.safetensors, or a GGUF file."
+        return SourceError(f"{directory} is empty", hint=hint)
+    files = [shlex.quote(str(directory / name)) for name in names if name.lower().endswith(".gguf")]
+    if files:
+        more = f", or another of the {len(files)} there" if len(files) > 1 else ""
+        message = f"{directory} is a folder of GGUF files, and a model is one of them"
+        return SourceError(message, hint=f"Pass the file: {files[0]}{more}.")
+    what = "is a folder, and no GGUF file is in it" if directory.suffix.lower() == ".gguf" else f"has no {CONFIG}"
+    return SourceError(f"{directory} {what}", hint="Pass a Hugging Face model directory or a GGUF file.")
 
 
 def _check_kind(directory: Path) -> None:

@@ -136,13 +136,14 @@ class KeptExports:
         return place
 
     def clear(self) -> int:
-        """Removes all, also what can't be read. Gives the bytes that are free now."""
+        """Removes all, also what can't be read, but no export that is being made. Gives the bytes that are free now."""
         if self.root is None or not self.root.is_dir():
             return 0
-        before = sum(f.lstat().st_size for f in self.root.rglob("*") if not f.is_dir())
-        for name in os.listdir(self.root):
+        names = [name for name in os.listdir(self.root) if not self._in_progress(name)]
+        freed = sum(_bytes_below(self.root / name) for name in names)
+        for name in names:
             _remove(self.root / name)
-        return before
+        return freed
 
     def take(self, key: str, folder: Path) -> Entry | None:
         """Copies the files of an entry into the empty ``folder``, hashing each; None where there is no such entry.
@@ -235,8 +236,22 @@ class KeptExports:
             if total > most:
                 _remove(self.root / entry.key)
         for left in self.root.glob(".*"):  # of killed exports
-            if time.time() - _used(left) > _LEFT_AFTER:
+            if time.time() - _used(left) > _LEFT_AFTER and not self._in_progress(left.name):
                 _remove(left)
+
+    def _in_progress(self, name: str) -> bool:
+        """Returns True for what belongs to an export that a process makes now."""
+        assert self.root is not None
+        if not name.startswith("."):
+            return False
+        try:
+            with open(self.root / f".{name.split('.')[1]}.lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock, or the file system has none
+            return False
+        return False
 
     def _names(self) -> Iterator[str]:
         assert self.root is not None
@@ -278,7 +293,8 @@ def _writing(root: Path) -> Iterator[None]:
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_room(root, "for another bundle") from e
-        if e.filename is None or not Path(os.fsdecode(e.filename)).is_relative_to(root):
+        place = None if e.filename is None else Path(os.fsdecode(e.filename))
+        if place is None or not (place.is_relative_to(root) or root.is_relative_to(place)):
             raise
         raise RequestError(
             f"{root}, where exports are kept, can't be written: {e.strerror or type(e).__name__}",
@@ -508,6 +524,12 @@ def _used(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _bytes_below(path: Path) -> int:
+    """Returns the bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(file.lstat().st_size for file in files if not file.is_dir())
 
 
 def _remove(path: Path) -> None:

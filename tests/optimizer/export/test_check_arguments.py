@@ -32,6 +32,10 @@ print(json.dumps(found))
 WRONG = [
     (["export", "nope"], 3, "nope doesn't exist"),
     (["export", "empty"], 3, "empty is empty"),
+    (["export", "files"], 3, "Pass the file: files/a.gguf, or another of the 2 there"),
+    (["export", "folder.gguf"], 3, "folder.gguf is a folder, and no GGUF file is in it"),
+    (["generate", "folder.gguf", "Hello"], 3, "folder.gguf is a folder, and no GGUF file is in it"),
+    (["chat", "files"], 3, "files is a folder of GGUF files, and a model is one of them"),
     (["export", "text.gguf"], 3, "text.gguf isn't a GGUF file"),
     (["export", "no.bundle"], 3, "is a bundle already"),
     (["export", "MODEL", "--revision", "main"], 3, "revision 'main' is for models of the Hub"),
@@ -61,8 +65,10 @@ WRONG = [
 
 
 def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
-    for name in ("empty", "folder"):
+    for name in ("empty", "folder", "folder.gguf", "files"):
         (tmp_path / name).mkdir()
+    for path in ("folder.gguf/notes.txt", "files/a.gguf", "files/b.GGUF"):
+        (tmp_path / path).write_bytes(b"GGUF")
     (tmp_path / "folder/mine.txt").write_text("not a bundle's")
     (tmp_path / "text.gguf").write_text("text")
     (tmp_path / "wrong.toml").write_text('name = "wrong"\nnonsense = 1\n')

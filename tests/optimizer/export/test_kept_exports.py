@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -16,14 +21,18 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.export import export, export_once, kept_exports
+from enginewright.optimizer.export import export, export_once, export_to_keep, kept_exports, run
 from enginewright.optimizer.export.kept_exports import KeptExports, describe, key_of
 from enginewright.optimizer.export.report import ExportReport
+from enginewright.optimizer.export.run import WantedExport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.plugins.emit.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.errors import BundleError
+from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError, SourceError
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.test_gguf import write
+from tests.waiting import HANG
 
 HASH = "0123456789abcdef" * 4
 
@@ -263,6 +272,135 @@ def test_a_quantized_file_is_kept_under_the_recipe_that_it_gets(
     for given in ({"recipe": "f32"}, {"recipe": "int8"}, {"kv_cache": "f32"}):
         with pytest.raises(AssertionError, match="an export was made"):
             export(source, tmp_path / "other.bundle", cache=True, **given)  # type: ignore[arg-type]
+
+
+# ---- several processes, and disks that are full
+
+
+@pytest.fixture
+def wanted(tiny_bundle: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch) -> WantedExport:
+    """A model whose export is a copy of the tiny bundle."""
+
+    def copied(source: object, output: Path, **given: object) -> SimpleNamespace:
+        shutil.copytree(tiny_bundle, output)
+        return SimpleNamespace(recipe="f32", targets=["cpu"])
+
+    monkeypatch.setattr(run, "export", copied)
+    return WantedExport(tiny_bundle, load_recipe("f32"), HASH, None)
+
+
+def left(kept: KeptExports) -> list[str]:
+    """The names in the cache that aren't entries."""
+    assert kept.root is not None
+    return [name for name in os.listdir(kept.root) if name.startswith(".")]
+
+
+def test_of_two_that_want_the_same_one_exports(wanted: WantedExport, kept: KeptExports, monkeypatch: Any) -> None:
+    exports, waits, began = list[object](), list[ProgressEvent](), threading.Event()
+    copied, both = run.export, threading.Event()
+
+    def slow(*given: Any, **named: Any) -> Any:
+        exports.append(given)
+        began.set()
+        assert both.wait(HANG)
+        return copied(*given, **named)
+
+    def on_progress(event: ProgressEvent) -> None:
+        waits.append(event)
+        both.set()
+
+    monkeypatch.setattr(run, "export", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(export_to_keep, wanted)
+        assert began.wait(HANG)
+        second = pool.submit(export_to_keep, wanted, on_progress)
+        assert first.result(HANG) == second.result(HANG) == kept.bundle(HASH)
+    assert len(exports) == 1
+    assert [(event.stage, event.detail) for event in waits] == [("wait", "for another process's export of the same")]
+    assert left(kept) == []
+
+
+HOLDS = """
+import sys, time
+from enginewright.optimizer.export.kept_exports import KeptExports
+kept = KeptExports.of_user()
+with kept.exporting(sys.argv[1], lambda: None), kept.unfinished(sys.argv[1]) as output:
+    output.mkdir()
+    (output / "half").write_text("written")
+    print("ready", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_killed_export_blocks_nobody_and_leaves_nothing(wanted: WantedExport, kept: KeptExports) -> None:
+    command = [sys.executable, "-c", HOLDS, HASH]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+        kept.clear()  # takes nothing from an export that is being made
+        assert len(left(kept)) == 2
+        killer = threading.Timer(0, holder.kill)
+        bundle = export_to_keep(wanted, lambda event: killer.start())  # which waits for it
+    assert bundle == kept.bundle(HASH) and Bundle.open(bundle)
+    assert left(kept) == []
+
+
+def test_what_fails_blocks_nobody(wanted: WantedExport, kept: KeptExports, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise SourceError("damaged")
+
+    with monkeypatch.context() as patch, pytest.raises(SourceError):
+        patch.setattr(run, "export", fails)
+        export_to_keep(wanted)
+    assert left(kept) == [] and export_to_keep(wanted) == kept.bundle(HASH)
+
+
+def _full_while_written(patch: pytest.MonkeyPatch) -> None:
+    def export(source: object, output: Path, **named: object) -> None:
+        with BundleWriter(output) as writer:
+            writer.write_text("a.txt", "text")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(run, "export", export)
+    patch.setattr(os, "fsync", full)
+
+
+def _full_at_once(patch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(tempfile, "mkdtemp", full)
+
+
+def _full_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(os, "link", full)
+    patch.setattr(shutil, "copyfile", full)
+
+
+@pytest.mark.parametrize("fill", [_full_while_written, _full_at_once, _full_at_the_end])
+def test_a_full_disk_says_what_to_do(
+    fill: Callable[[pytest.MonkeyPatch], None], wanted: WantedExport, kept: KeptExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(CapacityError, match="hasn't the room") as caught:
+        fill(patch)
+        export_to_keep(wanted)
+    assert str(kept.root) in caught.value.message and "\n" not in caught.value.message
+    assert caught.value.hint is not None
+    assert "optimize cache clear" in caught.value.hint and "XDG_CACHE_HOME" in caught.value.hint
+    assert left(kept) == [] and export_to_keep(wanted) == kept.bundle(HASH)
+
+
+@pytest.mark.parametrize("place", ["cache", "cache/enginewright", "cache/enginewright/exports"])
+def test_a_cache_that_can_t_be_written_is_named(place: str, wanted: WantedExport, tmp_path: Path) -> None:
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("a file")
+    with pytest.raises(RequestError, match=r"exports, where exports are kept, can't be written: ") as caught:
+        export_to_keep(wanted)
+    assert caught.value.hint is not None and "XDG_CACHE_HOME" in caught.value.hint
 
 
 SERVED = """
