@@ -180,6 +180,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 OTHER_PROGRAMS = {
     "cmake, ctest": ("--build", "--output-on-failure", "--test-dir"),
     "docker build": ("--build-arg",),
+    "helm, kubectl": ("--from-file", "--set"),
     "docker run": (
         "--add-host",
         "--cap-drop",

@@ -100,6 +100,7 @@ def test_the_unit_is_closed_and_runs_a_command_that_there_is() -> None:
     assert found.keys() >= {"NoNewPrivileges", "DynamicUser", "PrivateTmp", "PrivateDevices", "ProtectHome"}
     assert found["ProtectSystem"] == ["strict"] and found["CapabilityBoundingSet"] == [""]
     assert int(found["TimeoutStopSec"][0]) > 60  # the drain_seconds of the page
+    assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]  # the server reads its options and certificate again
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd isn't installed")
@@ -127,6 +128,7 @@ def test_the_page_s_commands_have_the_options_that_it_names(command: str) -> Non
 
 
 KUBERNETES = REPOSITORY / "examples" / "kubernetes"
+CHART = KUBERNETES / "chart"
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
@@ -141,29 +143,100 @@ def pods_of(service: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]} for group in groups]
 
 
+def rendered(**values: Any) -> dict[str, dict[str, Any]]:
+    """The chart's manifests by their kinds, as helm renders them."""
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk isn't installed")
+    yaml = pytest.importorskip("yaml", reason="PyYAML isn't installed")
+    with helm.Chart.load(str(CHART)) as chart:
+        texts = chart.render(values, name="demo", namespace="models")
+    documents = [yaml.safe_load(text) for name, text in texts.items() if name.endswith(".yaml")]
+    return {document["kind"]: document for document in documents if document is not None}
+
+
+EVERYTHING = {"serviceMonitor": {"enabled": True}, "autoscaling": {"enabled": True}}
+
+
 def test_kubernetes_takes_the_manifests() -> None:
     package = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate isn't installed")
     (service,) = manifests("rayservice.yaml")
-    found = [*manifests("server.yaml"), *pods_of(service)]
-    assert [one["kind"] for one in found] == ["Deployment", "Service", "Pod", "Pod"]
-    for one in found:
+    pods = pods_of(service)
+    assert len(pods) == 2
+    chart = rendered(**EVERYTHING)
+    assert chart.pop("ServiceMonitor")["apiVersion"] == "monitoring.coreos.com/v1"  # its schema is the operator's
+    assert chart.keys() == {"Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service"}
+    for one in (*pods, *chart.values()):
         package.validate(one, "1.31", strict=True)
-    found[2]["spec"]["containers"][0]["imagePolicy"] = "Always"  # the schema would see a wrong key
+    pods[0]["spec"]["containers"][0]["imagePolicy"] = "Always"  # the schema would see a wrong key
     with pytest.raises(package.ValidationError, match="imagePolicy"):
-        package.validate(found[2], "1.31", strict=True)
+        package.validate(pods[0], "1.31", strict=True)
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk isn't installed")
+    messages = [message for message in helm.lint(str(CHART))["messages"] if message["severity"] > 1]  # 1: information
+    assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"image": {"digest": "sha256:1"}}, "digest"),
+        ({"server": {"threads": 0}}, "threads"),
+        ({"model": {"bundle": "chat.bundle"}}, "bundle"),
+    ],
+)
+def test_the_chart_refuses_values_that_it_does_not_know(values: dict[str, Any], name: str) -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk isn't installed")
+    with pytest.raises(helm.HelmError, match=name):
+        rendered(**values)
 
 
 def test_the_deployment_has_options_that_there_are() -> None:
-    deployment, service = manifests("server.yaml")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    chart = rendered(server={"drainSeconds": 120, "extraArgs": ["--tenant-metrics", "5"]})
+    template = chart["Deployment"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
     flags = {one for one in container["args"] if one.startswith("--")}
-    assert flags and flags <= options_of("serve")
+    assert "--tenant-metrics" in flags and flags <= options_of("serve")
+    assert all(isinstance(one, str) for one in container["args"])
     drain = float(container["args"][container["args"].index("--drain-seconds") + 1])
-    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain
-    assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
-    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert drain == 120 and template["spec"]["terminationGracePeriodSeconds"] > drain
+    assert chart["Service"]["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
     mounted = {one["name"] for one in container["volumeMounts"]}
-    assert mounted == {one["name"] for one in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert mounted == {one["name"] for one in template["spec"]["volumes"]}
+    user = template["spec"]["securityContext"]["runAsUser"]
+    assert said("USER") == [f"{user}:{user}"]
+
+
+def test_every_selector_of_the_chart_selects_the_pods() -> None:
+    chart = rendered(**EVERYTHING)
+    labels = chart["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    for kind in ("Deployment", "PodDisruptionBudget", "ServiceMonitor"):
+        assert chart[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
+    assert chart["Service"]["spec"]["selector"].items() <= labels
+    assert (
+        chart["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items()
+        <= chart["Service"]["metadata"]["labels"].items()
+    )
+    (endpoint,) = chart["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["port"] == chart["Service"]["spec"]["ports"][0]["name"]
+    scaled = chart["HorizontalPodAutoscaler"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == chart["Deployment"]["metadata"]["name"]
+    assert "replicas" not in chart["Deployment"]["spec"]  # or each upgrade would undo what was scaled
+    assert rendered()["Deployment"]["spec"]["replicas"] == 1 and "HorizontalPodAutoscaler" not in rendered()
+
+
+def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
+    digest = "sha256:" + "0" * 64
+    for image, expected in (({"tag": "0.1.0"}, "enginewright:0.1.0"), ({"digest": digest}, f"enginewright@{digest}")):
+        (container,) = rendered(image=image)["Deployment"]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == expected
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (CHART / "Chart.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"^(?:appVersion|version): (\S+)$", text, re.M) == [project["version"]] * 2
 
 
 def test_the_ray_service_says_what_the_application_takes() -> None:
