@@ -104,7 +104,7 @@ class Server:
             for name, more in entries
         ]
         (folder / "keys.toml").write_text("\n".join(lines))
-        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "96MiB"\n')
+        (folder / "server.toml").write_text('stall_seconds = 10.0\n[llm]\nthreads = 1\nmemory = "88MiB"\n')
         return cls(bundle, "--config", folder / "server.toml", "--api-keys", folder / "keys.toml", key="operator")
 
     @property
