@@ -507,7 +507,7 @@ def chosen_by(seed: int) -> tuple[tuple[str, str, str], dict[str, Any]]:
         how["offloaded"] = True
     if how["speculate"] and where in ("alone", "ranks"):
         how["draft"] = bool(rng.random() < 0.5)
-    if family == "llama" and not how.get("cut", "").startswith("ring") and rng.random() < 0.5:
+    if family == "llama" and not how.get("cut", "").startswith(("ring", "tensor=3")) and rng.random() < 0.5:
         weights = f"{weights} chosen"
     return (str(family), str(weights), str(cache)), how
 
