@@ -69,7 +69,11 @@ EXPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """What a recipe has besides, and the targets of a bundle."""
 
-BUILT_ONLY = ("cuda", "tensorrt", "tensorrt-rtx")
+NOT_MEASURED = {
+    "cuda": "needs a GPU: [an H100's figures](../build/cuda.md#on-an-h100)",
+    "tensorrt": "built only: no GPU has run it",
+    "tensorrt-rtx": "built only: no GPU has run it",
+}
 
 
 class Row(NamedTuple):
@@ -111,7 +115,7 @@ FOR_WHOM = {
     "tvm": "who wants one compiled library and a runtime of 5 MB; as fast as cpu here, also without our kernels",
     "stablehlo": "who runs XLA, or another device by a PJRT plugin; on a CPU take it with our kernels",
     "stablehlo, IREE": "who may install little and compile nothing where it serves, and can do with less speed",
-    "cuda": "who has an NVIDIA GPU and torch there: it ran on an H100 (docs/build/cuda.md), for some minutes",
+    "cuda": "who has an NVIDIA GPU and torch there: it was [measured on an H100](../build/cuda.md#on-an-h100)",
     "tensorrt": "who has TensorRT on a GPU, where engines are built from these networks",
     "tensorrt-rtx": "who has an RTX GPU: engines are built here, without one",
     AHEAD: "who has torch's C++ library and steps of fixed sizes, and writes the serving around them",
@@ -282,7 +286,7 @@ def page(figures: Mapping[str, Any], result: str) -> str:
         start = f"{of['start']:.2f}" if "start" in of else ""
         speeds = " | ".join(f"{of[key]:,.0f}" if of[key] >= 100 else f"{of[key]:.1f}" for key in FIGURES)
         rows.append(f"| {name} | {speeds} | {start} | {of['peak'] / mebi:,.0f} |")
-    rows += [f"| {name} | built only: no GPU here | | | | | |" for name in BUILT_ONLY]
+    rows += [f"| {name} | {why} | | | | | |" for name, why in NOT_MEASURED.items()]
     made = []
     for name in (*EXPORTS, AHEAD):
         of = figures["exports"][name]

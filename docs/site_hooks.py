@@ -1,7 +1,9 @@
-"""Two hooks of MkDocs for the site: the navigation is docs/README.md, and links out of docs/ lead to the repository."""
+"""Hooks of MkDocs for the site: the navigation is docs/README.md, links out of docs/ lead to the repository, and the
+reference is made by mkdocstrings."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 PAGE = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
+REFERENCE = "use/python-reference.md"
+"""The page that readers of the repository see as Markdown. The site has signatures, types and links in its place."""
 
 
 def navigation(index: str) -> list[dict[str, Any]]:
     """The pages that docs/README.md names, by its headings; a list below a table has a level of its own."""
-    found: list[dict[str, Any]] = [{"Documentation": "README.md"}]
+    found: list[dict[str, Any]] = [{"Enginewright": "README.md"}]
     for part in index.split("\n## ")[1:]:
         heading, *blocks = part.split("\n\n")
         entries: list[dict[str, Any]] = []
@@ -34,8 +38,27 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def public_names() -> list[str]:
+    """The names that the package exports, without importing it."""
+    module = ast.parse((DOCS.parent / "src" / "enginewright" / "__init__.py").read_text(encoding="utf-8"))
+    (names,) = (
+        node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]
+    )
+    return [str(name) for name in ast.literal_eval(names)]
+
+
+def reference() -> str:
+    """The page of the reference, for mkdocstrings."""
+    names = [name for name in public_names() if not name.startswith("_")]
+    return "# Python reference\n\n" + "\n".join(f"::: enginewright.{name}\n" for name in names)
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Lets links to files outside docs/ lead to the repository; one to a missing file stays, and MkDocs says so."""
+    if page.file.src_uri == REFERENCE:
+        return reference()
 
     def address(link: re.Match[str]) -> str:
         path = (Path(page.file.abs_src_path).parent / link[1]).resolve()

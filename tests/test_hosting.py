@@ -9,11 +9,13 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer.main
 import yaml
 
+import enginewright
 from enginewright.optimizer.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -121,15 +123,37 @@ def test_the_site_has_a_place_for_every_page_and_sends_other_links_to_the_reposi
     hooks = runpy.run_path(str(REPOSITORY / path))
     docs = REPOSITORY / document["docs_dir"]
     found = hooks["navigation"]((docs / "README.md").read_text(encoding="utf-8"))
-    assert [next(iter(part)) for part in found] == ["Documentation", "Use", "Build", "Inside"]
+    assert [next(iter(part)) for part in found] == ["Enginewright", "Use", "Build", "Inside"]
     named = re.findall(r"'([\w/-]+\.md)'", str(found))
     assert set(named) == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
 
-    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(docs / "build" / "cpu.md")))
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(docs / "build" / "cpu.md"), src_uri="build/cpu.md"))
     config = SimpleNamespace(repo_url="https://host.example/r")
     said = "[a](../../SECURITY.md#reporting) [b](../inside/numerics.md#sums) [c](../../none.md)"
     written = hooks["on_page_markdown"](said, page=page, config=config, files=[])
     assert written == said.replace("../../SECURITY.md", "https://host.example/r/blob/HEAD/SECURITY.md")
+
+
+def test_the_site_s_reference_has_every_public_name() -> None:
+    hooks = runpy.run_path(str(REPOSITORY / "docs" / "site_hooks.py"))
+    assert (REPOSITORY / "docs" / hooks["REFERENCE"]).is_file()
+    assert re.findall(r"^::: enginewright\.(\w+)$", hooks["reference"](), re.M) == [
+        name for name in enginewright.__all__ if not name.startswith("_")
+    ]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=hooks["REFERENCE"]))
+    assert hooks["on_page_markdown"]("", page=page, config=None, files=[]) == hooks["reference"]()
+
+
+def test_the_front_page_has_a_path_for_each_reader_and_the_drawing() -> None:
+    page = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| a ")]
+    assert rows == ["a laptop", "a CI machine", "a cluster"]
+    (drawing,) = re.findall(r"\]\(([\w/]+\.svg)\)", page)
+    picture = ElementTree.parse(REPOSITORY / "docs" / drawing).getroot()
+    style = "".join(picture.find("{http://www.w3.org/2000/svg}style").itertext())  # type: ignore[union-attr]
+    light, _, dark = style.partition("prefers-color-scheme: dark")
+    colours = [set(re.findall(r"(--[a-z]+): #", part)) for part in (light, dark)]
+    assert colours[0] == colours[1] and colours[0] == set(re.findall(r"var\((--[a-z]+)\)", style))
 
 
 def test_wheels_are_for_the_versions_that_the_package_names() -> None:
