@@ -33,17 +33,22 @@ export async function saveUnsaved() {
 /** Saves a conversation, and holds on to one that can't be saved. */
 async function keep(conversation) {
   await conversation.flush();
-  if (conversation.unsaved < Infinity && conversation.turns.length) unsaved.set(conversation.chat.id, conversation);
-  else unsaved.delete(conversation.chat.id);
+  const { id } = conversation.chat, before = unsaved.has(id);
+  if (conversation.unsaved < Infinity && conversation.turns.length) unsaved.set(id, conversation);
+  else unsaved.delete(id);
+  if (before !== unsaved.has(id)) tell("saved");
 }
 
 const scroller = $("chat");
-const isNearEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120;
-const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
+const toEnd = () => { follows = true; scroller.scrollTop = scroller.scrollHeight; };
+let follows = true; // whether the end stays in view as messages grow: until somebody scrolls away from it
+
+scroller.addEventListener("scroll", () => { follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120; });
+new ResizeObserver(() => { if (follows) toEnd(); }).observe($("turns"));
 
 // ---- What is shown ---------------------------------------------------------------------------------------------
 
-const EVENTS = { turns: drawTurns, turn: drawSoon, ended: drawEnd, saved: () => tell("saved"), copied: () => { tab.set("shown", current.chat.id); tell("shown"); } };
+const EVENTS = { turns: drawTurns, turn: drawSoon, ended: drawTurns, saved: () => tell("saved"), copied: () => { tab.set("shown", current.chat.id); tell("shown"); } };
 
 /** Shows a conversation in place of the one that is shown; an answer of that one goes on arriving. */
 export function show(conversation) {
@@ -93,17 +98,8 @@ function drawTurns() {
 function drawSoon() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
-    if (!current.running) return;
-    const near = isNearEnd();
-    views.at(-1)?.update();
-    if (near) toEnd();
+    if (current.running) views.at(-1)?.update();
   });
-}
-
-function drawEnd() {
-  const near = isNearEnd();
-  drawTurns();
-  if (near) toEnd();
 }
 
 function drawState() {
@@ -218,7 +214,7 @@ function edit(index) {
     event.stopPropagation();
   });
   const ends = make("div", { className: "ends" }, button("Cancel", leave, { className: "" }), button(mine ? "Send again" : "Save", save, { className: "main" }));
-  view.element.replaceChildren(make("h3", {}, view.author), make("div", { className: "editing" }, field, ends));
+  view.element.replaceChildren(make("h2", {}, view.author), make("div", { className: "editing" }, field, ends));
   field.focus();
 }
 

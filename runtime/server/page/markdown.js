@@ -65,7 +65,7 @@ function link(href, children, raw) {
   return [make("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, ...children)];
 }
 
-const HEADINGS = ["h4", "h5", "h6", "h6", "h6", "h6"];
+const HEADINGS = ["h3", "h4", "h5", "h6", "h6", "h6"];
 const same = (tag) => (token) => [make(tag, {}, ...inline(token.tokens))];
 
 /** Token type -> the nodes of a token. */

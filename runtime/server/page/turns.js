@@ -79,7 +79,7 @@ export class TurnView {
     this.element.setAttribute("aria-label", `${this.author}, message ${this.index + 1}`);
     this.element.setAttribute("aria-busy", String(live));
     this.reasoning = null;
-    this.element.replaceChildren(make("h3", {}, this.author), this.body);
+    this.element.replaceChildren(make("h2", {}, this.author), this.body);
     this.drawReasoning();
     this.drawBody();
     if (live) return;
@@ -140,7 +140,7 @@ export class TurnView {
 
   callElement(call, at) {
     const { index, turn, conversation } = this;
-    const box = make("div", { className: "call" }, make("h4", {}, `Calls ${call.name}`), codeBlock(indented(call.arguments) ?? call.arguments, "json", true));
+    const box = make("div", { className: "call" }, make("h3", {}, `Calls ${call.name}`), codeBlock(indented(call.arguments) ?? call.arguments, "json", true));
     if (!this.isLast || conversation.running) return box;
     const field = make("textarea", { rows: 2, placeholder: "The tool's result, as text or JSON" });
     field.setAttribute("aria-label", `Result of ${call.name}`);
@@ -166,15 +166,15 @@ export class TurnView {
 
   buttons() {
     const { turn, index, actions } = this, where = `message ${index + 1}`;
-    const one = (label, name, run) => button(label, run, { name: `${name} ${where}` });
-    const copies = one("Copy", "Copy", () => copy(turn.content, copies, this.body));
+    const one = (label, run) => button(label, run, { name: `${label}, ${where}` });
+    const copies = one("Copy", () => copy(turn.content, copies, this.body));
     if (turn.role === "tool") return [copies];
-    const edits = one("Edit", "Edit", () => actions.edit(index));
-    if (turn.role === "user") return [edits, copies, one("New chat from here", "New chat from", () => actions.startAgain(index))];
+    const edits = one("Edit", () => actions.edit(index));
+    if (turn.role === "user") return [edits, copies, one("New chat from here", () => actions.startAgain(index))];
     const continues = this.isLast && isCut(turn) && turn.content && !turn.json && !turn.calls && turn.code !== "context_length_exceeded";
     return [
-      ...(continues ? [button("Continue", () => actions.continue(), { name: `Continue ${where}`, className: "" })] : []),
-      one(turn.problem ? "Try again" : "Regenerate", "Regenerate", () => actions.regenerate(index)),
+      ...(continues ? [button("Continue", () => actions.continue(), { name: `Continue, ${where}`, className: "" })] : []),
+      one(turn.problem ? "Try again" : "Regenerate", () => actions.regenerate(index)),
       edits,
       copies,
     ];

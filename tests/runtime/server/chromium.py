@@ -132,8 +132,10 @@ class Browser:
         self._answer = {"responseCode": status, "responseHeaders": headers}
         self._answer["body"] = base64.b64encode(body.encode()).decode()
         self.send("Fetch.enable", patterns=[{"urlPattern": pattern}])
-        yield
-        self.send("Fetch.disable")
+        try:
+            yield
+        finally:
+            self.send("Fetch.disable")
 
     def run(self, script: str) -> Any:
         """What an expression gives."""
@@ -167,7 +169,8 @@ class Browser:
 
     def until(self, holds: str) -> None:
         """Waits until an expression is true."""
-        wait_until(lambda: self.run(holds), lambda: (holds, self.problems, self.run("document.body.innerText")))
+        shown = "document.body.innerText"
+        wait_until(lambda: self.run(f"Boolean({holds})"), lambda: (holds, self.problems, self.run(shown)))
 
     def click(self, selector: str) -> None:
         """Presses the mouse on an element, where it can be seen."""
@@ -185,7 +188,7 @@ class Browser:
         self.send("Input.insertText", text=text)
 
     def press(self, key: str, modifiers: int = 0) -> None:
-        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        code = {"Backspace": 8, "Enter": 13, "Escape": 27, "Tab": 9}[key]
         text = {"text": "\r"} if key == "Enter" else {}
         event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
         self.send("Input.dispatchKeyEvent", type="keyDown", **event, **text)
@@ -196,6 +199,12 @@ class Browser:
         self.run("document.querySelector('#say').focus()")
         self.type(text)
         self.press("Enter")
+
+    def fill(self, selector: str, value: str) -> None:
+        """Gives a field a value, as if it had been typed or chosen."""
+        field = f"document.querySelector({json.dumps(selector)})"
+        events = "for (const type of ['input', 'change']) field.dispatchEvent(new Event(type, { bubbles: true }));"
+        self.run(f"{{ const field = {field}; field.value = {json.dumps(value)}; {events} }}")
 
     def choose_files(self, selector: str, *files: Path) -> None:
         """Chooses files in a field for files."""

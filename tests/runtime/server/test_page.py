@@ -203,10 +203,10 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
     got = browser.run(f"{article}.querySelector('.body').textContent")
     assert said == f"{HOSTILE} and a word"
     assert got.count(HOSTILE) == 5 and "<script>alert(2)</script>" in got
-    assert browser.run(f"{article}.querySelector('h3').textContent") == NAME
+    assert browser.run(f"{article}.querySelector('h2').textContent") == NAME
     assert browser.run("document.querySelectorAll('#turns img, #turns b, #turns script').length") == 0
     tags = f"[...{article}.querySelectorAll('.body > *, .body li > *')].map((one) => one.tagName)"
-    assert browser.run(tags) == ["H4", "UL", "CODE", "STRONG", "DIV", "P"]
+    assert browser.run(tags) == ["H3", "UL", "CODE", "STRONG", "DIV", "P"]
     assert browser.run("window.ran") == 0
     # And if the page had a mistake, the browser would refuse: no markup of a text, no script or style within the page.
     refused = "(() => { try { document.body.innerHTML = '<i>x</i>'; return false; } catch { return true; } })()"
@@ -216,13 +216,13 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
     browser.problems.clear()
     # A failure is said with the answer, and can be tried again.
     with browser.answering("*/v1/chat/completions", "text/event-stream", stream(*pieces, end=False)):
-        browser.click("#turns article:last-child [aria-label^=Regenerate]")
+        browser.click("#turns article:last-child [aria-label^=Try]")
         browser.until("document.querySelector('article .problem')?.textContent.startsWith('The connection was lost')")
     error = json.dumps({"error": {"message": HOSTILE, "type": "x", "param": None, "code": 400}})
     with browser.answering("*/v1/chat/completions", "text/event-stream", f"data: {error}\n\ndata: [DONE]\n\n"):
-        browser.click("#turns article:last-child [aria-label^=Regenerate]")
+        browser.click("#turns article:last-child [aria-label^=Try]")
         browser.until(f"document.querySelector('article .problem')?.textContent === {json.dumps(HOSTILE)}")
-    button = "document.querySelector('article:last-child [aria-label^=Regenerate]')"
+    button = "document.querySelector('article:last-child [aria-label^=Try]')"
     assert browser.run(f"{button}.textContent") == "Try again"
 
 
@@ -450,7 +450,7 @@ def test_all_that_can_be_used_has_a_name_and_a_place_in_the_order_of_keys(browse
         seen.append(browser.run("((e) => e.id || e.ariaLabel || e.tagName)(document.activeElement)"))
         browser.press("Tab")
     order = ["history-toggle", "model", "new", "SUMMARY", "toggle", "search", "Rename Hello", "Delete Hello", "log"]
-    order += ["Edit message 1", "Regenerate message 2", "say", "send", "attach", "form", "set"]
+    order += ["Edit, message 1", "Regenerate, message 2", "say", "send", "attach", "form", "set"]
     places = [seen.index(name) for name in order]
     assert places == sorted(places)
     assert browser.run("document.querySelector('#log').getAttribute('aria-live')") == "off"  # else each piece is spoken
