@@ -30,7 +30,7 @@ def command(
     ] = "show",
     as_json: AsJson = False,
 ) -> None:
-    """Shows the bundles that `optimize export` keeps for the next export of the same, or removes them.
+    """Shows the bundles that are kept of exports, and of models that commands ran, or removes them.
 
     They are found by the hashes of the source, the recipe and our own code, and hashed again when they are taken.
     """

@@ -167,11 +167,13 @@ class KeptExports:
     def keep(self, entry: Entry, bundle: Path, most: int | None = None) -> bool:
         """Keeps the files of ``bundle`` that the entry names, as links to them where the disk is the same.
 
-        Entries that were used least recently go until all have ``most`` bytes. False if it can't be kept, or is larger
-        itself; nothing is said then: the export is as good without.
+        An entry of the same key stays as it is. Entries that were used least recently go until all have ``most`` bytes.
+        False if it can't be kept, or is larger itself; nothing is said then: the export is as good without.
         """
         if self.root is None:
             return False
+        if self.bundle(entry.key) is not None:  # which a process may be running; it is as good
+            return True
         new = self.root / f".{entry.key}.{uuid.uuid4().hex[:12]}"
         try:
             new.mkdir(parents=True, mode=0o700)

@@ -162,6 +162,16 @@ def test_what_is_taken_is_a_copy(tiny_bundle: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "again") == files(tiny_bundle)
 
 
+def test_an_entry_that_may_be_running_stays(tiny_bundle: Path, tmp_path: Path) -> None:
+    kept = KeptExports(tmp_path / "cache")
+    entry = describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny")
+    assert kept.keep(entry, tiny_bundle) and (bundle := kept.bundle(HASH)) is not None
+    before = bundle.parent.stat().st_ino
+    assert kept.keep(entry, tiny_bundle) and bundle.parent.stat().st_ino == before
+    (bundle / "manifest.json").unlink()
+    assert kept.keep(entry, tiny_bundle) and kept.bundle(HASH) == bundle  # it was damaged
+
+
 def test_all_entries_together_have_a_bound(tiny_bundle: Path, tmp_path: Path) -> None:
     kept = KeptExports(tmp_path / "cache")
     entry = describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny")
