@@ -11,13 +11,14 @@ import { TurnView } from "./turns.js";
 
 const answering = new Map(); // id -> a conversation whose answer arrives, shown or not
 const unsaved = new Map(); // id -> a conversation that the browser had no room for
-const listeners = { shown: [], saved: [], started: [] };
+const listeners = { shown: [], saved: [], started: [], ended: [] };
 let views = [], frame = 0;
 
 /** The conversation that is shown. */
 export let current = Conversation.fresh();
 
-/** Calls back on "shown" (another chat is), "saved" (the history has changed), "started" (an answer is on its way). */
+/** Calls back on "shown" (another chat is), "saved" (the history has changed), "started" (an answer is on its way),
+    "ended" (it is over). */
 export const on = (what, run) => listeners[what].push(run);
 const tell = (what) => { for (const run of listeners[what]) run(); };
 export const isAnswering = (id) => answering.has(id);
@@ -134,6 +135,7 @@ async function answer(options = {}) {
   const keyMissing = await answers;
   for (const [id, one] of answering) if (one === conversation) answering.delete(id);
   tell("saved");
+  tell("ended");
   if (conversation !== current) return;
   const turn = conversation.turns.at(-1);
   if (keyMissing) {

@@ -227,6 +227,7 @@ export function titleOf(turns) {
 /** Takes what closing tabs have left into the history. */
 export async function recover() {
   let names = [];
+  if (store.reason) return; // they stay where they are, for a visit with a history
   try {
     names = Object.keys(localStorage).filter((name) => name.startsWith(LEFT));
   } catch { /* forbidden */ }

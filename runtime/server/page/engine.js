@@ -32,6 +32,7 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden) look
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", lookSoon);
 addEventListener("resize", lookSoon);
 on("started", lookSoon);
+on("ended", lookSoon); // it may have failed because the engine did
 
 let looking = false;
 /** Looks at the engine, or only at whether it answers, and again a second or three later. */

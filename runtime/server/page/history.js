@@ -17,6 +17,7 @@ const times = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit"
 
 function when(time) {
   const date = new Date(time), now = new Date();
+  if (Number.isNaN(date.getTime())) return ""; // of an imported chat, say
   if (date.toDateString() === now.toDateString()) return times.format(date);
   return (now - date < 300 * DAY ? days : daysOfYears).format(date);
 }

@@ -143,9 +143,14 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def _leave(self) -> None:
+        """Leaves the page, which may ask whether to, before anything else is opened."""
+        self.send("Page.navigate", url="about:blank")
+        self.until("location.href === 'about:blank'")
+
     def forget(self, url: str) -> None:
         """Empties what the browser keeps of a site, as if it had never been there."""
-        self.send("Page.navigate", url="about:blank")
+        self._leave()
         self.send("Storage.clearDataForOrigin", origin=url.rstrip("/"), storageTypes="all")
         self.open(url + "version", at="true")
         self.run("sessionStorage.clear()")
@@ -163,7 +168,7 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self.send("Emulation.setDeviceMetricsOverride", **metrics)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.send("Page.navigate", url="about:blank")
+        self._leave()
         self.send("Page.navigate", url=url)
         self.until(f"document.readyState === 'complete' && location.href !== 'about:blank' && Boolean({at})")
 

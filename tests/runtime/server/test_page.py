@@ -30,6 +30,7 @@ from tests.runtime.server.chromium import (
     stream,
 )
 from tests.runtime.server.conftest import Server
+from tests.runtime.server.test_page_markdown import HOSTILE_TEXTS, RENDER
 from tests.waiting import wait_until
 
 VENDOR = FOLDER / "vendor"
@@ -216,7 +217,7 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
     browser.problems.clear()
     # A failure is said with the answer, and can be tried again.
     with browser.answering("*/v1/chat/completions", "text/event-stream", stream(*pieces, end=False)):
-        browser.click("#turns article:last-child [aria-label^=Try]")
+        browser.click("#turns article:last-child [aria-label^=Regenerate]")
         browser.until("document.querySelector('article .problem')?.textContent.startsWith('The connection was lost')")
     error = json.dumps({"error": {"message": HOSTILE, "type": "x", "param": None, "code": 400}})
     with browser.answering("*/v1/chat/completions", "text/event-stream", f"data: {error}\n\ndata: [DONE]\n\n"):
@@ -224,6 +225,14 @@ def test_whatever_is_said_is_text(browser: Browser) -> None:
         browser.until(f"document.querySelector('article .problem')?.textContent === {json.dumps(HOSTILE)}")
     button = "document.querySelector('article:last-child [aria-label^=Try]')"
     assert browser.run(f"{button}.textContent") == "Try again"
+
+
+@needs_chromium
+def test_200_texts_that_would_run_run_nothing(browser: Browser, page_url: str) -> None:
+    assert len(HOSTILE_TEXTS) == 200
+    found = browser.run(f"{RENDER}({json.dumps(HOSTILE_TEXTS)})")
+    assert found["count"] == 200 and found["ran"] == 0 and found["wrong"] == []
+    assert all(name.startswith(page_url) for name in found["loaded"])
 
 
 @needs_chromium

@@ -84,7 +84,7 @@ def test_a_full_context_has_a_way_out(browser: Browser) -> None:
 @needs_chromium
 def test_reasoning_is_switched_where_the_template_can(browser: Browser, served: Server, page_url: str) -> None:
     assert served.props()["reasoning_switches"] == []
-    assert browser.run("document.querySelector('#reasoning').disabled")
+    browser.until("document.querySelector('#reasoning').disabled")
     props = served.ask("GET", "/props").json
     for model in props["models"].values():
         model["reasoning_switches"] = ["enable_thinking"]

@@ -169,7 +169,14 @@ def test_files_that_are_no_history_are_refused_in_one_line_and_add_nothing(brows
         "seconds": {},
     }
     odd |= {"thought": None, "unfolded": {}, "finish": 7}
-    row = {"turns": [odd], "settings": {"format": {"kind": "schema", "schema": "{"}, "x": {}}, "title": 9, "id": {}}
+    row = {
+        "turns": [odd],
+        "settings": {"format": {"kind": "schema", "schema": "{"}, "x": {}},
+        "title": 9,
+        "id": {},
+        "updated": 1e300,
+    }
+    row["updated"] = 1e300
     (tmp_path / "odd.jsonl").write_text(HEADER + json.dumps(row) + "\n")
     browser.choose_files("#import-file", tmp_path / "odd.jsonl")
     says(browser, "1 chat imported.")
@@ -278,6 +285,7 @@ def test_a_full_storage_is_said_and_loses_nothing(browser: Browser, page_url: st
     lists(browser, "New", "Old")
     browser.click('#chats [aria-label="Delete Old"]')
     lists(browser, "New")
+    wait_until(lambda: browser.run("import('/assets/chat.js').then((page) => !page.unsavedRows().length)"))
     browser.open(page_url, at=READY)
     opened(browser, "New")
     browser.until(f"{LAST} === {json.dumps('y' * 1000)}")
@@ -300,7 +308,15 @@ def test_without_storage_the_page_works_and_says_what_it_means(how: str, browser
         browser.say("Hello")
         answered(browser, 2)
     lists(browser, "Hello")
+    # What a closing tab has left for the history stays for a visit that has one.
+    left = {"chat": {"id": "left", "title": "Left", "version": 0, "settings": {}}, "from": 0, "turns": chat("a", "b")}
+    browser.run(f"localStorage.setItem('enginewright-left-left', {json.dumps(json.dumps(left))})")
+    browser.open(page_url, at=READY)
+    assert browser.run("localStorage.length") == 1
     browser.send("Page.removeScriptToEvaluateOnNewDocument", identifier=number)
+    browser.open(page_url, at=READY)
+    lists(browser, "Left")
+    assert browser.run("localStorage.length") == 0
 
 
 @needs_chromium

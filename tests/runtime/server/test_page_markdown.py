@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from tests.runtime.server.chromium import Browser, needs_chromium, show_chat
-from tests.runtime.server.conftest import Server
 
 PAYLOADS = (
     "<script>ran++</script>",
@@ -52,7 +51,7 @@ PAYLOADS = (
     "<div id=say><button id=send>x</button></div>",
 )
 PLACES = ("{}", "> {}", "- {}", "| a |\n|-|\n| {} |", "**{}** # {}\n\n# {}")
-TEXTS = [place.replace("{}", payload) for payload, place in itertools.product(PAYLOADS, PLACES)]
+HOSTILE_TEXTS = [place.replace("{}", payload) for payload, place in itertools.product(PAYLOADS, PLACES)]
 RENDER = """(async (texts) => {
     window.ran = 0;
     const { Markdown } = await import('/assets/markdown.js'), host = document.querySelector('#turns'), wrong = [];
@@ -80,14 +79,6 @@ RENDER = """(async (texts) => {
     const loaded = performance.getEntriesByType('resource').map((one) => one.name);
     return { wrong, ran: window.ran, count: texts.length, loaded };
 })"""
-
-
-@needs_chromium
-def test_200_texts_that_would_run_run_nothing(browser: Browser, page_url: str) -> None:
-    assert len(TEXTS) == 200
-    found = browser.run(f"{RENDER}({json.dumps(TEXTS)})")
-    assert found["count"] == 200 and found["ran"] == 0 and found["wrong"] == []
-    assert all(name.startswith(page_url) for name in found["loaded"])
 
 
 @needs_chromium
@@ -196,7 +187,7 @@ def paste(browser: Browser) -> str:
 
 
 @needs_chromium
-def test_code_is_copied_over_plain_http(browser: Browser, served: Server) -> None:
+def test_code_is_copied_over_plain_http(browser: Browser) -> None:
     show_chat(browser, [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a\n\n```py\nx = 1\n```"}])
     assert browser.run("isSecureContext === false && navigator.clipboard === undefined")
     browser.click(".code-head button")
