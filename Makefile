@@ -50,7 +50,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo try check test test-matrix pytest soak coverage docs lint types format test-cpp sanitize bench bench-peers gpu-check wheel clean
+.PHONY: help setup demo try check test test-matrix pytest soak coverage docs lint types format test-cpp sanitize bench bench-peers pictures gpu-check wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,6 +169,11 @@ bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-
 
 bench-peers: setup  ## compare speed with every engine that installs; BENCH= is more for benchmarks/bench_peers.py
 	$(PY) benchmarks/bench_peers.py $(BENCH)
+
+pictures: setup  ## draw the pictures of README and the docs anew, on an idle machine with Chromium
+	@set -e; model=$$($(PY) examples/fetch_model.py); \
+	$(BIN)/optimize export "$$model" --output build/pictures.bundle --no-cache --force; \
+	$(PY) benchmarks/report_pictures.py build/pictures.bundle --page
 
 # With the Python that the machine has: torch with CUDA, Triton and transformers are enough. A stage takes up to 9 minutes,
 # and one that fails doesn't keep the next from running.

@@ -1,9 +1,13 @@
-"""Pictures of a bundle's report for the docs, drawn by Chromium: its top in light and in dark, and more of it.
+"""Pictures for README and the docs, drawn by Chromium: a bundle's report, and the page of `optimize serve`.
 
-    optimize export $(python examples/fetch_model.py) -o smollm2.bundle --recipe int8
-    python benchmarks/report_pictures.py smollm2.bundle
+    make pictures
 
-They show what the export measured: make the bundle on an idle machine.
+or, for a bundle that is there:
+
+    python benchmarks/report_pictures.py smollm2.bundle [--page]
+
+They show what the export measured, and with ``--page`` a conversation next to four other clients, beside the engine's
+view: run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -13,9 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-IMAGES = Path(__file__).resolve().parent.parent / "docs" / "use" / "images"
+REPOSITORY = Path(__file__).resolve().parent.parent
+IMAGES = REPOSITORY / "docs" / "use" / "images"
+QUESTIONS = ("Name three uses of a lighthouse, as a list.", "Write a Python function that adds two numbers.")
+OTHERS, LOAD_SECONDS, SEEN_SECONDS = 4, 600, 15
+"""Clients beside the conversation, how long they ask at most, and the seconds of them that the picture shows."""
 PICTURES = {"report-light.png": (True, 690), "report-dark.png": (False, 690), "report.png": (True, 1440)}
 """Name: whether it is light, and its height; all are 1,120 pixels wide."""
 WIDTH = 1120
@@ -31,15 +40,48 @@ def draw(page: Path, picture: Path, *, light: bool, height: int) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
+def draw_page(bundle: Path, folder: Path) -> None:
+    """Draws the page of a server with two questions answered, in light and in dark."""
+    sys.path.insert(0, str(REPOSITORY))
+    from tests.runtime.server.chromium import READY, Browser, answered, parameters
+    from tests.runtime.server.conftest import Server
+
+    with tempfile.TemporaryDirectory() as name:
+        server = Server("--model", f"SmolLM2-135M={bundle}", errors=Path(name) / "stderr")
+        load = [sys.executable, "-m", "enginewright", "loadtest", server.url, "--clients", str(OTHERS), "--quiet"]
+        load += ["--seconds", str(LOAD_SECONDS), "--requests", "1000000"]
+        others = subprocess.Popen(load, stdout=subprocess.DEVNULL)
+        browser = Browser(Path(name) / "profile")
+        try:
+            for scheme in ("light", "dark"):
+                browser.forget(f"{server.url}/")
+                browser.open(f"{server.url}/", 1280, 960, scheme, at=READY)
+                parameters(browser, temperature="0", max_tokens="300")
+                for number, question in enumerate(QUESTIONS, 1):
+                    browser.say(question)
+                    answered(browser, 2 * number)
+                browser.click("#toggle")
+                time.sleep(SEEN_SECONDS)
+                browser.picture(folder / f"serve-{scheme}.png")
+        finally:
+            browser.close()
+            others.kill()
+            others.wait()
+            server.stop()
+
+
 def main(arguments: list[str]) -> int:
     """Writes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where they go")
+    parser.add_argument("--page", action="store_true", help="the page of optimize serve too")
     options = parser.parse_args(arguments)
     for name, (light, height) in PICTURES.items():
         draw(options.bundle / "report" / "report.html", options.folder / name, light=light, height=height)
         print(f"{options.folder / name}: {(options.folder / name).stat().st_size:,} bytes")
+    if options.page:
+        draw_page(options.bundle, options.folder)
     return 0
 
 

@@ -90,7 +90,8 @@ export class Conversation extends EventTarget {
     const controller = new AbortController(), fields = requestFields();
     const sent = this.messages(this.turns);
     const turn = continued ? this.turns.at(-1) : { role: "assistant", content: "", model };
-    const before = continued ? { tokens: turn.usage?.completion_tokens ?? 0 } : { tokens: 0 };
+    // What an answer that is continued has already: its tokens, and its seconds, by a later begin.
+    const before = { tokens: turn.usage?.completion_tokens ?? 0, began: performance.now() - (turn.seconds?.last ?? 0) * 1000 };
     if (continued) {
       for (const name of ["finish", "problem", "code"]) delete turn[name];
       delete fields.response_format; // it describes a whole answer
@@ -121,8 +122,7 @@ export class Conversation extends EventTarget {
   }
 
   async read(response, turn, before) {
-    const began = performance.now(), first = turn.seconds?.last ?? 0;
-    const passed = () => first + (performance.now() - began) / 1000;
+    const passed = () => (performance.now() - before.began) / 1000;
     for await (const event of events(response)) {
       if (event.error) throw new ServerError(503, event.error.message, event.error.code);
       if (event.enginewright) turn.seed = event.enginewright.seed;

@@ -56,6 +56,22 @@ def test_an_answer_that_ended_at_its_limit_is_continued(browser: Browser, served
 
 
 @needs_chromium
+def test_the_time_to_the_first_token_has_the_wait_for_the_server(browser: Browser) -> None:
+    wait = "new Promise((done) => setTimeout(done, 400))"
+    browser.run(f"window.real = window.fetch, window.fetch = (...given) => {wait}.then(() => window.real(...given)), 0")
+    parameters(browser, max_tokens="5")
+    browser.say("Hello")
+    answered(browser, 2)
+    turn = "import('/assets/chat.js').then((page) => page.current.turns.at(-1)"
+    first = browser.run(f"{turn}.seconds.first)")
+    assert first >= 0.4
+    browser.click("[aria-label^=Continue]")
+    browser.until(f"!{BUSY} && document.querySelector('.about').textContent.startsWith('10 tokens')")
+    assert browser.run(f"{turn}.seconds.first)") == first
+    assert browser.run(f"{turn}.seconds.last)") >= first + 0.4
+
+
+@needs_chromium
 def test_a_full_context_has_a_way_out(browser: Browser) -> None:
     note_requests(browser)
     show_chat(browser, chat("First", "one", "Second", "two"))
