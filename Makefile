@@ -110,7 +110,7 @@ pytest: setup
 	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
 
 test-matrix: setup  ## run the tests that CI has besides: more of the long tables, damaged files, the packages, a real model
-	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m "matrix and not soak"
 
 soak: setup  ## run what takes too long for CI: attacks, loads, the rest of the long tables
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak $(if $(RESULTS),--results $(RESULTS))
