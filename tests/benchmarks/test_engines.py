@@ -60,6 +60,6 @@ def test_a_run_goes_on_and_the_page_has_every_row(
     written = text.read_text()
     assert f"| cpu | {200 + last} | {200 + last} | {200 + last} | {200 + last} | {1 / last:.2f} | 1 |" in written
     assert "| all | 61 | 1,024 | 2,048 | 512 |  |" in written
-    assert "| cuda | built only: no GPU here |" in written
+    assert "| cuda | needs a GPU: [an H100's figures](" in written
     engines.main(asked)  # nothing is left to measure
     assert json.loads(figures.read_text()) == found
