@@ -350,7 +350,7 @@ def _xml(text: str) -> str:
 
 
 Settled = Callable[["SpeedPairs"], bool]
-"""Whether more pairs would tell nothing new."""
+"""A function that returns whether more pairs would change no outcome."""
 
 Measure = Callable[[Bundle, Bundle, str, int, Settled, Progress], "SpeedPairs | None"]
 

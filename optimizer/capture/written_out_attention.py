@@ -60,8 +60,10 @@ _LARGE = 1024.0
 _TOLERANCE = 1e-5
 """Says how far sums of 32-bit floats may differ, for their largest number."""
 _ROUNDED = 2.0**-7
-"""How far biases of positions may be from linear ones, for a head's largest: Falcon multiplies slopes by positions in
-bf16, which rounds those from 256 on. Two biases that are compared are off by half a unit in the last place each."""
+"""The largest difference of biases from linear ones, as a share of a head's largest.
+
+Falcon multiplies slopes by positions in bf16, which rounds those from 256 on. Two biases that are compared are off by
+half a unit in the last place each."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from enginewright.runtime.shared.errors import EnginewrightError, MissingDepende
 from .progress import stage_bars
 
 _CHILD = ("-P", "-m", "enginewright.optimizer.cli.exported")
-"""What another process runs. Its modules don't come from the current folder."""
+"""The arguments of the process that exports. Its modules don't come from the current folder."""
 
 _SECONDS_TO_CLEAN_UP = 10.0
 """The time that an export has after Ctrl-C. What it leaves then, the next export of the same removes."""

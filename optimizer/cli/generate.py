@@ -52,8 +52,11 @@ def command(
     quiet: TextOnly = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
-    from enginewright import LLM, SamplingParams
     from enginewright.runtime.text.template_process import template_process
+
+    if not raw and not is_model(model):
+        template_process.start()  # beside the imports and the opening of the bundle
+    from enginewright import LLM, SamplingParams
 
     if not os.path.exists(model) and os.path.exists(prompts[0]) and not is_model(model):  # these take any name
         raise typer.BadParameter(f"{model} doesn't exist, and {prompts[0]} does: the bundle comes first")
@@ -68,8 +71,6 @@ def command(
     options = template.given()
     served = serving.given()
     bundle = exported(model, recipe=recipe, quiet=quiet)
-    if not raw:
-        template_process.start()  # beside the opening of the model
     opened = time.perf_counter()
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.

@@ -22,7 +22,7 @@ NAME = "verify"
 EXIT_OVER_BUDGET = 16
 """What the command exits with if a bundle is worse than what --against names, by more than the budget allows."""
 EXIT_INCONCLUSIVE = 18
-"""What it exits with if no check failed, and other work on the machine hid the result of one that is timed."""
+"""The exit code if no check failed, but other work on the machine hid the result of one that is timed."""
 RENAMED = {"--prompts": "--prompt"}
 MOST_PROMPTS = 5
 """Changed prompts, and differing files, that are named on the screen."""
