@@ -126,23 +126,6 @@ def export(
     return report
 
 
-def export_once(source: str | Path, *, recipe: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Gives the bundle of a model that is kept on this machine, and exports the model first where none is kept.
-
-    Args:
-        source: as for ``export``.
-        recipe: the same; by default gguf for a GGUF file with quantized matrices, else int8.
-        progress: called as the work goes on.
-
-    Returns: a folder in the cache of exports, from which commands and ``LLM`` run a model.
-
-    Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
-    """
-    on_progress = progress or silent
-    wanted = find_kept(source, recipe=recipe, progress=on_progress)
-    return wanted.bundle or export_to_keep(wanted, on_progress)
-
-
 @dataclass(frozen=True)
 class WantedExport:
     """A model on this disk, how it is exported to be kept, and what is kept of it already.
@@ -161,9 +144,12 @@ class WantedExport:
 
 
 def find_kept(source: str | Path, *, recipe: str | Path | None = None, progress: Progress = silent) -> WantedExport:
-    """Looks for the kept bundle of a model, without PyTorch. The arguments are those of ``export_once``.
+    """Looks for the kept bundle of a model, without PyTorch; ``export_to_keep`` makes one that is missing.
 
-    ``progress`` is called with the stage "recipe" where none is named; its detail is the recipe and the reason.
+    Args:
+        source: as for ``export``.
+        recipe: the same; by default gguf for a GGUF file with quantized matrices, else int8.
+        progress: called with the stage "recipe" where none is named; its detail is the recipe and the reason.
 
     Raises SourceError and others for a model that can't be found, RequestError where nothing can be kept here.
     """

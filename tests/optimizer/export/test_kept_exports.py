@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.export import export, export_once, export_to_keep, kept_exports, run
+from enginewright.optimizer.export import export, export_to_keep, find_kept, kept_exports, run
 from enginewright.optimizer.export.kept_exports import KeptExports, describe, key_of
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.export.run import WantedExport
@@ -59,6 +59,12 @@ def files(bundle: Path, *, report: bool = True) -> dict[str, bytes]:
         for p in sorted(bundle.rglob("*"))
         if p.is_file() and (report or p.parent.name != "report")
     }
+
+
+def export_once(source: Path, recipe: str | None = None) -> Path:
+    """Returns the bundle that a command would run."""
+    wanted = find_kept(source, recipe=recipe)
+    return wanted.bundle or export_to_keep(wanted)
 
 
 def no_work(*arguments: object) -> ExportReport:
@@ -418,10 +424,10 @@ def test_a_cache_that_can_t_be_written_is_named(place: str, wanted: WantedExport
 
 SERVED = """
 import sys
-from enginewright.optimizer.export import export_once, kept_exports
+from enginewright.optimizer.export import find_kept, kept_exports
 kept_exports._our_code = lambda: "the same"  # the working tree may change while tests run
 heard = []
-print(export_once(sys.argv[1], progress=heard.append))
+print(find_kept(sys.argv[1], progress=heard.append).bundle)
 print(*[event.detail for event in heard if event.stage == "recipe"])
 print(*sorted({"torch", "transformers", "gguf"} & set(sys.modules)))
 """
