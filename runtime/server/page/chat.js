@@ -74,8 +74,18 @@ export async function open(id) {
   const conversation = answering.get(id) ?? unsaved.get(id) ?? (await Conversation.load(id));
   if (!conversation) return false;
   if (Object.keys(conversation.chat.settings).length) loadSettings(conversation.chat.settings);
+  chooseModel(conversation);
   show(conversation);
   return true;
+}
+
+/** Selects the model that last answered in a conversation, if the server still has it. */
+function chooseModel({ turns }) {
+  const model = turns.findLast((turn) => turn.model)?.model;
+  const option = [...$("model").options].find(({ value }) => value === model);
+  if (!option || option.selected) return;
+  option.selected = true;
+  $("model").dispatchEvent(new Event("change"));
 }
 
 export function startNew(turns = []) {

@@ -92,6 +92,22 @@ def test_chats_are_listed_searched_renamed_deleted_and_brought_back(browser: Bro
 
 
 @needs_chromium
+def test_an_opened_chat_selects_the_model_that_answered_it(browser: Browser, page_url: str) -> None:
+    models = {"data": [{"id": name, "object": "model", "max_model_len": 64} for name in ("small", "large")]}
+    with browser.answering("*/v1/models", "application/json", json.dumps(models)):
+        browser.open(page_url, at="document.querySelector('#model')?.value === 'small'")
+    with browser.answering("*/v1/chat/completions", "text/event-stream", stream({"content": "Yes."})):
+        for model in ("large", "small"):
+            browser.click("#new")
+            browser.run(f"document.querySelector('#model').value = '{model}', 0")
+            browser.say(f"To {model}")
+            answered(browser, 2)
+    for model in ("large", "small"):
+        opened(browser, f"To {model}")
+        browser.until(f"document.querySelector('#model').value === '{model}'")
+
+
+@needs_chromium
 def test_a_history_is_exported_and_imported(browser: Browser, page_url: str, tmp_path: Path) -> None:
     browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     parameters(browser, system="Be brief.", temperature="0")
