@@ -84,8 +84,8 @@ class DraftModel:
         self.cache = CacheManager(
             executor.cache_groups,
             executor.blocks,
+            executor.caps,
             step_tokens=CHUNK,
-            shared_blocks=executor.caps.shared_blocks,
             prefix_cache=prefix_cache,
         )
         self.off: str | None = None
@@ -101,7 +101,7 @@ class DraftModel:
         if follower is not None:
             computed = min(follower.request.computed, follower.known)
         elif self.cache.index is not None:
-            computed = self.cache.index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
+            computed = self.cache.index.find(request.namespace, request.items, len(request.items) - 1).tokens
         else:
             computed = 0
         lacking = len(request.tokens) - computed
@@ -119,8 +119,8 @@ class DraftModel:
         if (follower := self._followers.pop(request, None)) is not None:
             self.cache.release(follower.request)
 
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
-        self.cache.forget(namespace)
+    def forget(self, tenant: str | None) -> None:
+        self.cache.forget(tenant)
 
     def describe(self) -> dict[str, Any]:
         plan = PoolPlan.from_blocks(self._executor.cache_groups, self._executor.blocks)
@@ -174,11 +174,11 @@ class DraftModel:
         if len(request.tokens) + length > self._context:
             return None
         follower = self._followers.get(request)
-        if follower is None:
-            if (follower := self._begun(request)) is None:
-                return None
-        else:
-            self._go_back(follower, request)
+        if follower is not None and not self._go_back(follower, request):
+            self.release(request)
+            follower = None
+        if follower is None and (follower := self._begun(request)) is None:
+            return None
         own = follower.request
         if not self.cache.grow(own, len(own.tokens) + length - 1):
             return None
@@ -187,7 +187,7 @@ class DraftModel:
 
     def _begun(self, request: Generation) -> _Follower | None:
         params = replace(request.params, logprobs=None, prompt_logprobs=None)
-        own = Generation(request.tokens, params, max_tokens=request.max_tokens, tenant=request.tenant)
+        own = Generation(request.tokens, params, max_tokens=request.max_tokens, **request.identity)
         own.prompt_length, own.seed, own.rules = request.prompt_length, request.seed, request.rules
         others = [follower.request for follower in self._followers.values()]
         if not self.cache.begin(own, others, dict.fromkeys(self.cache.pools, 0), force=False):
@@ -195,18 +195,24 @@ class DraftModel:
         self._followers[request] = follower = _Follower(own, len(request.tokens))
         return follower
 
-    def _go_back(self, follower: _Follower, request: Request) -> None:
-        """To the last token that is the request's, of which one at least is to be computed."""
+    def _go_back(self, follower: _Follower, request: Request) -> bool:
+        """Goes back to the last token that is the request's, of which one at least is to be computed.
+
+        Returns False if the caches can't, so that the request has to begin again.
+        """
         own, known = follower.request, request.tokens
         end = min(own.computed, len(known) - 1)
         at = min(follower.known, end)
         while at < end and own.tokens[at] == known[at]:
             at += 1
+        if at < own.computed and not self.cache.goes_back:
+            return False
         own.computed = at
         own.tokens[follower.known :] = known[follower.known :]
         follower.known = len(known)
         if follower.ran:
             self.cache.after_step(own)
+        return True
 
     def _switch_off(self, cause: Exception) -> None:
         message = cause.message if isinstance(cause, EnginewrightError) else repr(cause)

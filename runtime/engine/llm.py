@@ -548,7 +548,7 @@ class LLM:
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
         """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
-        whose = None if tenant is None else (arguments.checked_name("tenant", tenant),)
+        whose = None if tenant is None else arguments.checked_name("tenant", tenant)
         return self._loop.call(partial(self.engine.scheduler.forget, whose))
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ def open_tier(
     """
     check_path("folder", folder)
     memory = executor.inner if isinstance(executor, StaticShapes) else executor
-    if cache.index is None or not isinstance(memory, BlockMemory):
+    if cache.index is None or not cache.prefixes.on_disk or not isinstance(memory, BlockMemory):
         raise RequestError(
             f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes there, prefix_cache is off, or "
             "ranks are on several machines",
@@ -61,8 +61,8 @@ def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
     """Writes the blocks of a request's prompt that the pool has; returns how many tokens they are."""
     assert cache.index is not None
     size = cache.index.block_size
-    match = cache.index.find(request.namespace, request.tokens, len(request.tokens))
-    whole = [node for node in match.nodes[: match.tokens // size] if len(node.tokens) == size]
+    match = cache.index.find(request.namespace, request.items, len(request.items))
+    whole = [node for node in match.nodes[: match.tokens // size] if len(node.items) == size]
     for node in reversed(whole):
         disk.leaving(node, wait=True)
     disk.store.flush()

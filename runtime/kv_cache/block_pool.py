@@ -1,11 +1,23 @@
-"""Blocks of a KV cache: who holds which, and which are kept for later. Numbers only; the memory is the executor's."""
+"""Blocks of a KV cache: who holds which, and which are kept for later. Numbers only; the memory is the executor's.
+
+Where several ranks divide the keys, each of them owns some blocks (``DividedPool``), and all blocks of a split of
+``SPLIT_TOKENS`` have one owner: the one with most to give, where a request begins a split. A window's blocks are given
+back split by split. So a request that runs alone can always have the rest of a split that it has begun: its other
+splits are whole, and an owner's blocks make whole splits. A ``BlockPool`` is a pool of one owner, and a split is a
+block there.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 from ..shared.errors import CapacityError
+
+SPLIT_TOKENS = 512
+"""The tokens whose keys and values all lie on one rank, where ranks divide them: attention computes these together."""
 
 TENANTS_SHARE = 2
 """Other tenants leave a tenant at least so much of the pool in kept blocks: one in this many, over the tenants."""
@@ -25,7 +37,12 @@ class BlockPool:
     Args:
         blocks: how many there are.
         evicted: called with a kept block before it is given to somebody else.
+
+    Attributes:
+        split: blocks of a table, from a multiple of this on, that have one owner.
     """
+
+    split = 1
 
     def __init__(self, blocks: int, evicted: Callable[[int], None] = lambda block: None) -> None:
         if blocks < 0:
@@ -58,11 +75,33 @@ class BlockPool:
         kept = sum(len(of) - (0 if name == tenant else min(len(of), share)) for name, of in self._kept.items())
         return len(self._free) + kept
 
-    def allocate(self, tenant: str = "") -> int:
-        """A block, now held once. Raises CapacityError if all are held."""
+    def allocate(self, tenant: str = "", owner: int = 0) -> int:
+        """A block of an owner, now held once. Raises CapacityError if all are held."""
         block = self._free.pop() if self._free else self._evict(tenant)
         self._holders[block] = 1
         return block
+
+    def owner_of(self, block: int) -> int:
+        """Returns the owner of a block."""
+        return 0
+
+    def available_like(self, block: int, tenant: str = "") -> int:
+        """Returns the number of blocks that ``allocate`` can give of a block's owner."""
+        return self.available(tenant)
+
+    def owners_of_next(
+        self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
+    ) -> list[int]:
+        """Returns the owners of the next ``count`` blocks of a table, or of as many of them as there are.
+
+        ``owner``: the owner of the next block, if that is known.
+        """
+        return [0] * min(count, self.available(tenant, force=force))
+
+    def certain(self, sequences: int) -> tuple[int, int]:
+        """Returns the number of blocks that all of ``sequences`` together can have whoever owns them, and of how many a
+        sequence takes a multiple."""
+        return self.total_blocks, 1
 
     def share(self, block: int) -> None:
         """One more holder of a block that is held or kept. Raises ValueError if it is free."""
@@ -178,13 +217,17 @@ class DividedPool(BlockPool):
         blocks: how many there are, a multiple of ``owners``.
         owners: how many there are.
         evicted: as ``BlockPool`` has it.
+        split: as ``BlockPool`` has it.
     """
 
-    def __init__(self, blocks: int, owners: int, evicted: Callable[[int], None] = lambda block: None) -> None:
+    def __init__(
+        self, blocks: int, owners: int, evicted: Callable[[int], None] = lambda block: None, split: int = 1
+    ) -> None:
         if blocks % owners:
             raise ValueError(f"blocks: {blocks} isn't a multiple of {owners} owners")
         self.total_blocks = blocks
         self.owners = owners
+        self.split = split
 
         def telling(owner: int) -> Callable[[int], None]:
             return lambda block: evicted(block * owners + owner)
@@ -218,6 +261,47 @@ class DividedPool(BlockPool):
     def available_of(self, tenant: str = "", *, force: bool = False) -> list[int]:
         """Number of blocks that ``allocate`` can give to a tenant, by owner."""
         return [part.available(tenant, force=force) for part in self.parts]
+
+    def owner_of(self, block: int) -> int:
+        """See ``BlockPool``."""
+        return block % self.owners
+
+    def available_like(self, block: int, tenant: str = "") -> int:
+        """See ``BlockPool``."""
+        return self.parts[block % self.owners].available(tenant)
+
+    def owners_of_next(
+        self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
+    ) -> list[int]:
+        """See ``BlockPool``.
+
+        A split that has been begun keeps its owner. Another one is of who has most, and of several that have, of the
+        one next to the last split's owner. So an empty pool gives 0 1 2 2 1 0 0 1 2: then all have as much to do for a
+        prompt, whose later tokens see more splits.
+        """
+        left, owners, at = self.available_of(tenant, force=force), list[int](), len(table)
+        last = table[-1] % self.owners if at and table[-1] != NO_BLOCK else 0
+        if owner is None and at % self.split and table[-1] != NO_BLOCK:
+            owner = last
+        while len(owners) < count:
+            if owner is None:
+                most = max(left)
+                owner = min((abs(last - i), i) for i, n in enumerate(left) if n == most)[1]
+            rest = min(count - len(owners), self.split - at % self.split)
+            blocks = min(rest, left[owner])
+            owners += [owner] * blocks
+            if blocks < rest:
+                break
+            left[owner] -= blocks
+            at += blocks
+            last, owner = owner, None
+        return owners
+
+    def certain(self, sequences: int) -> tuple[int, int]:
+        """See ``BlockPool``."""
+        if sequences > 1:  # all sequences of a search may have their blocks of one owner
+            return self.total_blocks // self.owners, 1
+        return self.total_blocks, self.split
 
     def allocate(self, tenant: str = "", owner: int = 0) -> int:
         """Takes a block of an owner; see ``BlockPool``."""
@@ -262,3 +346,16 @@ class DividedPool(BlockPool):
             self.parts[b % owners].states(b // owners, b // owners + 1)
             for b in range(first, min(last, self.total_blocks))
         )
+
+
+def pool_of(name: str, block_size: int, blocks: int, owners: int, evicted: Callable[[int], None]) -> BlockPool:
+    """Makes the pool of a cache group's blocks, each of ``block_size`` tokens.
+
+    Raises ValueError if the blocks of several owners don't make whole splits for each of them.
+    """
+    if owners == 1:
+        return BlockPool(blocks, evicted)
+    split = SPLIT_TOKENS // block_size
+    if SPLIT_TOKENS % block_size or blocks % (split * owners):
+        raise ValueError(f"blocks: {blocks} of {name} aren't whole splits of {owners} owners")
+    return DividedPool(blocks, owners, evicted, split)

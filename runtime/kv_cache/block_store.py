@@ -37,6 +37,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.runtime.requests.block_keys import Item, Namespace, to_bytes, token_ids
+
 from ..bundle.regular_file import read_regular
 from ..shared.errors import shown
 
@@ -131,19 +133,19 @@ class BlockStore:
         """Whether this process writes it."""
         return self.usable and self._lock is not None
 
-    def root(self, namespace: Sequence[str]) -> bytes:
+    def root(self, namespace: Namespace) -> bytes:
         """The hash that a prefix of nothing has."""
         return self._hash("root", self._identity, *(part.encode() for part in namespace))
 
-    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
-        """The hash of a block's tokens behind those of ``parent``."""
-        return self._hash("block", parent, np.asarray(tokens, "<i4").tobytes())
+    def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
+        """The hash of a block's items after those of ``parent``."""
+        return self._hash("block", parent, *to_bytes(items))
 
     def has(self, name: bytes) -> bool:
         """Whether there is a record; it may still turn out to be damaged."""
         return name in self._files
 
-    def read(self, name: bytes, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload] | None:
+    def read(self, name: bytes, items: Sequence[Item], sizes: Sequence[int]) -> list[Payload] | None:
         """The payloads of a block, of these sizes; None if there is no such record that can be believed."""
         with self._guard:
             if name not in self._files:
@@ -153,7 +155,7 @@ class BlockStore:
         path = self.folder / file
         try:
             data = memoryview(read_regular(path, most=length, within=self.folder))
-            payloads = self._checked(name, data, tokens, sizes)
+            payloads = self._checked(name, data, token_ids(items), sizes)
         except (OSError, ValueError) as e:
             if not isinstance(e, FileNotFoundError):  # which the writer may have deleted
                 self._say(f"{path}: {e.strerror if isinstance(e, OSError) else e}; its tokens are computed again")
@@ -169,8 +171,8 @@ class BlockStore:
     def write(
         self,
         name: bytes,
-        namespace: Sequence[str],
-        tokens: Sequence[int],
+        namespace: Namespace,
+        items: Sequence[Item],
         payloads: list[Payload],
         *,
         wait: bool = False,
@@ -185,7 +187,9 @@ class BlockStore:
                 self._writer = writer
             self._waiting.add(name)
             self._queue.put(
-                (name, self._folder_part(namespace), tuple(tokens), payloads), block=wait, timeout=_SECONDS_TO_CLOSE
+                (name, self._folder_part(namespace.tenant), token_ids(items), payloads),
+                block=wait,
+                timeout=_SECONDS_TO_CLOSE,
             )
         except queue.Full:
             self._waiting.discard(name)
@@ -207,12 +211,12 @@ class BlockStore:
             with suppress(OSError):
                 _touch(self.folder / file)
 
-    def delete(self, namespace: Sequence[str] | None = None) -> int:
+    def delete(self, tenant: str | None = None) -> int:
         """Deletes the records of a tenant, or all; returns how many files. Other models' are among them."""
         if not self.writable:
             return 0
         self.flush()
-        part = None if namespace is None else self._folder_part(namespace)
+        part = None if tenant is None else self._folder_part(tenant)
         gone = [name for name, (file, _) in list(self._files.items()) if part is None or file.startswith(part)]
         for name in gone:
             self._forget(name, delete=True)
@@ -249,9 +253,9 @@ class BlockStore:
             made.update(part)
         return made.digest()
 
-    def _folder_part(self, namespace: Sequence[str]) -> str:
+    def _folder_part(self, tenant: str) -> str:
         """What the files of a tenant begin with. It says nothing of who that is."""
-        return self._hash("tenant", *(part.encode() for part in namespace)).hex()[:16]
+        return self._hash("tenant", tenant.encode()).hex()[:16]
 
     def _checked(self, name: bytes, data: memoryview, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload]:
         """Raises ValueError."""

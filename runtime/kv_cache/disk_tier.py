@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from enginewright.runtime.requests.block_keys import Item
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
 from .block_store import BlockStore, Payload
@@ -56,22 +57,22 @@ class DiskTier:
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
         """A block of a node is about to be evicted: while all are there, and full, they are written."""
-        whole = len(node.tokens) == self._block_size and NO_BLOCK not in node.blocks
+        whole = len(node.items) == self._block_size and NO_BLOCK not in node.blocks
         if whole and self.store.writable and not self.holds(node):
             payloads = [self.memory.read_block(*at) for at in zip(self._groups, node.blocks, strict=True)]
-            self.store.write(self._name(node), node.namespace, node.tokens, payloads, wait=wait)
+            self.store.write(self._name(node), node.namespace, node.items, payloads, wait=wait)
 
     def holds(self, node: Node) -> bool:
         """Whether a node is on the disk."""
         return self.store.has(self._name(node))
 
-    def find(self, parent: Node, tokens: Sequence[int], size: int) -> list[bytes]:
-        """Names of whole blocks of ``tokens`` behind ``parent`` that are there; none if computing them is faster."""
+    def find(self, parent: Node, items: Sequence[Item], size: int) -> list[bytes]:
+        """Names of whole blocks of ``items`` after ``parent`` that are there; none if computing them is faster."""
         if not self.store.usable:
             return []
         names, name = [], self._name(parent)
-        for at in range(0, len(tokens) - size + 1, size):
-            name = self.store.child(name, tokens[at : at + size])
+        for at in range(0, len(items) - size + 1, size):
+            name = self.store.child(name, items[at : at + size])
             if not self.store.has(name):
                 break
             names.append(name)
@@ -81,9 +82,9 @@ class DiskTier:
             return []
         return names
 
-    def read(self, name: bytes, tokens: Sequence[int], blocks: Sequence[int]) -> bool:
+    def read(self, name: bytes, items: Sequence[Item], blocks: Sequence[int]) -> bool:
         """Fills blocks, one a group, NO_BLOCK for none. False if the record isn't there, or can't be believed."""
-        payloads = self.store.read(name, tokens, self._sizes)
+        payloads = self.store.read(name, items, self._sizes)
         if payloads is None:
             return False
         for group, block, payload in zip(self._groups, blocks, payloads, strict=True):
@@ -106,6 +107,6 @@ class DiskTier:
         for each in reversed(above):
             if each.name is None:
                 known = None if each.parent is None else each.parent.name
-                each.name = self.store.root(each.namespace) if known is None else self.store.child(known, each.tokens)
+                each.name = self.store.root(each.namespace) if known is None else self.store.child(known, each.items)
         assert node.name is not None
         return node.name

@@ -6,13 +6,15 @@ overwritten, so a slot is of use to one request at a time, and nothing is copied
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from enginewright.runtime.requests.block_keys import Item, Namespace
 from enginewright.runtime.requests.request import Request
 
-from .block_pool import BlockPool
-from .prefix_index import Namespace
+from .disk_tier import DiskTier
+from .held_blocks import HeldBlocks
+from .prefixes import Prefixes
 
 LEAST_SHARE = 0.5
 """The least share of what a slot keeps, or a request has: one that shares less of both leaves the slot to others."""
@@ -21,62 +23,74 @@ LEAST_SHARE = 0.5
 @dataclass(frozen=True)
 class _Kept:
     namespace: Namespace
-    tokens: list[int]
+    items: list[Item]
 
 
-class KeptSlots:
-    """See the module. ``pools``: of the cache groups; a slot is the same block in all."""
+class KeptSlots(Prefixes):
+    """See the module. A slot is the same block in all groups."""
 
-    def __init__(self, pools: Mapping[str, BlockPool]) -> None:
-        self._pools = pools
-        self._kept: dict[int, _Kept] = {}  # slot -> what lies in it, of slots that nobody holds
+    finds = True
 
-    def take(self, request: Request) -> bool:
-        """Has a request begin in the slot that shares most with it: sets its tables and ``computed``. False if none
-        does."""
-        slot, tokens = self._best(request)
-        if slot is None:
+    def __init__(self, held: HeldBlocks) -> None:
+        super().__init__(held)
+        self.kept: dict[int, _Kept] = {}  # slot -> what lies in it, of slots that nobody holds
+
+    def begin(
+        self,
+        request: Request,
+        others: Iterable[Request],
+        promised: Mapping[str, int],
+        *,
+        force: bool,
+        disk: DiskTier | None,
+    ) -> bool:
+        """See ``CacheManager.begin``."""
+        if not self.held.has_blocks_for(request, promised, force):
             return False
-        del self._kept[slot]
-        for name, pool in self._pools.items():
-            pool.share(slot)
-            request.tables.put(name, [slot])
-        request.computed = tokens
+        if not request.wants_prompt:
+            slot, tokens = self._best(request)
+            if slot is not None:
+                del self.kept[slot]
+                for kind in self.held.kinds.values():
+                    kind.begin(request, (slot,), tokens)
+                request.computed = tokens
+                self.held.set_capacity(request, 0)
+        self._count(request)
         return True
 
-    def keep(self, request: Request) -> None:
-        """What a request has computed stays in its slot, which it is about to release."""
+    def leave(self, request: Request, *, partly: bool) -> None:
+        """See ``Prefixes``. What a request has computed stays in its slot."""
         table = next(iter(request.tables.values()), None)
         if table and request.computed and request.error is None:
-            self._kept[table[0]] = _Kept(request.namespace, request.tokens[: request.computed])
-            for pool in self._pools.values():
+            self.kept[table[0]] = _Kept(request.namespace, list(request.items[: request.computed]))
+            for pool in self.held.pools.values():
                 pool.keep(table[0], request.tenant)
 
-    def forget(self, namespace: Namespace | None) -> None:
-        """Nothing of a namespace, or of any, is found any more."""
-        for slot, kept in list(self._kept.items()):
-            if namespace in (None, kept.namespace):
-                del self._kept[slot]
-                for pool in self._pools.values():
+    def forget(self, tenant: str | None) -> None:
+        """See ``Prefixes``."""
+        for slot, kept in list(self.kept.items()):
+            if tenant in (None, kept.namespace.tenant):
+                del self.kept[slot]
+                for pool in self.held.pools.values():
                     pool.drop(slot)
 
-    def evicted(self, slot: int) -> None:
-        """A slot gets other tokens."""
-        self._kept.pop(slot, None)
+    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
+        """See ``Prefixes``."""
+        self.kept.pop(block, None)
 
     def _best(self, request: Request) -> tuple[int | None, int]:
         """The slot that shares most with a request, and how many tokens; the last token is always computed."""
         best, most = None, 0
-        for slot, kept in self._kept.items():
+        for slot, kept in self.kept.items():
             if kept.namespace == request.namespace:
-                common = _common(kept.tokens, request.tokens[:-1])
-                if common > most and common >= LEAST_SHARE * min(len(kept.tokens), len(request.tokens)):
+                common = _common(kept.items, list(request.items[:-1]))
+                if common > most and common >= LEAST_SHARE * min(len(kept.items), len(request.items)):
                     best, most = slot, common
         return best, most
 
 
-def _common(one: list[int], other: list[int]) -> int:
-    """How many tokens both begin with: found by halves, as lists are compared faster than elements."""
+def _common(one: list[Item], other: list[Item]) -> int:
+    """Returns how many items both begin with: found by halves, as lists are compared faster than elements."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

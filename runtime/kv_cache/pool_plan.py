@@ -12,9 +12,8 @@ from types import MappingProxyType
 from ..shared.contracts import CacheGroup
 from ..shared.errors import CapacityError
 from ..shared.memory import format_bytes
-
-SPLIT_TOKENS = 512
-"""The tokens whose keys and values all lie on one rank, where ranks divide them: attention computes these together."""
+from .block_pool import SPLIT_TOKENS
+from .kinds.table import block_bytes, kind_of
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,12 @@ class PoolPlan:
     @classmethod
     def from_blocks(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
         """The plan that these pools follow."""
-        whole = [g for g in groups if not g.window] or groups
+        whole = [g for g in groups if not kind_of(g).may_lose] or groups
         return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in whole), default=0), blocks)
 
     @property
     def bytes(self) -> int:
-        return sum(g.bytes_per_block * self.blocks[g.name] for g in self.groups)
+        return sum(block_bytes(g) * self.blocks[g.name] for g in self.groups)
 
     def __str__(self) -> str:
         """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
@@ -67,12 +66,12 @@ def plan_pools(
     """
     unit = math.lcm(*(g.block_size for g in groups), *([SPLIT_TOKENS * owners] if owners > 1 else []))
     whole = unit if owners > 1 else 1
-    unit_bytes = sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
+    unit_bytes = sum(block_bytes(g) * (unit // g.block_size) for g in groups)
     most = range(-(-most_tokens // unit) + 1)
 
     def size(units: int, more: int = 0) -> int:
         blocks = _blocks(groups, units * unit, enough, more * unit, whole)
-        return sum(g.bytes_per_block * blocks[g.name] for g in groups)
+        return sum(block_bytes(g) * blocks[g.name] for g in groups)
 
     units = bisect_right(most, budget - reserved, key=size) - 1
     if units < 1:
@@ -121,9 +120,8 @@ def plan_offload(
     unit = math.lcm(*(g.block_size for g in groups))
 
     def moved(group: CacheGroup) -> int:
-        """Bytes of a block that may wait: all but what says what it may score."""
-        each = group.bytes_per_slot - group.kv_heads * group.summary_bytes
-        return each * group.block_size * some[group.name].layers if group.name in some else 0
+        """Bytes of a block that may wait on the disk."""
+        return kind_of(group).movable_bytes(group, some[group.name].layers) if group.name in some else 0
 
     def needs(units: int) -> tuple[int, int, dict[str, int], Mapping[str, int]]:
         """Bytes of memory and of disk, with the fewest blocks in memory; those, and all."""
@@ -133,7 +131,7 @@ def plan_offload(
             for g in groups
             if g.name in some
         }
-        kept = sum(blocks[g.name] * (g.bytes_per_block - moved(g)) for g in groups)
+        kept = sum(blocks[g.name] * (block_bytes(g) - moved(g)) for g in groups)
         memory = kept + sum(slots.get(g.name, 0) * moved(g) for g in groups)
         return memory, sum(blocks[g.name] * moved(g) for g in groups), slots, blocks
 
@@ -152,26 +150,16 @@ def plan_offload(
     return PoolPlan(tuple(groups), units * unit, blocks), slots
 
 
-def window_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int = 0) -> int:
-    """Most tokens that requests hold blocks for in a group with a window, if a step computes so many of theirs.
-
-    ``unit``: tokens that are given back together; 0: those of a block.
-    """
-    return requests * (group.window + 2 * (unit or group.block_size)) + step_tokens
-
-
 def enough_for_windows(
     groups: Sequence[CacheGroup], requests: int, step_tokens: int, owners: int = 1
 ) -> dict[str, int]:
-    """Cache group with a window -> tokens, if others have none, that are enough for so many requests at a time.
+    """Cache group -> tokens, if others have no such number, that are enough for so many requests at a time.
 
-    That is what they hold, with the chunk of one that begins behind another's. And as much again, for prefixes:
-    ``BlockPool`` leaves other tenants up to half of the pool. Then nobody ever waits for a block of such a group.
+    Nobody ever waits for a block of such a group: see ``CacheKind.enough_tokens``.
     """
-    if all(group.window for group in groups):
-        return {}
-    unit = SPLIT_TOKENS * owners if owners > 1 else 0
-    return {g.name: 2 * window_tokens(g, requests, 2 * step_tokens, unit) for g in groups if g.window}
+    split = SPLIT_TOKENS * owners if owners > 1 else 0
+    enough = {g.name: kind_of(g).enough_tokens(g, requests, step_tokens, split) for g in groups}
+    return {} if all(enough.values()) else {name: tokens for name, tokens in enough.items() if tokens}
 
 
 def _blocks(
@@ -189,4 +177,4 @@ def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, in
     """The smallest budget with which ``plan_pools`` holds ``tokens``."""
     unit = math.lcm(*(g.block_size for g in groups))
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
-    return sum(g.bytes_per_block * blocks[g.name] for g in groups)
+    return sum(block_bytes(g) * blocks[g.name] for g in groups)

@@ -1,6 +1,6 @@
-"""Which blocks hold the keys and values of which tokens: a tree of blocks, found by comparing tokens.
+"""Which blocks hold the keys and values of which tokens: a tree of blocks, found by comparing the items of their keys.
 
-A node stands for the K tokens of a block behind those of its parent, for one tenant. Tokens are compared, not hashes of
+A node stands for the K items of a block after those of its parent, in one namespace. Items are compared, not hashes of
 them, so that no two prefixes are ever taken for one another (vLLM #54727 shows what a collision does). A node's serial
 number is never used again, and what is under a node that was evicted is never found again: block ids come back, and
 mean something else then.
@@ -13,21 +13,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from enginewright.runtime.requests.block_keys import Item, Namespace
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
-Tokens = tuple[int, ...]
-Namespace = tuple[str, ...]
-"""Who may find it: a tenant; later the adapter, too, and its version."""
+Items = tuple[Item, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """The tokens of a block, behind those of its parent.
+    """The items of a block, after those of its parent.
 
     Attributes:
-        tokens: K of them; fewer in a block that was filled in part. A root has none.
+        items: K of them; fewer in a block that was filled in part. A root has none.
         blocks: of each cache group, NO_BLOCK where it is lost.
-        children: in the order of their tokens.
+        children: in the order of their items.
         users: requests that will add a child. A node with one stays, whatever it has lost.
         detached: nothing finds it any more.
         name: what a disk calls it, once that was asked for.
@@ -36,7 +35,7 @@ class Node:
     serial: int
     namespace: Namespace
     parent: Node | None
-    tokens: Tokens
+    items: Items
     blocks: list[int]
     children: list[Node] = field(default_factory=list)
     users: int = 0
@@ -62,34 +61,34 @@ class PrefixIndex:
 
     Args:
         block_size: tokens of a block (K), the same in every group.
-        windowed: of each cache group, whether its layers see a window; such a group may lose blocks that others need.
+        may_lose: of each cache group, whether what comes after a lost block may still be of use.
         drop: called with a group's number and a block that nothing finds any more.
     """
 
-    def __init__(self, block_size: int, windowed: Sequence[bool], drop: Callable[[int, int], None]) -> None:
+    def __init__(self, block_size: int, may_lose: Sequence[bool], drop: Callable[[int, int], None]) -> None:
         self.block_size = block_size
-        self._windowed = tuple(windowed)
+        self._may_lose = tuple(may_lose)
         self._drop = drop
         self._serials = itertools.count()
         self._roots: dict[Namespace, Node] = {}
-        self._node_of: list[dict[int, Node]] = [{} for _ in windowed]  # of each group: block -> node
+        self._node_of: list[dict[int, Node]] = [{} for _ in may_lose]  # of each group: block -> node
 
     def root(self, namespace: Namespace) -> Node:
         """Where a prefix begins."""
         if namespace not in self._roots:
-            self._roots[namespace] = self._node(namespace, None, (), [NO_BLOCK] * len(self._windowed))
+            self._roots[namespace] = self._node(namespace, None, (), [NO_BLOCK] * len(self._may_lose))
         return self._roots[namespace]
 
-    def find(self, namespace: Namespace, tokens: Sequence[int], most: int) -> Match:
-        """The longest known beginning of ``tokens[:most]``, to the token. Changes nothing."""
+    def find(self, namespace: Namespace, items: Sequence[Item], most: int) -> Match:
+        """The longest known beginning of ``items[:most]``, to the token. Changes nothing."""
         node, nodes, size = self._roots.get(namespace), [], self.block_size
         matched = 0
         while node is not None and node.children and matched < most:
-            wanted = tuple(tokens[matched : min(matched + size, most)])
-            at = bisect_left(node.children, wanted, key=_tokens)
+            wanted = tuple(items[matched : min(matched + size, most)])
+            at = bisect_left(node.children, wanted, key=_items)
             near = node.children[max(at - 1, 0) : at + 1]  # of a sorted list, one of these shares the most with it
-            node = max(near, key=lambda child: _common(child.tokens, wanted))
-            common = _common(node.tokens, wanted)
+            node = max(near, key=lambda child: _common(child.items, wanted))
+            common = _common(node.items, wanted)
             if not common:
                 break
             nodes.append(node)
@@ -98,47 +97,22 @@ class PrefixIndex:
                 break
         return Match(tuple(nodes), matched)
 
-    def usable(self, match: Match, first_blocks: Callable[[int], Sequence[int]], least_part: int) -> int:
-        """How many tokens of a match are of use: every group has the blocks that the next token sees.
-
-        ``first_blocks`` says of a position which block is the first that it sees, in each group. ``least_part``: fewer
-        tokens of a block aren't worth a copy of it.
-        """
-        size, in_a_row = self.block_size, []
-        for i in range(len(self._windowed)):
-            of = [0]  # for each number of nodes, how many of the last have a block of the group
-            for node in match.nodes:
-                of.append(of[-1] + 1 if node.blocks[i] != NO_BLOCK else 0)
-            in_a_row.append(of)
-        ends = list(range(match.tokens // size * size, 0, -size))
-        if match.tokens % size >= least_part:
-            ends.insert(0, match.tokens)
-        for tokens in ends:
-            blocks = -(-tokens // size)
-            if all(of[blocks] >= blocks - first for of, first in zip(in_a_row, first_blocks(tokens), strict=True)):
-                return tokens
-        return 0
-
-    def add(self, parent: Node, tokens: Tokens, blocks: Sequence[int]) -> Node:
-        """The node of these tokens behind ``parent``, which isn't detached. What it lacks, it takes of ``blocks``.
+    def add(self, parent: Node, items: Items, blocks: Sequence[int]) -> Node:
+        """The node of these items after ``parent``, which isn't detached. What it lacks, it takes of ``blocks``.
 
         ``blocks`` are held ones, or NO_BLOCK. A part of a block that another node has more of adds nothing: ``parent``
         comes back.
         """
-        at = bisect_left(parent.children, tokens, key=_tokens)
+        at = bisect_left(parent.children, items, key=_items)
         after = parent.children[at] if at < len(parent.children) else None
-        if after is None or after.tokens != tokens:
-            if after is not None and after.tokens[: len(tokens)] == tokens:
+        if after is None or after.items != items:
+            if after is not None and after.items[: len(items)] == items:
                 return parent
             before = parent.children[at - 1] if at else None
-            if (
-                before is not None
-                and len(before.tokens) < len(tokens)
-                and tokens[: len(before.tokens)] == before.tokens
-            ):
+            if before is not None and len(before.items) < len(items) and items[: len(before.items)] == before.items:
                 self._detach(before)
                 at -= 1
-            after = self._node(parent.namespace, parent, tokens, [NO_BLOCK] * len(blocks))
+            after = self._node(parent.namespace, parent, items, [NO_BLOCK] * len(blocks))
             parent.children.insert(at, after)
         for group, block in enumerate(blocks):
             if after.blocks[group] == NO_BLOCK != block and block not in self._node_of[group]:
@@ -163,18 +137,18 @@ class PrefixIndex:
             self.forget(group, block)
 
     def forget(self, group: int, block: int) -> None:
-        """A block gets other tokens. If it isn't of a window, what comes behind it is of no use any more."""
+        """A block gets other tokens. Unless its group may lose some, what comes after it is of no use any more."""
         node = self._node_of[group].pop(block)
         node.blocks[group] = NO_BLOCK
-        if self._windowed[group]:
+        if self._may_lose[group]:
             self.prune(node)
         else:
             self._detach(node)
 
-    def clear(self, namespace: Namespace | None) -> None:
-        """Takes all nodes of a namespace away, or of any."""
+    def clear(self, tenant: str | None) -> None:
+        """Takes all nodes of a tenant away, or of any."""
         for root in list(self._roots.values()):
-            if namespace in (None, root.namespace):
+            if tenant in (None, root.namespace.tenant):
                 for child in list(root.children):
                     self._detach(child)
                 self.prune(root)
@@ -196,7 +170,7 @@ class PrefixIndex:
         """Takes a node away, with all that is under it."""
         assert node.parent is not None
         siblings = node.parent.children
-        at = bisect_left(siblings, node.tokens, key=_tokens)
+        at = bisect_left(siblings, node.items, key=_items)
         assert siblings[at] is node
         del siblings[at]
         left = [node]
@@ -211,16 +185,16 @@ class PrefixIndex:
                     gone.blocks[group] = NO_BLOCK
                     self._drop(group, block)
 
-    def _node(self, namespace: Namespace, parent: Node | None, tokens: Tokens, blocks: list[int]) -> Node:
-        return Node(next(self._serials), namespace, parent, tokens, blocks)
+    def _node(self, namespace: Namespace, parent: Node | None, items: Items, blocks: list[int]) -> Node:
+        return Node(next(self._serials), namespace, parent, items, blocks)
 
 
-def _tokens(node: Node) -> Tokens:
-    return node.tokens
+def _items(node: Node) -> Items:
+    return node.items
 
 
-def _common(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
+def _common(one: Items, other: Items) -> int:
+    """Returns how many items both begin with."""
     if one == other:
         return len(one)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

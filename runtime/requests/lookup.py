@@ -60,8 +60,8 @@ class Proposer(Protocol):
         """Frees what it holds for a request, which has ended or comes back later."""
         return
 
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
-        """Finds nothing again of what requests of a namespace, or of any, have said."""
+    def forget(self, tenant: str | None) -> None:
+        """Finds nothing again of what requests of a tenant, or of any, have said."""
         return
 
 
@@ -126,9 +126,9 @@ class PastAnswers(Proposer):
         if request.finish_reason in ("stop", "length"):  # its answer may come again
             self.add(request.tenant, request.tokens, request.prompt_length)
 
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
-        for tenant in list(self._tenants) if namespace is None else namespace[:1]:
-            self._tenants.pop(tenant, None)
+    def forget(self, tenant: str | None) -> None:
+        for name in list(self._tenants) if tenant is None else (tenant,):
+            self._tenants.pop(name, None)
 
     def add(self, tenant: str, tokens: Sequence[int], answer: int) -> None:
         """Keeps an answer, which begins at ``answer`` of a request's tokens."""

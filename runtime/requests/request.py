@@ -20,6 +20,7 @@ from enginewright.runtime.text.output_text import OutputText
 
 from ..shared.contracts import FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
+from .block_keys import Item, Namespace, items_of
 from .block_tables import BlockTables
 from .logit_rules import LogitRules
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
@@ -39,11 +40,18 @@ class FailedRequestError(Exception):
         self.requests = requests
 
 
-class Common(TypedDict, total=False):
+class Identity(TypedDict, total=False):
+    """The arguments that decide by whom, and after which items, what a request computes is found; see ``Request``."""
+
+    tenant: str
+    adapter: str
+    contents: Mapping[int, bytes]
+
+
+class Common(Identity, total=False):
     """Arguments of every kind; see ``Request``."""
 
     prompt_text: str | None
-    tenant: str
     priority: int | None
     request_class: RequestClass
     clock: Callable[[], float]
@@ -58,6 +66,8 @@ class Request:
         prompt: token ids, at least one.
         prompt_text: what the prompt was encoded from, for the result.
         tenant: whose request it is: what it computes is found again by requests of the same tenant only.
+        adapter: the digest of the adapter that it runs with, and by requests of the same one only; "" for none.
+        contents: position in the prompt -> digest of what takes the place of the placeholder that is there.
         priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
         request_class: what it is promised.
         clock: seconds, for its times.
@@ -78,6 +88,8 @@ class Request:
         *,
         prompt_text: str | None = None,
         tenant: str = "",
+        adapter: str = "",
+        contents: Mapping[int, bytes] = MappingProxyType({}),
         priority: int | None = None,
         request_class: RequestClass = NO_TARGETS,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +97,8 @@ class Request:
         self.request_id = str(next(_numbers))
         self.prompt_text = prompt_text
         self.tenant = tenant
+        self.namespace = Namespace(tenant, adapter)
+        self._contents = contents
         self.priority = request_class.priority if priority is None else priority
         self.request_class = request_class
         self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
@@ -110,9 +124,14 @@ class Request:
         self._tables.replace(tables)
 
     @property
-    def namespace(self) -> tuple[str, ...]:
-        """Requests of the same one may find what this one has computed."""
-        return (self.tenant,)
+    def items(self) -> Sequence[Item]:
+        """The items of its tokens, by which what it has computed is found in its namespace."""
+        return items_of(self.tokens, self._contents) if self._contents else self.tokens
+
+    @property
+    def identity(self) -> Identity:
+        """The arguments with which another request finds what this one has computed, and the other way round."""
+        return {"tenant": self.tenant, "adapter": self.namespace.adapter, "contents": self._contents}
 
     @property
     def wants_prompt(self) -> bool:
@@ -322,10 +341,10 @@ class Generation(Request):
             self.params,
             max_tokens=self.max_tokens,
             grammar=self._grammar,
-            tenant=self.tenant,
             priority=self.priority,
             request_class=self.request_class,
             clock=self._clock,
+            **self.identity,
         )
         other.search, other.rank = self.search, self.rank
         other.become(self)

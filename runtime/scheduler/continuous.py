@@ -64,10 +64,8 @@ class ContinuousScheduler:
         self.cache = CacheManager(
             groups,
             blocks,
+            caps,
             step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),
-            shared_blocks=caps.shared_blocks,
-            kept_slots=caps.kept_slots,
-            owners=caps.owners,
             prefix_cache=config.prefix_cache,
             guard=partial(self._helper, "disk tier"),
         )
@@ -111,7 +109,7 @@ class ContinuousScheduler:
     def most_cached(self, tokens: int, sequences: int = 1) -> int:
         """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
         from any thread."""
-        return min([tokens, *(self.cache.room(group, tokens, sequences) for group in self.groups.values())])
+        return self.cache.room(tokens, sequences)
 
     def expected_seconds(self) -> float:
         """What the last step should take, from the plan or from steps like it; 0 where nothing is known."""
@@ -267,6 +265,8 @@ class ContinuousScheduler:
         request, end = chunk.request, first + chunk.rows
         if chunk.draft and drawn[0] != NO_TOKEN:
             self.drafts.verify(chunk, drawn, output, first)
+            if request.computed < chunk.start + chunk.count:
+                self.cache.rollback(request, chunk.start, request.computed)
             self.cache.after_step(request, finite=NO_TOKEN not in drawn)
             self._retire(request)
             return request
@@ -344,10 +344,10 @@ class ContinuousScheduler:
             self._release(request)
         self._leaving -= landed
 
-    def forget(self, namespace: tuple[str, ...] | None) -> int:
-        """As ``CacheManager.forget``, and of what drafts are made by."""
-        self.drafts.forget(namespace)
-        return self.cache.forget(namespace)
+    def forget(self, tenant: str | None) -> int:
+        """Forgets a tenant, or all, in the KV cache and in the proposers; returns how many files that were."""
+        self.drafts.forget(tenant)
+        return self.cache.forget(tenant)
 
     def _retire(self, request: Request) -> None:
         if request.finished:
@@ -368,7 +368,7 @@ class ContinuousScheduler:
         """How many tokens of a request the prefix cache has."""
         if (index := self.cache.index) is None or request.wants_prompt:
             return 0
-        return index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
+        return index.find(request.namespace, request.items, len(request.items) - 1).tokens
 
     def _decodes(self, paused: Collection[Request], *, ahead: bool) -> list[Chunk]:
         """Takes the last token of every running request that lacks just one, but of those that are ``paused``; with
@@ -398,7 +398,8 @@ class ContinuousScheduler:
     def _drafted(self, request: Request) -> Chunk:
         """Takes its last token, and a draft behind it if there are blocks for that."""
         draft = self.drafts.draft(request)
-        if not self.cache.grow(request, request.computed + 1 + len(draft)):
+        most = request.computed + 1 + len(draft)
+        if draft and not (self.cache.grow(request, most) and self.cache.before_drafts(request)):
             draft = ()
         return Chunk(request, request.computed, 1 + len(draft), draft)
 
@@ -494,7 +495,7 @@ class ContinuousScheduler:
         count = self._chunk_size(request, tokens_left)
         chunk = Chunk(request, request.computed, count)
         grown = self.cache.grow(request, request.computed + count, force=first)
-        assert grown or self.cache.owners > 1, "there are blocks for all of its tokens"
+        assert grown or self.caps.owners > 1, "there are blocks for all of its tokens"
         if not grown:  # what came from a disk lies so that no owner has the rest of a split
             self._preempt([request])
             return None

@@ -91,8 +91,8 @@ class NoDrafts:
     def release(self, request: Request) -> None:
         """Frees what is held for a request that has ended, or was preempted and will come back."""
 
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
-        """Forgets what requests of a namespace, or of any, have said."""
+    def forget(self, tenant: str | None) -> None:
+        """Forgets what requests of a tenant, or of any, have said."""
 
     def describe(self) -> dict[str, object] | None:
         """Counts tokens, for ``LLM.info``; None where nothing is drafted."""
@@ -381,9 +381,9 @@ class Drafts(NoDrafts):
         for proposer in self._proposers:
             proposer.release(request)
 
-    def forget(self, namespace: tuple[str, ...] | None) -> None:
+    def forget(self, tenant: str | None) -> None:
         for proposer in self._proposers:
-            proposer.forget(namespace)
+            proposer.forget(tenant)
 
 
 def _next_look(step: int, found: int) -> int:

@@ -29,7 +29,8 @@ class CacheGroupShape(Record, frozen=True):
 
     ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
     ``summaries``: each block also has the center and the spread of every channel of its keys, by which some layers
-    choose what they attend to.
+    choose what they attend to. ``kind``: the kind of cache, if it doesn't hold keys and values
+    (``kv_cache.kinds.table``).
     """
 
     name: str
@@ -40,6 +41,7 @@ class CacheGroupShape(Record, frozen=True):
     window: Count = 0
     dtype: CacheDtype = "f32"
     summaries: bool = False
+    kind: str = ""
 
     @property
     def head_bytes(self) -> tuple[int, int]:

@@ -6,14 +6,13 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from enginewright.runtime.kv_cache.block_store import Payload, StoreUse
+from enginewright.runtime.requests.block_keys import Item, Namespace, to_bytes
 
 from .model import mix
 
-Record = tuple[tuple[str, ...], tuple[int, ...], list[Payload]]
-"""A namespace, the tokens of a block, and its payloads."""
+Record = tuple[Namespace, tuple[Item, ...], list[Payload]]
+"""A namespace, the items of a block, and its payloads."""
 
 
 class Folder:
@@ -53,26 +52,26 @@ class SimulatedStore:
         self._calls = 0
         self._waiting: deque[tuple[bytes, Record]] = deque()
 
-    def root(self, namespace: Sequence[str]) -> bytes:
+    def root(self, namespace: Namespace) -> bytes:
         """See ``BlockStore``."""
         return hashlib.blake2b("\0".join(("root", *namespace)).encode(), digest_size=16).digest()
 
-    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+    def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
         """See ``BlockStore``."""
-        return hashlib.blake2b(parent + np.asarray(tokens, "<i4").tobytes(), digest_size=16).digest()
+        return hashlib.blake2b(b"".join([parent, *to_bytes(items)]), digest_size=16).digest()
 
     def has(self, name: bytes) -> bool:
         """See ``BlockStore``."""
         self._write_some()
         return name in self.folder.records
 
-    def read(self, name: bytes, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload] | None:
+    def read(self, name: bytes, items: Sequence[Item], sizes: Sequence[int]) -> list[Payload] | None:
         """See ``BlockStore``."""
         if name not in self.folder.records:
             return None
         self._took(self._seconds)
         _, known, payloads = self.folder.records[name]
-        if self._failing() or known != tuple(tokens) or [len(one) for one in payloads] != list(sizes):
+        if self._failing() or known != tuple(items) or [len(one) for one in payloads] != list(sizes):
             del self.folder.records[name]
             self.use.refused += 1
             return None
@@ -83,8 +82,8 @@ class SimulatedStore:
     def write(
         self,
         name: bytes,
-        namespace: Sequence[str],
-        tokens: Sequence[int],
+        namespace: Namespace,
+        items: Sequence[Item],
         payloads: list[Payload],
         *,
         wait: bool = False,
@@ -95,7 +94,7 @@ class SimulatedStore:
         if self._failing() and not wait:
             self.use.skipped += 1
             return
-        self._waiting.append((name, (tuple(namespace), tuple(tokens), payloads)))
+        self._waiting.append((name, (namespace, tuple(items), payloads)))
 
     def used(self, names: Sequence[bytes]) -> None:
         """See ``BlockStore``."""
@@ -103,10 +102,10 @@ class SimulatedStore:
             if name in self.folder.records:
                 self.folder.records.move_to_end(name)
 
-    def delete(self, namespace: Sequence[str] | None = None) -> int:
+    def delete(self, tenant: str | None = None) -> int:
         """See ``BlockStore``."""
         self.flush()
-        gone = [n for n, (of, _, _) in self.folder.records.items() if namespace is None or of == tuple(namespace)]
+        gone = [n for n, (of, _, _) in self.folder.records.items() if tenant in (None, of.tenant)]
         for name in gone:
             del self.folder.records[name]
         return len(gone)

@@ -69,7 +69,7 @@ def _nodes(cache: CacheManager) -> list[dict[int, Node]]:
     if cache.index is None:
         return found
     nodes = list(cache.index._roots.values())
-    users = Counter(id(place.node) for place in cache._places.values())
+    users = Counter(id(place.node) for place in getattr(cache.prefixes, "places", {}).values())
     for node in nodes:
         check(not node.detached, "what is detached is found")
         check(node.users == users[id(node)], "users of a node")
@@ -99,4 +99,4 @@ def all_free(scheduler: ContinuousScheduler) -> None:
 def nothing_held(cache: CacheManager) -> None:
     """No block is held, and no request has a place in the index."""
     check(all(pool.free_blocks == pool.total_blocks for pool in cache.pools.values()), "blocks are held after the end")
-    check(not cache._places, "a request has a place in the index after its end")
+    check(not getattr(cache.prefixes, "places", {}), "a request has a place in the index after its end")

@@ -16,6 +16,7 @@ import pytest
 
 from enginewright.runtime.kv_cache.block_store import BlockStore
 from enginewright.runtime.kv_cache.cache_manager import CacheManager
+from enginewright.runtime.kv_cache.kinds.window import WindowCache
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from tests.simulator import __main__, seeds
 from tests.simulator.disk import SimulatedStore
@@ -149,13 +150,13 @@ def another_counter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back = CacheManager._give_back
+    after_step = WindowCache.after_step
 
-    def forgetful(self: CacheManager, request: Any, name: str, **more: Any) -> None:
+    def forgetful(self: WindowCache, request: Any) -> None:
         if request.computed % 3:
-            give_back(self, request, name, **more)
+            after_step(self, request)
 
-    monkeypatch.setattr(CacheManager, "_give_back", forgetful)
+    monkeypatch.setattr(WindowCache, "after_step", forgetful)
 
 
 @pytest.mark.parametrize(

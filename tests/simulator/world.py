@@ -29,6 +29,7 @@ from enginewright.runtime.engine.prefixes import load_prefix, save_prefix
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.static_shapes import StaticShapes, padding_blocks
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
+from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import BeamSearch, Generation, HiddenStates, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -423,7 +424,7 @@ class World:
         disk.store.close()
         blocks = {ask.prompt[at : at + size] for at in range(0, len(ask.prompt), size)}
         for name, (namespace, tokens, _) in folder.records.items():
-            if name not in before and (namespace != (ask.tenant,) or tokens not in blocks):
+            if name not in before and (namespace != Namespace(ask.tenant) or tokens not in blocks):
                 self._fail("save_prefix wrote other blocks than its own")
 
     def _delete(self, ask: Ask) -> list[_Client]:
@@ -431,8 +432,8 @@ class World:
         return []
 
     def _forget(self, ask: Ask) -> None:
-        self.engine.scheduler.forget((ask.tenant,) if ask.tenant else None)
-        left = [of for of, _, _ in self.prefix_folder.records.values() if not ask.tenant or of == (ask.tenant,)]
+        self.engine.scheduler.forget(ask.tenant or None)
+        left = [of for of, _, _ in self.prefix_folder.records.values() if not ask.tenant or of.tenant == ask.tenant]
         if self.cache.disk is not None and left:
             self._fail("delete_prefixes left a record")
 

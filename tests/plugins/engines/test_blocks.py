@@ -16,7 +16,7 @@ from enginewright.plugins.engines import library as tensorrt_library
 from enginewright.plugins.engines.slots import FREE_SHARE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
-from enginewright.runtime.kv_cache import cache_manager
+from enginewright.runtime.kv_cache import prefixes
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
@@ -195,7 +195,7 @@ def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expec
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
 def test_prefixes_are_shared_and_copied(install: Install, bundles, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    monkeypatch.setattr(cache_manager, "LEAST_COPIED", 1)  # blocks are small here
+    monkeypatch.setattr(prefixes, "LEAST_COPIED", 1)  # blocks are small here
     shared = [int(t) for t in np.random.default_rng(5).integers(3, 49, 40)]
     prompts = [[*shared[:n], 5, n] for n in (33, 33, 30, 11)]
     found = []

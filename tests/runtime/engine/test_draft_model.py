@@ -17,6 +17,7 @@ from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.lookup import NOTHING, PastAnswers
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.drafts import Drafts
@@ -165,9 +166,9 @@ def test_what_a_tenant_said_is_forgotten(tiny_bundle: Path, tiny_int8: Path) -> 
     with ew.LLM(tiny_bundle, speculate=tiny_int8) as llm:
         llm.generate([PROMPTS[0] * 20], PARAMS, tenant="a")
         index = llm.engine._draft_model.cache.index  # type: ignore[union-attr]
-        assert index.find(("a",), PROMPTS[0] * 20, 99).tokens > 0
+        assert index.find(Namespace("a"), PROMPTS[0] * 20, 99).tokens > 0
         llm.delete_prefixes(tenant="a")
-        assert index.find(("a",), PROMPTS[0] * 20, 99).tokens == 0
+        assert index.find(Namespace("a"), PROMPTS[0] * 20, 99).tokens == 0
         assert isinstance(llm.engine.scheduler.drafts, Drafts)
         (answers,) = (one for one in llm.engine.scheduler.drafts._lookups if isinstance(one, PastAnswers))
         assert answers.next("a", PROMPTS[0] * 20, 9) == NOTHING

@@ -232,7 +232,7 @@ def test_a_prefix_is_read_while_a_copy_is_pending(toy: Any, tmp_path: Path, monk
             if load is not None:
                 with opened_tier(engine.executor, cache, load) as disk:
                     load_prefix(cache, ask([9] * 130, tenant="t"), disk)
-                    cache.forget(("t",))
+                    cache.forget("t")
         assert pending > 2 and engine.pools["g0"].free_blocks == 12
         return request.tokens
 

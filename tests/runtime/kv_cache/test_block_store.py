@@ -20,10 +20,11 @@ import pytest
 
 from enginewright.runtime.kv_cache import block_store
 from enginewright.runtime.kv_cache.block_store import BlockStore
+from enginewright.runtime.requests.block_keys import Namespace
 
 TOKENS = tuple(range(32))
 SIZES = (700, 64)
-WHO = ("someone",)
+WHO = Namespace("someone")
 
 
 def payloads(seed: int) -> list[Any]:
@@ -48,7 +49,7 @@ def opened(tmp_path: Path) -> Iterator[Any]:
         store.close()
 
 
-def put(store: BlockStore, count: int = 1, who: tuple[str, ...] = WHO) -> list[bytes]:
+def put(store: BlockStore, count: int = 1, who: Namespace = WHO) -> list[bytes]:
     """A prefix of so many blocks; their names."""
     names, name = [], store.root(who)
     for i in range(count):
@@ -85,7 +86,7 @@ def test_another_s_is_not_found(what: str, opened: Any, tmp_path: Path) -> None:
     if what == "key":
         (tmp_path / "keys" / "key").unlink()
         other = opened()
-    root = other.root(("else",) if what == "tenant" else WHO)
+    root = other.root(Namespace("else") if what == "tenant" else WHO)
     name = other.child(root, TOKENS[::-1] if what == "tokens" else TOKENS)
     if what == "parent":
         name = other.child(name, TOKENS)
@@ -224,11 +225,11 @@ def test_what_was_used_least_is_deleted(opened: Any) -> None:
     store = opened(most_bytes=4000)
     names = put(store, 3)
     store.used(names[:1])
-    other = put(store, 2, ("else",))
+    other = put(store, 2, Namespace("else"))
     assert [store.has(name) for name in [*names, *other]] == [True, False, True, True, True]
     assert sum(p.stat().st_size for p in store.folder.glob("*.kv")) == store._bytes <= 4000
     small = opened(most_bytes=100)
-    put(small, 1, ("third",))
+    put(small, 1, Namespace("third"))
     assert small.use.skipped == 1 and not list(store.folder.glob("*.partial"))
 
 
@@ -236,7 +237,7 @@ def test_of_a_prefix_the_end_is_deleted_first(opened: Any) -> None:
     store = opened(most_bytes=4000)
     names = put(store, 3)
     store.used(names)
-    put(store, 2, ("else",))
+    put(store, 2, Namespace("else"))
     assert [store.has(name) for name in names] == [True, True, False]
     assert next(iter(opened(most_bytes=4000)._files)) == names[1], "and so it is for a later process"
 
@@ -254,8 +255,8 @@ def test_what_is_old_is_deleted(opened: Any) -> None:
 
 def test_a_tenant_s_are_deleted(opened: Any) -> None:
     store = opened()
-    mine, other = put(store, 2), put(store, 2, ("else",))
-    assert store.delete(WHO) == 2
+    mine, other = put(store, 2), put(store, 2, Namespace("else"))
+    assert store.delete(WHO.tenant) == 2
     assert [store.has(name) for name in [*mine, *other]] == [False, False, True, True]
     assert store.delete() == 2 and not list(store.folder.glob("*.kv"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
-from enginewright.runtime.kv_cache import cache_manager
+from enginewright.runtime.kv_cache import block_pool
 from enginewright.runtime.kv_cache.block_pool import DividedPool
 from enginewright.runtime.kv_cache.prefix_index import Node
 from enginewright.runtime.requests.block_tables import NO_BLOCK
@@ -68,7 +68,7 @@ def check(engine: Engine) -> None:
     nodes = list(cache.index._roots.values()) if cache.index is not None else []
     for node in nodes:
         assert not node.detached
-        assert [child.tokens for child in node.children] == sorted({child.tokens for child in node.children})
+        assert [child.items for child in node.children] == sorted({child.items for child in node.children})
         for child in node.children:
             assert child.parent is node and child.namespace == node.namespace
         nodes += node.children
@@ -78,9 +78,9 @@ def check(engine: Engine) -> None:
                 found[i][block] = node
     if cache.index is not None:
         assert found == cache.index._node_of
-        users = Counter(id(place.node) for place in cache._places.values())
+        users = Counter(id(place.node) for place in getattr(cache.prefixes, "places", {}).values())
         assert all(node.users == users[id(node)] for node in nodes)
-    assert set(cache._places) <= set(scheduler.running)
+    assert set(getattr(cache.prefixes, "places", {})) <= set(scheduler.running)
     for i, (name, pool) in enumerate(engine.pools.items()):
         size = cache.groups[name].block_size
         held = Counter(b for r in scheduler.running for b in r.tables.get(name, ()) if b != NO_BLOCK)
@@ -91,13 +91,13 @@ def check(engine: Engine) -> None:
         assert sorted([*free, *kept, *held]) == list(range(pool.total_blocks)), "a block is lost"
         for r in scheduler.running:
             table = r.tables.get(name, ())
-            for at in range(0, len(table), split := cache_manager.SPLIT_TOKENS // size):
+            for at in range(0, len(table), split := block_pool.SPLIT_TOKENS // size):
                 owners = {b % len(parts) for b in table[at : at + split] if b != NO_BLOCK}
                 assert len(owners) <= 1, "a split has two owners"
         assert set(kept) <= set(found[i]) <= {*kept, *held}
         memory = executor.memory[name].reshape(pool.total_blocks, size)  # type: ignore[attr-defined]
         for block, node in found[i].items():
-            assert tuple(memory[block, : len(node.tokens)]) == node.tokens
+            assert tuple(memory[block, : len(node.items)]) == node.items
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=list(WINDOWS))
@@ -261,7 +261,7 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
     """
     rng = np.random.default_rng(seed)
     windows = [*WINDOWS.values()][seed % len(WINDOWS)]
-    whole = owners * cache_manager.SPLIT_TOKENS // 8 if owners > 1 else 1
+    whole = owners * block_pool.SPLIT_TOKENS // 8 if owners > 1 else 1
     engine = engine_of(
         partial(toy, caps=ExecutorCaps(owners=owners)) if owners > 1 else toy,
         blocks=-(-int(rng.integers(7, 30)) // whole) * whole,
@@ -309,7 +309,7 @@ def course(toy: Any, seed: int, steps: int, folder: Path, owners: int = 1) -> Co
                 known = [*known[-11:], request.tokens]
     engine.executor.steps.clear()  # type: ignore[attr-defined]
     seen["preemptions"], seen["evictions"] = engine.preemptions, sum(p.evictions for p in engine.pools.values())
-    seen["copies"], seen["from_disk"] = cache.use.copied_blocks, cache.use.from_disk
+    seen["copies"], seen["from_disk"] = cache.use.copied_blocks, cache.prefixes.use.from_disk
     if cache.disk is not None:
         seen["refused"] = cache.disk.store.use.refused
         cache.disk.store.close()
@@ -333,7 +333,7 @@ def test_any_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
 def test_any_course_of_events_with_keys_divided(
     toy: Any, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_manager, "SPLIT_TOKENS", 16)
+    monkeypatch.setattr(block_pool, "SPLIT_TOKENS", 16)
     seen = course(toy, seed, 250, tmp_path, 2 + seed % 2)
     assert seen["length"] and seen["hits"] and seen["evictions"], seen
 
@@ -443,7 +443,7 @@ def test_a_block_that_is_still_to_be_copied_is_cleared_by_the_step_after(toy: An
     run(engine, ask(list(range(20))))
     engine.add_request(ask([*range(12), 99, 98]))
     cache, pool = engine.scheduler.cache, engine.pools["g0"]
-    [source] = [node.blocks[0] for node in cache.index.nodes() if node.tokens == (*range(8, 16),)]  # type: ignore[union-attr]
+    [source] = [node.blocks[0] for node in cache.index.nodes() if node.items == (*range(8, 16),)]  # type: ignore[union-attr]
     free = 63
     cache.clears = {"g0": [source, free]}
     batch = engine.scheduler.schedule()

@@ -36,8 +36,7 @@ def run(engine: Engine, *requests: Request) -> list[list[int]]:
 
 
 def check(engine: Engine) -> None:
-    slots_kept = engine.scheduler.cache._slots
-    kept_of = {} if slots_kept is None else slots_kept._kept
+    kept_of = getattr(engine.scheduler.cache.prefixes, "kept", {})
     held = [request.tables for request in engine.scheduler.running if request.tables]
     slots = [tables["g0"][0] for tables in held]
     assert all(len(tables[name]) == 1 and tables[name][0] == tables["g0"][0] for tables in held for name in tables)
@@ -47,7 +46,7 @@ def check(engine: Engine) -> None:
         assert pool.kept_blocks == len(kept_of)
         memory = engine.executor.memory[name].reshape(pool.total_blocks, -1)  # type: ignore[attr-defined]
         for slot, kept in kept_of.items():
-            assert memory[slot, : len(kept.tokens)].tolist() == kept.tokens
+            assert memory[slot, : len(kept.items)].tolist() == kept.items
             assert not pool.holders(slot)
 
 
@@ -97,7 +96,7 @@ def test_a_tenant_a_failure_and_a_prompt_that_is_scored(toy: Any) -> None:
     for request in made:
         run(engine, request)
     assert [request.cached_tokens for request in made] == [0, 0, 3, 0]
-    assert engine.scheduler.cache.forget(("a",)) == 0
+    assert engine.scheduler.cache.forget("a") == 0
     run(engine, again := ask([1, 2, 3, 4], tenant="a"))
     assert again.cached_tokens == 0
 

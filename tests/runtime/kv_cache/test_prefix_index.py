@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enginewright.runtime.kv_cache.prefix_index import PrefixIndex
+from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 
-A, B = ("a",), ("b",)
+A, B = Namespace("a"), Namespace("b")
 
 
 def made(*, windowed: tuple[bool, ...] = (False,)) -> tuple[PrefixIndex, list[tuple[int, int]]]:

@@ -1,0 +1,283 @@
+"""Which KV blocks each request holds, and what the next step must do to blocks before it writes.
+
+What a group's blocks hold, and for how long, is its kind's to say (``kinds``). A block that others read is never
+written: the part of it that is used is copied, by the next step. A block that may hold numbers that aren't finite is
+cleared before it is anybody's again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from enginewright.runtime.requests.block_tables import NO_BLOCK
+from enginewright.runtime.requests.request import Request
+
+from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from .block_pool import BlockPool, pool_of
+from .kinds.base import CacheKind
+from .kinds.table import kind_of
+
+Pins = Sequence[tuple[str, int]]
+"""Blocks that are pinned: cache group and block."""
+
+
+class HeldBlocks:
+    """Knows numbers of blocks; their memory is the executor's. Implements ``kinds.base.BlockHolder``.
+
+    Args:
+        groups, blocks: cache groups of the program, and how many blocks each has.
+        caps: what the executor can do.
+        step_tokens: most tokens of a request in one step.
+        evicted: called with a group's number and a block that nothing may find any more.
+
+    Raises:
+        ValueError: the blocks of a group don't make whole splits for each of several owners.
+        BundleError: a group is of no kind that is known here.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        blocks: Mapping[str, int],
+        caps: ExecutorCaps,
+        step_tokens: int,
+        evicted: Callable[[int, int], None],
+    ) -> None:
+        self.groups = {g.name: g for g in groups}
+        self.pools: dict[str, BlockPool] = {}
+        self.kinds: dict[str, CacheKind] = {}
+        for i, g in enumerate(groups):
+            pool = pool_of(g.name, g.block_size, blocks[g.name], caps.owners, partial(evicted, i))
+            self.pools[g.name] = pool
+            self.kinds[g.name] = kind_of(g, caps)(g, pool, self, step_tokens)
+        self.changes = 0  # grows when there may be more blocks, or more to find, than before
+        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), both pinned; for the next step
+        self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite; as well
+        self._handed: dict[int, Pins] = {}  # a step's id -> what it got by ``hand_over``, until it has run
+        self._clearing: dict[int, dict[str, list[int]]] = {}  # a step's id -> what it clears, until it has run
+        # Blocks that may hold numbers that aren't finite: they are cleared before they are anybody's again.
+        self._doubtful: dict[str, set[int]] = {g.name: set() for g in groups}
+        self._unverified: set[Request] = set()  # whose computed tokens no finite row follows yet
+        self._clears_blocks = caps.shared_blocks
+
+    def room(self, tokens: int, sequences: int = 1) -> int:
+        """Returns ``tokens``, or what all groups can hold of each of ``sequences`` at a time, if that is fewer. Safe
+        from any thread."""
+        return min([tokens, *(kind.room(tokens, sequences) for kind in self.kinds.values())])
+
+    def lacking(self, request: Request, tokens: int) -> dict[str, int]:
+        """Cache group -> blocks that ``request`` will have to take, at once or bit by bit, to hold ``tokens``."""
+        return {name: kind.lacking(request, tokens) for name, kind in self.kinds.items()}
+
+    def has_blocks_for(
+        self, request: Request, promised: Mapping[str, int], force: bool, sources: Sequence[int] = ()
+    ) -> bool:
+        """Returns True if there are blocks for all tokens of a request.
+
+        Args:
+            request: the request, which may hold some.
+            promised: cache group -> blocks that others will take.
+            force: whether all of another tenant's blocks may be evicted.
+            sources: the block of each group that the request's next one is a copy of; NO_BLOCK for none.
+        """
+        for i, (name, kind) in enumerate(self.kinds.items()):
+            pool, count = self.pools[name], kind.lacking(request, len(request.tokens))
+            if promised[name] + count > pool.available(request.tenant, force=force):
+                return False
+            owner = pool.owner_of(sources[i]) if sources and sources[i] != NO_BLOCK else None
+            table = request.tables.get(name, ())
+            if len(pool.owners_of_next(table, count, request.tenant, force=force, owner=owner)) < count:
+                return False
+        return True
+
+    def grow(self, request: Request, tokens: int, *, force: bool = False) -> bool:
+        """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
+        if tokens <= request.capacity:
+            return True
+        owners: dict[str, list[int]] = {}
+        for name, kind in self.kinds.items():
+            table = request.tables.get(name, ())
+            count = max(kind.blocks_for(tokens) - len(table), 0)
+            owners[name] = self.pools[name].owners_of_next(table, count, request.tenant, force=force)
+            if len(owners[name]) < count:
+                return False
+        for name, each in owners.items():
+            pool = self.pools[name]
+            request.tables.extend(name, (self.cleared(name, pool.allocate(request.tenant, owner)) for owner in each))
+        self.set_capacity(request, tokens)
+        return True
+
+    def set_capacity(self, request: Request, without_groups: int) -> None:
+        """Notes the tokens that a request's tables have room for; ``without_groups`` where there are no groups."""
+        tables = request.tables
+        request.capacity = min(
+            (kind.tokens_in(len(tables.get(name, ()))) for name, kind in self.kinds.items()), default=without_groups
+        )
+
+    def fitting(self, request: Request, count: int, *, force: bool = False) -> int:
+        """How many of the next ``count`` tokens fit into the blocks that it has and those that are available."""
+        for name, kind in self.kinds.items():
+            table = request.tables.get(name, ())
+            more = max(kind.blocks_for(request.computed + count) - len(table), 0)
+            owners = self.pools[name].owners_of_next(table, more, request.tenant, force=force)
+            count = min(count, kind.tokens_in(len(table) + len(owners)) - request.computed)
+        return count
+
+    def allocate(self, request: Request, name: str, like: int = NO_BLOCK) -> int:
+        """Takes one more block of a group for a request: of the owner of block ``like``, or of who is next."""
+        pool, table = self.pools[name], request.tables.get(name, ())
+        if like != NO_BLOCK:
+            owners = [pool.owner_of(like)]
+        else:
+            owners = pool.owners_of_next(table, 1, request.tenant, force=True) or list(map(pool.owner_of, table[-1:]))
+        return self.cleared(name, pool.allocate(request.tenant, *owners))
+
+    def cleared(self, name: str, block: int) -> int:
+        """Has the next step clear a block that was just taken, if what it holds may not be finite."""
+        if block in self._doubtful[name]:
+            self._doubtful[name].remove(block)
+            if block not in (pending := self.clears.setdefault(name, [])):
+                pending.append(block)
+        return block
+
+    def not_cleared(self, name: str, block: int) -> None:
+        """Takes a block, which is written before the next step, from what that step clears."""
+        if block in self.clears.get(name, ()):
+            self.clears[name].remove(block)
+
+    def copy_block(self, request: Request, name: str, source: int) -> None:
+        """Makes the request's next block of a group a copy of ``source``.
+
+        The copy is made by the next step, before anything else is written. Until then both blocks are pinned: what is
+        read from a disk is written at once, and a block that is free is given to somebody else.
+        """
+        request.tables.extend(name, [block := self.allocate(request, name, source)])
+        self.pools[name].pin(source)
+        self.pools[name].pin(block)
+        self.copies.setdefault(name, []).append((source, block))
+
+    def give_back(self, request: Request, name: str, at: int) -> None:
+        """Releases the block at place ``at`` of a request's table, which gets a hole there."""
+        block = request.tables[name][at]
+        if request in self._unverified:
+            self._doubtful[name].add(block)
+        self.pools[name].release(block)
+        request.tables.drop(name, at)
+        self.changes += 1
+
+    def cut(self, request: Request, length: int) -> None:
+        """Takes the blocks after a place of the tables away."""
+        for name, table in request.tables.items():
+            for block in reversed(table[length:]):
+                if block != NO_BLOCK:
+                    self.pools[name].release(block)
+            request.tables.cut(name, length)
+
+    def take_all(self, request: Request) -> None:
+        """Takes all blocks of a request."""
+        if self.copies:
+            self._cancel_copies(request)
+        for name, table in request.tables.items():
+            if request in self._unverified:
+                self._doubtful[name].update(block for block in table if block != NO_BLOCK)
+            for block in reversed(table):  # the last goes first: without those before it is of no use to anybody
+                if block != NO_BLOCK:
+                    self.pools[name].release(block)
+        request.tables.replace({})
+        request.capacity = request.computed = 0
+
+    def _cancel_copies(self, request: Request) -> None:
+        """Makes no copy to a block that only this request holds, which is about to release it."""
+        for name, table in request.tables.items():
+            pool, pairs = self.pools[name], self.copies.get(name, [])
+            for pair in [
+                pair for pair in pairs if pair[1] in table and pool.holders(pair[1]) - pool.pins(pair[1]) == 1
+            ]:
+                pairs.remove(pair)
+                self.unpin((name, block) for block in pair)
+
+    def doubt(self, request: Request) -> None:
+        """Notes that a request's last tokens may have keys that aren't finite: what it releases is cleared."""
+        if self._clears_blocks:
+            self._unverified.add(request)
+
+    def doubted(self, blocks: Pins) -> bool:
+        """Returns True if one of these blocks may have keys that aren't finite."""
+        return any(
+            block in self._doubtful[name] or any(block in request.tables.get(name, ()) for request in self._unverified)
+            for name, block in blocks
+        )
+
+    # The next step
+
+    def hand_over(self, step: StepInput) -> None:
+        """Gives a step the blocks to clear and to copy before it runs. They stay pinned until it has: ``landed``."""
+        self._check_writes(step)
+        if not self.copies and not self.clears:
+            return
+        copies, self.copies = self.copies, {}
+        clears, self.clears = self.clears, {}
+        for name, pairs in copies.items():
+            holders = self.pools[name].holders
+            assert all(holders(source) and holders(to) for source, to in pairs), "a copy holds both of its blocks"
+        for name, pairs in copies.items():  # a step clears before it copies: what is still read is cleared by the next
+            read = {source for source, _ in pairs}
+            if late := [block for block in clears.get(name, ()) if block in read]:
+                self.clears[name] = late
+                clears[name] = [block for block in clears[name] if block not in read]
+        for name, blocks in clears.items():
+            for block in blocks:
+                self.pools[name].pin(block)
+        step.copies = {name: np.array(pairs, np.int32) for name, pairs in copies.items() if pairs}
+        step.clears = {name: np.array(blocks, np.int32) for name, blocks in clears.items() if blocks}
+        copied = [(name, block) for name, pairs in copies.items() for pair in pairs for block in pair]
+        self._handed[id(step)] = [*copied, *((name, block) for name, blocks in clears.items() for block in blocks)]
+        if clears:
+            self._clearing[id(step)] = clears
+
+    def _check_writes(self, step: StepInput) -> None:
+        """Asserts that one request holds each block that a step writes: else another one would get wrong tokens."""
+        for name, pool in self.pools.items():
+            holders, pins, total = pool.holders, pool.pins, pool.total_blocks
+            for block in set((step.slots[name] // self.groups[name].block_size).tolist()):
+                assert block >= total or holders(block) - pins(block) == 1, (
+                    f"block {block} of {name} isn't one request's"
+                )
+
+    def ran(self, step: StepInput) -> None:
+        """A step has run: the blocks that it was to clear are clear."""
+        if self._clearing:
+            self._clearing.pop(id(step), None)
+
+    def never_ran(self, step: StepInput) -> None:
+        """A step never ran, or not to its end: the blocks that it was to clear are cleared before anybody has them."""
+        self._doubt_blocks(self._clearing.pop(id(step), {}))
+
+    def landed(self, step: StepInput) -> None:
+        """A step has run, or never will: what it got by ``hand_over`` is free for others."""
+        if self._handed:
+            self.unpin(self._handed.pop(id(step), ()))
+
+    def drop_copies(self) -> None:
+        """Makes no copy that is pending, and frees what all steps had: none of them will run."""
+        copies, self.copies = self.copies, {}
+        self.unpin((name, block) for name, pairs in copies.items() for pair in pairs for block in pair)
+        handed, self._handed = self._handed, {}
+        for pins in handed.values():
+            self.unpin(pins)
+        clearing, self._clearing = self._clearing, {}
+        for clears in clearing.values():
+            self._doubt_blocks(clears)
+
+    def unpin(self, pins: Iterable[tuple[str, int]]) -> None:
+        """Takes one pin of each of these blocks away."""
+        for name, block in pins:
+            self.pools[name].unpin(block)
+            self.changes += 1
+
+    def _doubt_blocks(self, blocks: Mapping[str, Sequence[int]]) -> None:
+        for name, of_group in blocks.items():
+            self._doubtful[name].update(of_group)

@@ -1,0 +1,38 @@
+"""Keys and values in blocks of K tokens, all of which a request holds until its end."""
+
+from __future__ import annotations
+
+from ...shared.contracts import CacheGroup, ExecutorCaps
+from .base import CacheKind
+
+
+class PagedCache(CacheKind):
+    """Full attention; or a window, on an executor whose tables have no holes.
+
+    ::
+
+        block 0            block 1            block 2
+        | 0 1 ... K-1 |    | K ... 2K-1 |     | 2K ... computed-1 |  free places |
+
+    Every step sees all blocks, so none is given back before the request's end. A prefix is found by its tokens, and a
+    block that is used in part is copied. Keys after the last token are never looked at, so rejected drafts stay.
+    """
+
+    @classmethod
+    def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
+        """See ``CacheKind``."""
+        return not group.kind
+
+    @classmethod
+    def bytes_of(cls, group: CacheGroup) -> int:
+        """See ``CacheKind``."""
+        return cls._bytes_in(group, len(group.layers))
+
+    @classmethod
+    def movable_bytes(cls, group: CacheGroup, layers: int) -> int:
+        """See ``CacheKind``."""
+        return cls._bytes_in(group, layers)
+
+    @staticmethod
+    def _bytes_in(group: CacheGroup, layers: int) -> int:
+        return group.bytes_per_slot * group.block_size * layers

@@ -1,0 +1,86 @@
+"""Keys and values of layers with a sliding window: blocks before the window are given back."""
+
+from __future__ import annotations
+
+from enginewright.runtime.requests.block_tables import NO_BLOCK
+from enginewright.runtime.requests.request import Request
+
+from ...shared.contracts import CacheGroup, ExecutorCaps
+from .base import BlockHolder, Pool
+from .paged import PagedCache
+
+
+class WindowCache(PagedCache):
+    """A query at p sees the keys p-window+1 .. p, so a table has holes (NO_BLOCK) before the window.
+
+    ::
+
+        table:  | -1 | -1 | block | block | block |
+                given back | the window before the next token
+
+    A prefix is of use only where the window before its end is there, too. Blocks of a split are given back together.
+    """
+
+    may_lose = True
+
+    @classmethod
+    def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:
+        """See ``CacheKind``."""
+        return group.window > 0 and caps.shared_blocks and super().takes(group, caps)
+
+    @classmethod
+    def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
+        """See ``CacheKind``.
+
+        That is what requests hold, with the chunk of one that begins after another's, and as much again, for prefixes:
+        ``BlockPool`` leaves other tenants up to half of the pool.
+        """
+        return 2 * _held_tokens(group, requests, 2 * step_tokens, split_tokens or group.block_size)
+
+    def __init__(self, group: CacheGroup, pool: Pool, holder: BlockHolder, step_tokens: int) -> None:
+        super().__init__(group, pool, holder, step_tokens)
+        self._window, self._split = group.window, pool.split
+        self._unit = pool.split * group.block_size  # tokens whose blocks are given back together
+
+    def room(self, tokens: int, sequences: int) -> int:
+        """See ``CacheKind``."""
+        blocks, _ = self.pool.certain(sequences)
+        return tokens if self._window_tokens(sequences) <= blocks * self.size else super().room(tokens, sequences)
+
+    def lacking(self, request: Request, tokens: int) -> int:
+        """See ``CacheKind``."""
+        held = len(request.tables.get(self.name, ())) - self.first_block(request.computed)
+        most = self.blocks_for(min(tokens, self._window_tokens(1)))
+        return max(min(super().lacking(request, tokens), most - held), 0)
+
+    def first_block(self, position: int) -> int:
+        """See ``CacheKind``."""
+        return max(position - self._window + 1, 0) // self._unit * self._split
+
+    def after_step(self, request: Request) -> None:
+        """See ``CacheKind``."""
+        self._give_back(request, self.first_block(request.computed) - 1)
+
+    def after_read(self, request: Request, since: int) -> None:
+        """See ``CacheKind``. Blocks that lie side by side end where those from the disk begin."""
+        self._give_back(request, min(self.first_block(request.computed), since) - 1)
+
+    def _window_tokens(self, sequences: int) -> int:
+        """Returns the most tokens that so many sequences ever hold blocks for."""
+        return _held_tokens(self.group, sequences, self.step_tokens, self._unit)
+
+    def _give_back(self, request: Request, at: int) -> None:
+        """Gives the blocks up to place ``at`` back; those before the last hole are already."""
+        table = request.tables[self.name]
+        at = min(at, len(table) - 1)
+        while at >= 0 and table[at] != NO_BLOCK:
+            self.holder.give_back(request, self.name, at)
+            at -= 1
+
+
+def _held_tokens(group: CacheGroup, requests: int, step_tokens: int, unit: int) -> int:
+    """Returns the most tokens that requests hold blocks for, if a step computes ``step_tokens`` of theirs.
+
+    ``unit``: tokens whose blocks are given back together.
+    """
+    return requests * (group.window + 2 * unit) + step_tokens

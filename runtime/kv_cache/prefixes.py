@@ -1,0 +1,360 @@
+"""What requests begin with: the longest prefix of their tokens that others have computed, and that is still there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from enginewright.runtime.requests.block_tables import NO_BLOCK
+from enginewright.runtime.requests.request import Request
+
+from .disk_tier import DiskTier
+from .held_blocks import HeldBlocks
+from .prefix_index import Items, Match, Node, PrefixIndex
+
+LEAST_COPIED = 4
+"""Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
+
+
+@dataclass
+class PrefixUse:
+    """What the prefix cache did so far.
+
+    Attributes:
+        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
+        tokens, reused: that they had, and that they found.
+        copied_blocks: of prefixes that end within a block, over all groups.
+        from_disk: tokens of ``reused`` that were read from a disk.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    tokens: int = 0
+    reused: int = 0
+    copied_blocks: int = 0
+    from_disk: int = 0
+
+
+class Prefixes:
+    """Finds nothing: every request computes all of its tokens. Other ways to find prefixes derive from this.
+
+    Args:
+        held: the blocks that requests hold.
+
+    Attributes:
+        finds: whether anything is ever found.
+        index: the tree of blocks by their tokens; None where there is none.
+        on_disk: whether blocks may be kept on a disk.
+        use: the counts so far.
+    """
+
+    finds = False
+    on_disk = False
+
+    def __init__(self, held: HeldBlocks) -> None:
+        self.held = held
+        self.index: PrefixIndex | None = None
+        self.use = PrefixUse()
+
+    def begin(
+        self,
+        request: Request,
+        others: Iterable[Request],
+        promised: Mapping[str, int],
+        *,
+        force: bool,
+        disk: DiskTier | None,
+    ) -> bool:
+        """See ``CacheManager.begin``."""
+        return self.held.has_blocks_for(request, promised, force)
+
+    def after_step(self, request: Request) -> None:
+        """Takes note that a step of a request is over: others may find what it has computed."""
+
+    def fork(self, source: Request, request: Request) -> None:
+        """Takes note that a request begins with all that ``source`` has computed."""
+
+    def leave(self, request: Request, *, partly: bool) -> None:
+        """Takes note that a request is about to release its blocks; see ``CacheManager.release``."""
+
+    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
+        """Takes note that a block that nobody holds gets other tokens; ``disk`` may keep what it has."""
+
+    def discard(self, group: int, block: int) -> None:
+        """Finds a block no more, if it did; it may be held."""
+
+    def forget(self, tenant: str | None) -> None:
+        """Finds nothing of a tenant any more, or of any."""
+
+    def _count(self, request: Request) -> None:
+        """Counts a request that has begun."""
+        if not request.wants_prompt:
+            self.use.requests += 1
+            self.use.hits += request.computed > 0
+            self.use.tokens += len(request.tokens)
+            self.use.reused += request.computed
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+
+
+@dataclass(slots=True)
+class _Place:
+    """A request's position in the prefix index.
+
+    Attributes:
+        node, blocks: the node of its last indexed block, or the root; and the number of blocks up to it.
+        ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
+    """
+
+    node: Node
+    blocks: int
+    ran: bool = False
+
+
+class IndexedPrefixes(Prefixes):
+    """Finds blocks by their tokens, of requests that run, of those that have ended, and of a disk.
+
+    A request begins with the blocks of the longest prefix that is known, to the token: whole blocks are shared, and one
+    that is used in part is copied. What a request has computed can be found as soon as the step is over, and stays so
+    after its end, until the memory is needed for something else.
+
+    Args:
+        held: the blocks that requests hold.
+        block_size: tokens of a block, in all groups whose kind shares blocks.
+    """
+
+    finds = True
+
+    def __init__(self, held: HeldBlocks, block_size: int) -> None:
+        super().__init__(held)
+        self._kinds = list(held.kinds.values())
+        self.index: PrefixIndex = PrefixIndex(block_size, [kind.may_lose for kind in self._kinds], self._drop)
+        self.on_disk = all(kind.shares for kind in self._kinds)
+        self._pools = list(held.pools.values())
+        self._divided = [i for i, pool in enumerate(self._pools) if pool.split > 1]
+        self.places: dict[Request, _Place] = {}
+
+    def begin(
+        self,
+        request: Request,
+        others: Iterable[Request],
+        promised: Mapping[str, int],
+        *,
+        force: bool,
+        disk: DiskTier | None,
+    ) -> bool:
+        """See ``CacheManager.begin``."""
+        index, held, size, match = self.index, self.held, self.index.block_size, Match((), 0)
+        if not request.wants_prompt:  # whose every row is computed
+            match = index.find(request.namespace, request.items, len(request.items) - 1)
+        tokens = self._usable(match, LEAST_COPIED)
+        end = tokens // size * size + size
+        if not request.wants_prompt and any(_is_ahead(other, request, end) for other in others):
+            return False
+        whole, part = divmod(tokens, size)
+        sources = self._begin_with(request, match, tokens)
+        if part and (held.doubted(_pins(held, sources)) or not held.has_blocks_for(request, promised, force, sources)):
+            # A copy has the rest of its source too, and holds it: where it may not, the part's tokens are computed.
+            self._undo_begin(request, sources)
+            whole, part = divmod(self._usable(match, size), size)
+            sources = self._begin_with(request, match, whole * size)
+        if not part and not held.has_blocks_for(request, promised, force, sources):
+            self._undo_begin(request, sources)
+            return False
+        held.set_capacity(request, 0)
+        node = match.nodes[whole - 1] if whole else index.root(request.namespace)
+        node.users += 1
+        self.places[request] = place = _Place(node, whole)
+        try:
+            if not self._read(request, place, disk):
+                self._copy(request, sources)
+        finally:
+            held.unpin(_pins(held, sources))
+        self._count(request)
+        return True
+
+    def after_step(self, request: Request) -> None:
+        """Adds the blocks that got full to the index."""
+        place = self.places[request]
+        place.ran = True
+        if place.blocks == request.computed // self.index.block_size:
+            return
+        node, at = place.node, place.blocks
+        if node.detached:  # a prefix of the same tokens, which it didn't hold, is lost: its own takes the place
+            node, at = self.index.root(request.namespace), 0
+        while (at + 1) * self.index.block_size <= request.computed:
+            node = self._add(request, node, at, self.index.block_size)
+            at += 1
+        node.users += 1
+        place.node.users -= 1
+        self.index.prune(place.node)
+        place.node, place.blocks = node, at
+        self.held.changes += 1
+
+    def fork(self, source: Request, request: Request) -> None:
+        """See ``Prefixes``."""
+        if (place := self.places.get(source)) is not None:
+            place.node.users += 1
+            self.places[request] = _Place(place.node, place.blocks)
+
+    def leave(self, request: Request, *, partly: bool) -> None:
+        """See ``Prefixes``. The request's last block, which isn't full, can be found too, unless it failed."""
+        if (place := self.places.pop(request, None)) is None:
+            return
+        whole, part = divmod(request.computed, self.index.block_size)
+        sound = place.ran and request.error is None and not place.node.detached
+        if partly and part and whole == place.blocks and sound:
+            self._add(request, place.node, whole, part)
+        place.node.users -= 1
+        self.index.prune(place.node)
+
+    def evicted(self, group: int, block: int, disk: DiskTier | None) -> None:
+        """See ``Prefixes``."""
+        if disk is not None:
+            disk.leaving(self.index.node(group, block))
+        self.index.forget(group, block)
+
+    def discard(self, group: int, block: int) -> None:
+        """See ``Prefixes``."""
+        self.index.discard(group, block)
+
+    def forget(self, tenant: str | None) -> None:
+        """See ``Prefixes``."""
+        self.index.clear(tenant)
+
+    def _usable(self, match: Match, least_part: int) -> int:
+        """Returns how many tokens of a match are of use to all groups. Fewer than ``least_part`` tokens of a block
+        aren't worth a copy of it."""
+        tokens, before = match.tokens, -1
+        if tokens % self.index.block_size < least_part:
+            tokens -= tokens % self.index.block_size
+        blocks = [[node.blocks[i] for node in match.nodes] for i in range(len(self._kinds))]
+        while tokens != before:
+            before = tokens
+            for kind, of_kind in zip(self._kinds, blocks, strict=True):
+                tokens = kind.usable_prefix(of_kind, tokens, self.index.block_size)
+        return tokens
+
+    def _begin_with(self, request: Request, match: Match, tokens: int) -> Sequence[int]:
+        """Shares the blocks of a match's first ``tokens`` with a request, and pins those that are to be copied.
+
+        Returns the latter, one a group; NO_BLOCK for none.
+        """
+        sources, nodes = [], match.nodes[: -(-tokens // self.index.block_size)]
+        for i, kind in enumerate(self._kinds):
+            sources.append(kind.begin(request, [node.blocks[i] for node in nodes], tokens))
+        request.computed = tokens
+        for name, source in _pins(self.held, sources):
+            self.held.pools[name].pin(source)
+        return sources
+
+    def _undo_begin(self, request: Request, sources: Sequence[int]) -> None:
+        self.held.unpin(_pins(self.held, sources))
+        self.held.take_all(request)
+
+    def _copy(self, request: Request, sources: Sequence[int]) -> None:
+        """Has a request go on in copies of the blocks in which its prefix ends, one a group."""
+        for name, source in _pins(self.held, sources):
+            self.held.copy_block(request, name, source)
+            self.use.copied_blocks += 1
+        self.held.set_capacity(request, 0)
+
+    def _add(self, request: Request, parent: Node, at: int, count: int) -> Node:
+        """Adds block ``at`` of a request, with its first ``count`` tokens, to what can be found after ``parent``."""
+        begin = at * self.index.block_size
+        items = tuple(request.items[begin : begin + count])
+        blocks = [kind.indexed(request, at, begin + count) for kind in self._kinds]
+        if self._divided:
+            self._keep_owners(parent, at, items, blocks)
+            if count < self.index.block_size and all(block == NO_BLOCK for block in blocks):
+                return parent
+        node = self.index.add(parent, items, blocks)
+        for pool, block, kept in zip(self._pools, blocks, node.blocks, strict=True):
+            if block == kept != NO_BLOCK:
+                pool.keep(block, request.tenant)
+        return node
+
+    def _keep_owners(self, parent: Node, at: int, items: Items, blocks: list[int]) -> None:
+        """Leaves out those of a node's blocks that have another owner than their neighbours in a split.
+
+        Args:
+            parent, at, items: the node after which it is to be found, its place in tables, and its tokens.
+            blocks: the blocks, one a group.
+        """
+        place = bisect_left(parent.children, items, key=lambda child: child.items)
+        node = parent.children[place] if place < len(parent.children) else None
+        if node is not None and node.items != items:
+            node = None
+        for i in self._divided:
+            pool, block = self._pools[i], blocks[i]
+            near = [parent.blocks[i]] if at % pool.split else []
+            if node is not None and (at + 1) % pool.split:
+                near += [child.blocks[i] for child in node.children]
+            others = {pool.owner_of(other) for other in near if other != NO_BLOCK}
+            if block != NO_BLOCK and others - {pool.owner_of(block)}:
+                blocks[i] = NO_BLOCK
+
+    def _read(self, request: Request, place: _Place, disk: DiskTier | None) -> bool:
+        """Reads the next blocks from a disk, as far as they can be believed; returns True if those are any.
+
+        The last token is computed.
+        """
+        if disk is None or request.wants_prompt:
+            return False
+        size, first, held = self.index.block_size, place.blocks, self.held
+        names = disk.find(place.node, request.items[first * size : len(request.items) - 1], size)
+        end = (first + len(names)) * size
+        for at, name in enumerate(names, first):
+            for kind in self._kinds:
+                seen = at >= kind.first_block(end)
+                request.tables.extend(kind.name, [held.allocate(request, kind.name) if seen else NO_BLOCK])
+                held.not_cleared(kind.name, request.tables[kind.name][-1])
+            blocks = [table[at] for table in request.tables.values()]
+            if not disk.read(name, request.items[at * size : (at + 1) * size], blocks):
+                held.cut(request, at)
+                held.cut(request, self._usable_table(request, at * size) // size)
+                break
+        done = min(map(len, request.tables.values())) - first if names else 0
+        if not done:
+            return False
+        node = place.node
+        for at in range(first, first + done):
+            node = self._add(request, node, at, size)
+        node.users += 1
+        place.node.users -= 1
+        place.node, place.blocks = node, first + done
+        disk.used(names[:done])
+        request.computed = place.blocks * size
+        held.set_capacity(request, 0)
+        self.use.from_disk += done * size
+        for kind in self._kinds:
+            kind.after_read(request, first)
+        return True
+
+    def _usable_table(self, request: Request, tokens: int) -> int:
+        """Returns how many of the first ``tokens`` are of use to all groups, by the blocks that a request has."""
+        before = -1
+        while tokens != before:
+            before = tokens
+            for kind in self._kinds:
+                tokens = kind.usable_prefix(request.tables[kind.name], tokens, self.index.block_size)
+        return tokens
+
+    def _drop(self, group: int, block: int) -> None:
+        self._pools[group].drop(block)
+
+
+def _pins(held: HeldBlocks, sources: Sequence[int]) -> list[tuple[str, int]]:
+    """Returns cache group and block of those of ``sources`` that are one."""
+    return [(name, source) for name, source in zip(held.pools, sources, strict=True) if source != NO_BLOCK]
+
+
+def _is_ahead(other: Request, request: Request, end: int) -> bool:
+    """Returns True if ``other`` has yet to compute tokens of which the first ``end`` are this one's, too."""
+    return (
+        other.computed < end <= min(len(other.tokens), len(request.tokens))
+        and other.remaining > 1
+        and other.namespace == request.namespace
+        and other.items[:end] == request.items[:end]
+    )
