@@ -36,6 +36,7 @@ from enginewright.runtime.shared.progress import Progress, silent
 from enginewright.runtime.shared.targets import part
 
 from .capture.find_source import find_source, older_reader
+from .capture.model_source import AdapterArgument, ModelSource, check_same_adapters, parse_adapters
 
 if TYPE_CHECKING:
     from enginewright.optimizer.shared.export_records import VerificationReport
@@ -83,6 +84,7 @@ def check_bundle(
     path: str | Path,
     *,
     source: str | Path | None = None,
+    lora: Sequence[AdapterArgument] | None = None,
     targets: Sequence[str] | None = None,
     provider: str | None = None,
     trust: str | None = None,
@@ -96,6 +98,7 @@ def check_bundle(
         path: the bundle.
         source: the Hugging Face directory, GGUF file or Hub id that it was made from: every target that runs here is
             compared with it as at the export, within the budget of the recipe that the manifest has.
+        lora: the adapters that were merged at the export, as ``export`` takes them.
         targets: those to look at; by default all.
         provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
         trust: as for ``LLM``.
@@ -127,7 +130,13 @@ def check_bundle(
             if io is not None:
                 load_onnxruntime(io.onnxruntime)  # raises what says how to install it
             raise BundleError(f"{path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
-    original = None if source is None else find_source(source, option="source", progress=progress)
+    adapters = parse_adapters(lora)
+    if adapters and source is None:
+        raise RequestError("lora: adapters are a source's, and no source is given", hint="Pass --source too.")
+    original = None
+    if source is not None:
+        original = ModelSource(find_source(source, option="source", progress=progress), adapters)
+        check_same_adapters(original, bundle.manifest.source, path)
     total = hash_files(bundle, progress)
     checks = []
     for name in wanted:
@@ -208,7 +217,9 @@ def _load(bundle: Bundle, name: str, placement: Placement) -> dict[str, str | in
         return executor.describe()
 
 
-def _compare(bundle: Bundle, source: Path, name: str, placement: Placement, progress: Progress) -> VerificationReport:
+def _compare(
+    bundle: Bundle, source: ModelSource, name: str, placement: Placement, progress: Progress
+) -> VerificationReport:
     with MissingDependencyError.of_export("source: comparing with a source model", instead="leave --source out"):
         from .verify.compare_bundle import compare_bundle  # torch and transformers, which bundles do without
     return compare_bundle(bundle, source, name, progress, placement)

@@ -35,6 +35,7 @@ from .request import (
     check_calibration,
     check_layers,
     check_meaning,
+    check_no_adapters,
     check_same_cache,
     check_same_model,
     choose_tokens,
@@ -96,6 +97,7 @@ class _Run:
         assert isinstance(given.what, Path)
         bundle = Bundle.open(given.what)
         recipe = recipe_of(bundle)
+        check_no_adapters(bundle, source)
         trained = recovery_of(bundle, self.options.recovered)
         if trained is None:  # else it has the tokens
             check_calibration(bundle, recipe, self.options.calibration)

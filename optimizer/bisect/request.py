@@ -97,6 +97,16 @@ def check_meaning(a: Given, b: Given, options: Options) -> None:
         )
 
 
+def check_no_adapters(bundle: Bundle, source: Given) -> None:
+    """Raises ComparisonError for a bundle with adapters, as the source is read without them."""
+    if bundle.manifest.source.adapters:
+        names = ", ".join(adapter.name for adapter in bundle.manifest.source.adapters)
+        raise ComparisonError(
+            f"{bundle.path} was made with adapters ({names}), and {source.name} is read without",
+            hint="Merge them with peft, export the merged model, and compare with that.",
+        )
+
+
 def check_same_model(a: ModelInfo, name_a: str, b: ModelInfo, name_b: str) -> None:
     """Raises ComparisonError, naming what differs, for models of another architecture or vocabulary."""
     facts = [{"architecture": info.architecture, "vocabulary": f"{info.vocab_size:,} tokens"} for info in (a, b)]

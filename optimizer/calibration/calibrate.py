@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.capture.model_source import AnySource
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
@@ -47,7 +47,7 @@ class Calibration:
 
 
 def calibrate(
-    source: str | Path | PreTrainedModel,
+    source: AnySource,
     info: ModelInfo,
     section: CalibrationSection,
     *,
@@ -84,9 +84,8 @@ def calibrate(
         return Calibration(known, TEXT_ORIGIN, measure_coverage(known, info.vocab_size, few=True))
     origin = f"sampled from the model, seed {section.seed}"
     progress(ProgressEvent("calibration", 0, 1, origin))
-    given = source if isinstance(source, PreTrainedModel) else Path(source)
     sequences = sample_sequences(
-        SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes),
+        SourceRunner(source, context_length=info.context_length, keep_bytes=keep_bytes),
         info,
         tokens=section.tokens,
         sequence_length=length,
@@ -112,7 +111,7 @@ def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelIn
 
 
 def tokens_of_recipe(
-    source: str | Path | PreTrainedModel,
+    source: AnySource,
     captured: CapturedModel,
     recipe: Recipe,
     file: str | Path | None,

@@ -6,9 +6,9 @@ Loaded when it is used: a machine without torch finds sources and names them wit
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .capture_model import CapturedModel, build_from_directory, build_from_gguf, capture
+    from .capture_model import CapturedModel, build_from_directory, build_from_gguf, build_from_source, capture
 
-__all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "capture"]
+__all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "build_from_source", "capture"]
 
 
 def __getattr__(name: str) -> object:

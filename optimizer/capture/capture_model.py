@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ from .convert_weights import by_model_names
 from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
 from .generation_settings import generation_defaults
+from .merge_adapters import AdapterMerge
 from .model_info import model_info
+from .model_source import Adapter, AnySource, ModelSource
 from .quantized_checkpoint import unpacked, without_idle_biases
 from .text_part import TextPart, find_text_part, simplify_rotations, text_tensors, unties
 from .tokenizer import load_tokenizer, read_tokenizer_json, tokenizer_files
 from .trace import trace
 
-__all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "capture"]
+__all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "build_from_source", "capture"]
 
 Tokenizer = PreTrainedTokenizerBase | str | Path
 
@@ -57,7 +59,7 @@ class CapturedModel:
 
 
 def capture(
-    source: str | Path | torch.nn.Module,
+    source: AnySource,
     *,
     tokenizer: Tokenizer | None = None,
     context_length: int | None = None,
@@ -67,8 +69,8 @@ def capture(
     """Captures a decoder-only language model without reading its weights.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is downloaded here (see
-            ``find_source``), and no code or pickle that comes with a model is run.
+        source: a Hugging Face directory, a GGUF file, or a transformers model; or a record of one and its adapters.
+            Nothing is downloaded here (see ``find_source``), and no code or pickle that comes with a model is run.
         tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
         context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
             By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
@@ -81,15 +83,19 @@ def capture(
         UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
     """
     own = _tokenizer_of(tokenizer)
-    path = None if isinstance(source, torch.nn.Module) else Path(source)
-    if isinstance(source, torch.nn.Module):
-        captured = _capture_module(source, own, context_length, part)
-    elif path is not None and path.is_dir():
-        captured = _capture_directory(path, own, context_length, part)
-    elif path is not None and path.is_file():
-        captured = _capture_gguf(path, own, context_length)
+    given = ModelSource.of(source)
+    path, adapters = given.path, given.adapters
+    if path is None:
+        captured = _capture_module(given.model_object, own, context_length, part)
+    elif path.is_dir():
+        captured = _capture_directory(path, adapters, own, context_length, part)
+    elif path.is_file():
+        captured = _capture_gguf(path, adapters, own, context_length)
     else:
-        raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+        raise SourceError(f"{path} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    if adapters:
+        described = captured.source.model_copy(update={"adapters": tuple(one.describe() for one in adapters)})
+        captured = replace(captured, source=described)
     return captured if name is None else replace(captured, model_info=replace(captured.model_info, name=name))
 
 
@@ -117,7 +123,7 @@ def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
 
 
 def build_from_directory(
-    directory: Path, part: str | None = TEXT, *, eager: bool = False
+    directory: Path, part: str | None = TEXT, *, eager: bool = False, adapters: Sequence[Adapter] = ()
 ) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """Builds the model of a Hugging Face directory, and names its weights, which are not read yet.
 
@@ -125,6 +131,7 @@ def build_from_directory(
         directory: the folder of the model.
         part: as for ``capture``; by default the text decoder, as a bundle can't be compared with anything else.
         eager: as for ``build_model``.
+        adapters: merged into the weights.
 
     Returns the model, and its weights by its own names. Raises what ``capture`` does.
     """
@@ -134,15 +141,39 @@ def build_from_directory(
     if (quantized := huggingface.read_quantization(directory)) is not None:
         tensors = unpacked(tensors, quantized)
     model = _build(config, model_class, eager=eager)
+    stored = tensors
     if model_class is not None:
         tensors = text_tensors(model, tensors, source)
         if unties(model, tensors):
             config.tie_word_embeddings = False
             model = _build(config, model_class, eager=eager)
+    merge = AdapterMerge(model, adapters, tensors, whole=None if stored is tensors else stored) if adapters else None
+    if merge is not None:
+        tensors = merge.on_checkpoint(tensors)
     named = by_model_names(model, tensors, source=source)
     if quantized is not None:
         named = without_idle_biases(named, tensors, model, model.base_model_prefix)
-    return model, bind_weights(model, named, source=source)
+    weights = bind_weights(model, named, source=source)
+    if merge is None:
+        return model, weights
+    if merge.unties:
+        model = _untied(model, lambda: _build(config, model_class, eager=eager), config, source)
+    return model, merge.on_model(weights)
+
+
+def _untied(
+    tied: PreTrainedModel, build: Callable[[], PreTrainedModel], config: PretrainedConfig, source: str
+) -> PreTrainedModel:
+    """Builds the model again with a head of its own, as an adapter makes table and head differ."""
+    config.tie_word_embeddings = False
+    model = build()
+    if len(list(model.parameters())) == len(list(tied.parameters())):
+        raise UnsupportedModelError(
+            f"{source}: an adapter changes the table of tokens and the head differently, and {type(model).__name__} "
+            "can't have two",
+            hint="Train the adapter with ensure_weight_tying=True.",
+        )
+    return model
 
 
 def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, type[PreTrainedModel] | None]:
@@ -171,10 +202,29 @@ def _build(
     return model
 
 
-def build_from_gguf(file: gguf.GgufFile, *, eager: bool = False) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+def build_from_gguf(
+    file: gguf.GgufFile, *, eager: bool = False, adapters: Sequence[Adapter] = ()
+) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """Builds the model of an open GGUF file, as ``build_from_directory`` does of a folder."""
-    model = build_model(gguf.read_config(file), eager=eager)
-    return model, bind_weights(model, gguf.read_tensors(file, model), source=str(file.path))
+    config, source = gguf.read_config(file), str(file.path)
+    model = build_model(config, eager=eager)
+    weights = bind_weights(model, gguf.read_tensors(file, model), source=source)
+    if not adapters:
+        return model, weights
+    merge = AdapterMerge(model, adapters, None)
+    if merge.unties:
+        model = _untied(model, lambda: build_model(config, eager=eager), config, source)
+        gguf.read_tensors(file, model)  # writes its rotary frequencies
+    return model, merge.on_model(weights)
+
+
+def build_from_source(source: ModelSource, *, eager: bool = False) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """Builds the model of a folder or a GGUF file with its adapters; of a model with other parts, the text decoder."""
+    path = source.path
+    assert path is not None
+    if path.is_dir():
+        return build_from_directory(path, eager=eager, adapters=source.adapters)
+    return build_from_gguf(_open_gguf(path), eager=eager, adapters=source.adapters)
 
 
 def _capture_module(
@@ -209,9 +259,13 @@ def _capture_module(
 
 
 def _capture_directory(
-    directory: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None, part: str | None
+    directory: Path,
+    adapters: Sequence[Adapter],
+    tokenizer: PreTrainedTokenizerBase | None,
+    context_length: int | None,
+    part: str | None,
 ) -> CapturedModel:
-    model, weights = build_from_directory(directory, part)
+    model, weights = build_from_directory(directory, part, adapters=adapters)
     context = freeze_rope(model, context_length)
     own = tokenizer is None
     tokenizer = tokenizer or load_tokenizer(directory)
@@ -226,9 +280,11 @@ def _capture_directory(
     return CapturedModel(trace(model, weights), info, files, describe_source(directory), warnings)
 
 
-def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
+def _capture_gguf(
+    path: Path, adapters: Sequence[Adapter], tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+) -> CapturedModel:
     file = _open_gguf(path)
-    model, weights = build_from_gguf(file)
+    model, weights = build_from_gguf(file, adapters=adapters)
     context = freeze_rope(model, context_length)
     if tokenizer is None:
         files, generation = gguf.read_tokenizer(file)

@@ -149,6 +149,6 @@ def _check_kind(directory: Path) -> None:
         base = read_json(directory / ADAPTER).get("base_model_name_or_path")
         of = f" of {base}" if isinstance(base, str) and base else ""
         raise SourceError(
-            f"{directory} is a LoRA adapter{of} ({ADAPTER}), not a whole model; adapters aren't supported yet",
-            hint="Merge it into its base model with peft (merge_and_unload, save_pretrained), and pass that folder.",
+            f"{directory} is a LoRA adapter{of} ({ADAPTER}), not a whole model",
+            hint=f"Export its base model with it: optimize export MODEL --lora {shlex.quote(str(directory))}",
         )

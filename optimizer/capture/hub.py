@@ -191,7 +191,8 @@ def _no_weights(wanted: HubId, files: Collection[str], ggufs: Sequence[str], whe
         )
     if "adapter_config.json" in files:
         return SourceError(
-            f"{name} is an adapter (LoRA) of another model", hint="Merge it into that model, and export the result."
+            f"{name} is an adapter (LoRA) of another model",
+            hint=f"Fetch it: hf download {wanted.repository} --local-dir FOLDER; then export MODEL --lora FOLDER.",
         )
     if pickles := sorted(n for n in files if n.endswith(_PICKLES)):
         return SourceError(

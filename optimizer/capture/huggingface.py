@@ -71,7 +71,7 @@ def read_tensors(directory: Path) -> dict[str, WeightExpr]:
     """
     single, index = directory / SINGLE, directory / INDEX
     if single.is_file():
-        return _read_file(single)
+        return read_file(single)
     if not index.is_file():
         unsafe = sorted(p.name for p in directory.glob("*.bin")) + sorted(p.name for p in directory.glob("*.pt*"))
         if unsafe:
@@ -105,14 +105,15 @@ def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) ->
         if shard not in shards:
             if not os.path.isfile(directory / shard):  # Path's own raises where a name is too long
                 raise SourceError(f"{directory / shard} is missing ({INDEX} names it)", hint="Download it too.")
-            shards[shard] = _read_file(directory / shard)
+            shards[shard] = read_file(directory / shard)
         if name not in shards[shard]:
             raise SourceError(f"{directory / shard}: tensor {name} is missing ({INDEX} says that it is there)")
         tensors[name] = shards[shard][name]
     return tensors
 
 
-def _read_file(path: Path) -> dict[str, WeightExpr]:
+def read_file(path: Path) -> dict[str, WeightExpr]:
+    """Every tensor of a safetensors file, read when it is evaluated. Raises SourceError naming file and tensor."""
     try:
         # The library checks the header: offsets in order, without holes or overlap, and ending with the file.
         handle: Any = safe_open(str(path), framework="pt")

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -35,6 +35,7 @@ _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
 _PROBED = 512
 """Positions for which two rotations are compared."""
 
+_Named = TypeVar("_Named")
 _SCALES_LOGITS = re.compile(r".*logit.*|lm_head_multiplier|output_multiplier.*")
 
 
@@ -150,7 +151,7 @@ def is_text_with_head(model_class: type[PreTrainedModel]) -> bool:
     return issubclass(model_class, _WithHead)
 
 
-def text_tensors(model: PreTrainedModel, tensors: Mapping[str, WeightExpr], source: str) -> dict[str, WeightExpr]:
+def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: str) -> dict[str, _Named]:
     """Those tensors of a whole that are its text decoder's, by the names that a checkpoint of the decoder would have.
 
     Tensors lie below a prefix, such as ``language_model.model.`` or ``model.language_model.``: the one that most names

@@ -138,6 +138,14 @@ def command(
             "--part", metavar="text", help="Of a model that also takes images or sounds: its text decoder alone."
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora",
+            metavar="FOLDER[=WEIGHT]",
+            help="Merge this PEFT adapter into the weights, as in --lora my-adapter=0.5; may be repeated.",
+        ),
+    ] = None,
     cache: Annotated[
         bool,
         typer.Option(
@@ -179,6 +187,7 @@ def command(
                 partitions=[*(ranks or "").replace(",", " ").split(), *(partition or [])] or None,
                 name=name,
                 part=part,
+                lora=lora or None,
                 overwrite=force,
                 cache=cache,
                 progress=show,

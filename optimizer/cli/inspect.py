@@ -149,6 +149,8 @@ def _print_summary(bundle: Bundle) -> None:
     model, summary = bundle.manifest.model, _summary(bundle)
     _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
     _row("source", f"{bundle.manifest.source.kind}: {bundle.manifest.source.name}")
+    for adapter in bundle.manifest.source.adapters:
+        _row("adapter", f"{adapter.name}, weight {adapter.weight:g}, sha256 {adapter.sha256}")
     if (older := older_reader(bundle.manifest.source)) is not None:
         _row("", older)
     _row("vocabulary", f"{model.vocab_size:,} tokens")

@@ -44,6 +44,14 @@ def command(
             "--source", "-s", metavar="MODEL", help="Compare with the folder, GGUF file or Hub id it was made from."
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora",
+            metavar="FOLDER[=WEIGHT]",
+            help="An adapter of --source that was merged at the export, as there; may be repeated.",
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -89,7 +97,13 @@ def command(
 
     with stage_bars(hidden=quiet) as show:
         found = check_bundle(
-            bundle, source=source, targets=target or None, provider=provider, trust=trust, progress=show
+            bundle,
+            source=source,
+            lora=lora or None,
+            targets=target or None,
+            provider=provider,
+            trust=trust,
+            progress=show,
         )
         compared = None
         if against is not None:

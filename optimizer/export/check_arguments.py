@@ -12,6 +12,7 @@ from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.capture.check_source import TEXT
 from enginewright.optimizer.capture.find_source import check_named
 from enginewright.optimizer.capture.gguf_header import has_kept_blocks
+from enginewright.optimizer.capture.model_source import AdapterArgument, ModelSource, check_adapters, parse_adapters
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache, with_partitions
@@ -54,7 +55,13 @@ class ExportArguments:
     partitions: Sequence[str] | None = None
     name: str | None = None
     part: str | None = None
+    lora: Sequence[AdapterArgument] | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def model_source(self) -> ModelSource:
+        """The source with its adapters. Raises RequestError for an adapter that can't be read as one."""
+        return ModelSource(self.source, parse_adapters(self.lora))
 
     def inputs(self, loaded: Recipe | None) -> Inputs:
         """What is named -> its file or folder: nothing of it may be written to. ``loaded``: the recipe."""
@@ -64,6 +71,7 @@ class ExportArguments:
             "the recipe": None if self.recipe is None else recipe_file(self.recipe),
             "the calibration file": self.calibration,
             "the recovered folder": self.recovered,
+            **{f"the adapter {adapter.folder}": adapter.folder for adapter in self.model_source.adapters},
             **({f"the recipe's file {name}": getattr(buckets, name) for name in FILE_FIELDS} if buckets else {}),
         }
 
@@ -103,6 +111,12 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
         check_files(chosen.buckets)
     if given.calibration is not None and not os.path.exists(given.calibration):
         read_text(given.calibration, "calibration", "")
+    if given.lora and given.recovered is not None:
+        raise RequestError(
+            "lora: a recovery has weights of its own in the places of the source's",
+            hint="Merge the adapter first: export without --recovered, or recover the merged model.",
+        )
+    check_adapters(given.model_source)
     if isinstance(given.source, str | os.PathLike):
         check_named(given.source, revision=given.revision)
     if name is not None and (not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME):

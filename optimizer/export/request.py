@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from enginewright.optimizer.buckets.for_export import check_files
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache, with_partitions
 from enginewright.optimizer.recipes.targets import TARGETS, check_cache, check_context, check_storages
@@ -28,7 +29,7 @@ class ExportRequest:
     """What was asked for.
 
     Attributes:
-        source: a Hugging Face directory, a GGUF file, or a model.
+        source: a Hugging Face directory, a GGUF file, or a model, with its adapters.
         recipe: loaded; of a recovery, with the shapes that were trained.
         targets: that can be emitted; at least one.
         context_length: the longest request in tokens; None leaves it to the model.
@@ -44,7 +45,7 @@ class ExportRequest:
         part: of the model, "text"; None takes it whole.
     """
 
-    source: str | Path | PreTrainedModel
+    source: ModelSource
     recipe: Recipe
     targets: tuple[str, ...]
     context_length: int | None
@@ -88,7 +89,7 @@ class ExportRequest:
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(
-            given.source,
+            given.model_source,
             chosen,
             wanted,
             given.context_length or chosen.context_length,
@@ -113,7 +114,7 @@ class ExportRequest:
             given = with_own_recipe(replace(self.arguments, source=source), self.on_progress)
             if given.recipe != self.arguments.recipe:
                 return ExportRequest.from_arguments(given, None, self.on_progress)
-        return replace(self, source=source)
+        return replace(self, source=self.source.at(source))
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import describe_source, find_source
+from enginewright.optimizer.capture.model_source import ADAPTER_FILES, AdapterArgument
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import format_bytes
@@ -44,6 +45,7 @@ def export(
     partitions: Sequence[str] | None = None,
     name: str | None = None,
     part: str | None = None,
+    lora: Sequence[AdapterArgument] | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     cache: bool = False,
@@ -72,6 +74,8 @@ def export(
         name: what to call the model in the bundle and its report; by default as its file or folder is called.
         part: "text" takes the text decoder alone of a folder's model that also takes images or sounds, with the
             tokenizer and chat template. A model that is a decoder anyway is exported whole.
+        lora: folders of PEFT adapters, merged into the weights as these are read: each alone, as "FOLDER=0.5", or with
+            its weight, as (folder, 0.5). What each changes is multiplied by its weight, and all of it is added up.
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         cache: take the bundle of an earlier export of the same, where one is kept, and keep this one; see
@@ -83,7 +87,7 @@ def export(
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
             names the file, field or module. Nothing is left behind, also after Ctrl-C.
         RequestError: the calibration file, or a recipe's file of lengths, is invalid, ``max_memory`` no size, or
-            ``part`` none that can be taken.
+            ``part`` none that can be taken, or ``lora`` no list of adapters.
         TargetError: there is no such GPU, or engines for it can't be built.
         PartialExportError: one of several targets failed. The bundle was written, and has the others; the error's
             ``report`` is what would have been returned.
@@ -105,6 +109,7 @@ def export(
         partitions=partitions,
         name=name,
         part=part,
+        lora=lora,
         tokenizer=tokenizer,
     )
     given = with_own_recipe(given, on_progress)
@@ -201,6 +206,9 @@ def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None
     }
     try:
         files = {"calibration": given.calibration}
+        for number, adapter in enumerate(given.model_source.adapters):
+            said[f"adapter {number}"] = (adapter.name, adapter.weight)
+            files |= {f"adapter {number}: {name}": adapter.folder / name for name in ADAPTER_FILES}
         return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, least=least, **said)
     except OSError:
         return None  # the export says what can't be read

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from enginewright.optimizer.bisect.program_calls import calls_of, scaling_of
 from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of
@@ -25,6 +24,7 @@ from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.capture.gguf_header import KEPT_BLOCKS
 from enginewright.optimizer.capture.huggingface import weight_files
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.optimizer.check_bundle import engine_problem
 from enginewright.optimizer.pipeline.pass_context import pass_context
@@ -121,14 +121,15 @@ class OpenModel:
 
 def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> ExportRequest:
     """The request with a path that is there; what is fetched from the Hub has a time of its own."""
-    if isinstance(asked.source, torch.nn.Module):
+    given = asked.source.model
+    if isinstance(given, torch.nn.Module):
         if revision is not None:
             raise SourceError(
                 "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
             )
         return asked
-    found = find_source(asked.source, revision=revision, progress=asked.on_progress)
-    if not os.path.exists(asked.source):
+    found = find_source(given, revision=revision, progress=asked.on_progress)
+    if not os.path.exists(given):
         clock.end("download")
     asked = asked.of(found)
     warn_of_few_bits(found, asked.recipe)
@@ -163,7 +164,9 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
 
 def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
-    asked.on_progress(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
+    asked.on_progress(
+        ProgressEvent("capture", 0, 1, str(getattr(asked.source.model, "name_or_path", asked.source.model)))
+    )
     captured = capture(
         asked.source,
         tokenizer=asked.tokenizer,
@@ -392,11 +395,11 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
     return Ran(verification, storage, rooflines, effects, timed)
 
 
-def source_bytes(source: str | Path | PreTrainedModel) -> int:
+def source_bytes(source: ModelSource) -> int:
     """What the source's weights take: a GGUF file, a folder's safetensors files, or a model object's parameters."""
-    if isinstance(source, PreTrainedModel):
-        return sum(p.numel() * p.element_size() for p in source.parameters())
-    path = Path(source)
+    path = source.path
+    if path is None:
+        return sum(p.numel() * p.element_size() for p in source.model_object.parameters())
     return sum(file.stat().st_size for file in ([path] if path.is_file() else weight_files(path)))
 
 

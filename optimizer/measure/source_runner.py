@@ -12,14 +12,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf, module
+from enginewright.optimizer.capture import build_from_source, module
 from enginewright.optimizer.capture.freeze_rope import freeze_rope
+from enginewright.optimizer.capture.model_source import AnySource, ModelSource
 from enginewright.optimizer.shared.export_records import SourceSpeed
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.runtime.shared.contracts import FloatArray
@@ -41,7 +41,7 @@ _LEAST_TIMED = 20_000_000
 
 
 class SourceRunner:
-    """A Hugging Face directory, a GGUF file or a transformers model, ready to give logits.
+    """A Hugging Face directory or a GGUF file, with its adapters, or a transformers model, ready to give logits.
 
     Beyond ``keep_bytes`` no more weights are in memory than those of a module that is running. A model object is not
     touched: a copy of its modules runs, in eval mode, on the same parameters.
@@ -55,10 +55,8 @@ class SourceRunner:
         SourceError, UnsupportedModelError: as for an export.
     """
 
-    def __init__(
-        self, source: Path | PreTrainedModel, *, context_length: int | None = None, keep_bytes: int = KEEP_BYTES
-    ) -> None:
-        self.model, weights = _read(source)
+    def __init__(self, source: AnySource, *, context_length: int | None = None, keep_bytes: int = KEEP_BYTES) -> None:
+        self.model, weights = _read(ModelSource.of(source))
         if context_length is not None:
             freeze_rope(self.model, context_length)
         self.model.eval()
@@ -164,12 +162,8 @@ def logit_bytes(model: PreTrainedModel) -> int:
     return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
 
 
-def _read(source: Path | PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
-    if isinstance(source, PreTrainedModel):
-        return _copy(source)
-    if source.is_dir():
-        return build_from_directory(source, eager=True)
-    return build_from_gguf(gguf.open_gguf(source), eager=True)
+def _read(source: ModelSource) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
+    return _copy(source.model_object) if source.path is None else build_from_source(source, eager=True)
 
 
 def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:

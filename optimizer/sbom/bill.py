@@ -166,7 +166,9 @@ def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:
             found["hashes"] = [{"alg": "SHA-256", "content": source.files[source.name].sha256}]
         else:
             found["components"] = _file_components(source.files, f"{_SOURCE}:")
-    return found | {"properties": _properties({"source.kind": said.kind})}
+    adapters = [f"{one.name}={one.weight:g} sha256:{one.sha256}" for one in said.adapters]
+    facts: dict[str, Any] = {"source.kind": said.kind} | ({"source.adapters": adapters} if adapters else {})
+    return found | {"properties": _properties(facts)}
 
 
 def _licences(source: SourceFacts | None) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf
+from enginewright.optimizer.capture import build_from_source
 from enginewright.optimizer.capture.model_info import model_info
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
 from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.export_records import VerificationReport
@@ -26,7 +25,7 @@ _ANOTHER_CHECKPOINT = (
 
 
 def compare_bundle(
-    bundle: Bundle, source: Path, target: str, progress: Progress, placement: Placement = Placement()
+    bundle: Bundle, source: ModelSource, target: str, progress: Progress, placement: Placement = Placement()
 ) -> VerificationReport:
     """Repeats the comparison of the export, with the budget of the recipe that the manifest has.
 
@@ -38,40 +37,42 @@ def compare_bundle(
         VerificationError: they differ by more than the recipe allows.
     """
     check_source(bundle, source)
+    path = source.path
     try:
         return verify(bundle, source, recipe_of(bundle), target, progress, placement=placement)
     except VerificationError as e:
         name = bundle.manifest.source.name
-        hint = _ANOTHER_CHECKPOINT.format(source=source, name=name, bundle=bundle.path)
+        hint = _ANOTHER_CHECKPOINT.format(source=path, name=name, bundle=bundle.path)
         raise VerificationError(e.message, hint=hint) from e
 
 
-def check_source(bundle: Bundle, source: Path) -> None:
+def check_source(bundle: Bundle, source: ModelSource) -> None:
     """Raises SourceError if a bundle can't have been made from this model, by its shape and its tokenizer.
 
     Other weights of the same shape are for the comparison to find.
     """
-    if not source.exists():
-        raise SourceError(f"source: {source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
-    model, _ = build_from_directory(source) if source.is_dir() else build_from_gguf(gguf.open_gguf(source))
+    path = source.path
+    if path is None or not path.exists():
+        raise SourceError(f"source: {source.model} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    model, _ = build_from_source(source)
     expected = bundle.model
     found = model_info(model, expected.name, expected.context_length, {}, None)
     for what in ("architecture", "vocab_size", "parameters"):
         ours, theirs = getattr(expected, what), getattr(found, what)
         if ours != theirs:
             raise SourceError(
-                f"source: {source} is another model than {bundle.path} was made from: its {what} is {_shown(theirs)}, "
+                f"source: {path} is another model than {bundle.path} was made from: its {what} is {_shown(theirs)}, "
                 f"the bundle's {_shown(ours)}",
                 hint=_HINT,
             )
-    ours, theirs = bundle.tokenizer_files(), source_tokenizer_files(source)
+    ours, theirs = bundle.tokenizer_files(), source_tokenizer_files(path)
     if not ours.tokenizer_json or theirs is None or not theirs.tokenizer_json:
         return
     first, second = (Tokenizer(files).encode(evaluation_text()) for files in (ours, theirs))
     if first != second:
         at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
         raise SourceError(
-            f"source: {source} has another tokenizer than {bundle.path}: they make different tokens of a text, from "
+            f"source: {path} has another tokenizer than {bundle.path}: they make different tokens of a text, from "
             f"its token {at} on",
             hint=_HINT,
         )

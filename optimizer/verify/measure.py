@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.fx.node import Node, Target
-from transformers import PreTrainedModel
 
+from enginewright.optimizer.capture.model_source import AnySource
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.optimizer.shared.export_records import Measurement
@@ -61,7 +60,7 @@ class SourceLogits:
 
     @staticmethod
     def of(
-        source: Path | PreTrainedModel,
+        source: AnySource,
         context_length: int,
         tokens: MeasuringTokens,
         keep_bytes: int,
@@ -70,7 +69,7 @@ class SourceLogits:
         """Runs the source.
 
         Args:
-            source: a Hugging Face directory, a GGUF file or a transformers model.
+            source: a Hugging Face directory or a GGUF file, with its adapters, or a transformers model.
             context_length: of the export.
             tokens: to be run.
             keep_bytes: as of ``SourceRunner``; when this returns weights are kept in ``cache`` alone.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.capture.model_source import AnySource, ModelSource
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.framework.fast_evaluation import WeightCache
@@ -24,7 +24,7 @@ from .verify import lossy_hint, max_kl_of
 
 
 def measure_against(
-    source: str | Path | PreTrainedModel,
+    source: AnySource,
     captured: CapturedModel,
     recipe: Recipe,
     *,
@@ -59,9 +59,8 @@ def measure_against(
         calibration, tokenizer, info, EXACT_LENGTH if recipe.exact else LENGTH // 2 if few else LENGTH
     )
     progress(ProgressEvent("measure", 0, 2, f"the source on {tokens.origin}"))
-    given = source if isinstance(source, PreTrainedModel) else Path(source)
     cache = WeightCache(keep_bytes)
-    logits = SourceLogits.of(given, info.context_length, tokens, keep_bytes, cache)
+    logits = SourceLogits.of(source, info.context_length, tokens, keep_bytes, cache)
     progress(ProgressEvent("measure", 1, 2, "the captured program"))
     measurements = PassMeasurements(
         logits,
@@ -71,15 +70,15 @@ def measure_against(
         few=few,
         started=started,
         spent=time.perf_counter() - begin,
-        advice=Advice(lossy_hint(recipe), _bisect(source, recipe_from)),
+        advice=Advice(lossy_hint(recipe), _bisect(ModelSource.of(source), recipe_from)),
     )
     progress(ProgressEvent("measure", 2, 2, tokens.origin))
     return measurements
 
 
-def _bisect(source: str | Path | PreTrainedModel, recipe: str | Path | None) -> str:
-    """The command that goes through the passes one by one; "" for a model object, which no command can be given."""
-    if isinstance(source, PreTrainedModel):
+def _bisect(source: ModelSource, recipe: str | Path | None) -> str:
+    """The command that goes through the passes one by one; "" where there is none: for model objects and adapters."""
+    if source.path is None or source.adapters:
         return ""
-    words = ["optimize", "bisect", str(source), *(["--recipe", str(recipe)] if recipe is not None else [])]
+    words = ["optimize", "bisect", str(source.model), *(["--recipe", str(recipe)] if recipe is not None else [])]
     return " ".join(map(shlex.quote, words))

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-from transformers import PreTrainedModel
-
+from enginewright.optimizer.capture.model_source import AnySource
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -60,7 +58,7 @@ def lossy_hint(recipe: Recipe) -> str:
 
 def verify(
     bundle: Bundle,
-    source: str | Path | PreTrainedModel,
+    source: AnySource,
     recipe: Recipe,
     target: str,
     progress: Progress,
@@ -87,9 +85,8 @@ def verify(
     progress(ProgressEvent("verify", 0, 1, "reading the source"))
     # Of requests that the target's slots are made for, which may be shorter than the model's.
     info = replace(bundle.model, context_length=context_of(bundle, None, target))
-    given = source if isinstance(source, PreTrainedModel) else Path(source)
     return_freed_memory()
-    runner = SourceRunner(given, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
+    runner = SourceRunner(source, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     max_kl = max_kl_of(recipe)

@@ -106,17 +106,26 @@ class HubSection(Record, frozen=True, kw_only=True):
     commit: Commit
 
 
+class AdapterSection(Record, frozen=True, kw_only=True):
+    """A PEFT adapter that was merged into the weights: its folder's name, its factor, and the hash of its weights."""
+
+    name: str
+    weight: float
+    sha256: Sha256
+
+
 class SourceSection(Record, frozen=True, kw_only=True):
     """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path.
 
     ``hub``: where on the Hub it is, if it was taken from there or its cache. ``reader``: the version of the reader of
-    GGUF files; None for other sources, and for bundles that are older than the versions.
+    GGUF files; None for other sources, and for bundles that are older than the versions. ``adapters`` were merged.
     """
 
     kind: Literal["huggingface", "gguf", "module"]
     name: str
     hub: HubSection | None = None
     reader: int | None = None
+    adapters: tuple[AdapterSection, ...] = ()
 
 
 class PassSection(Record, frozen=True, kw_only=True):
@@ -219,8 +228,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
         fields = self.model_dump(mode="json")
-        for optional in ("hub", "reader"):
-            if fields["source"][optional] is None:
+        for optional in ("hub", "reader", "adapters"):
+            if not fields["source"][optional]:
                 del fields["source"][optional]
         return _sealed(fields)
 

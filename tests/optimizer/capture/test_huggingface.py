@@ -179,7 +179,7 @@ def test_what_is_no_decoder_is_said_before_weights_are_asked_for(tmp_path, confi
 def test_an_adapter_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base", "peft_type": "LORA"}')
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"(?s)is a LoRA adapter of some/base.*merge_and_unload"):
+    with pytest.raises(SourceError, match=r"(?s)is a LoRA adapter of some/base.*optimize export MODEL --lora"):
         capture(tmp_path)
 
 

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from enginewright.optimizer.capture import build_from_directory, capture
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.capture_model import capture_shapes
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.capture.text_part import find_text_part, simplify_rotations
 from enginewright.optimizer.export import export
 from enginewright.optimizer.measure.source_runner import SourceRunner
@@ -81,7 +82,7 @@ def test_a_bundle_has_the_tokenizer_the_template_and_names_the_decoder(saved, fa
     files = bundle.tokenizer_files()
     assert files.tokenizer_json
     assert files.chat_template == (tiny_folder / "chat_template.jinja").read_text()
-    check_source(bundle, folder)  # later comparisons find the text decoder in the folder by themselves
+    check_source(bundle, ModelSource(folder))  # later comparisons find the text decoder in the folder by themselves
 
 
 def test_a_template_in_the_file_of_a_processor_comes_along(saved):
