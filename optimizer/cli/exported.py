@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginewright.runtime.bundle.hub_id import is_model
+from enginewright.runtime.bundle.reader import check_there
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 
 from .progress import stage_bars
@@ -48,10 +49,12 @@ def exported(
         apart: export in another process, so that PyTorch's memory is given back before the bundle is opened.
 
     Raises:
+        BundleError: nothing is there.
         RequestError: there is a recipe for a bundle.
         MissingDependencyError: a package that exports need is not installed.
         SourceError, CapacityError and others: as ``export`` raises them.
     """
+    check_there(model)
     if not is_model(model):
         if recipe is not None:
             raise RequestError(

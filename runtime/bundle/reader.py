@@ -472,10 +472,25 @@ def tuning_path(bundle: Bundle) -> Path:
     return folder.with_name(f"{folder.name}.tune.json")
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """Raises BundleError for what neither is there nor could be an id on the Hub, for those who run models as well."""
+    text = os.fspath(path)
+    if os.path.lexists(text) or parse_hub_id(text) is not None:
+        return
+    raise BundleError(
+        f"{_shown(text)} doesn't exist",
+        hint="Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
+        + _near(Path(text), files=".gguf"),
+    )
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 255 else f"{path[:60]}..."
+
+
 def _not_a_bundle(root: Path) -> BundleError:
     """What is there instead; a model must be exported first."""
     there = os.path.exists(root)
-    shown = str(root) if len(str(root)) <= 255 else f"{str(root)[:60]}..."
     local = there and is_model(root)
     if local or (not os.path.isdir(root.parent) and parse_hub_id(str(root)) is not None):
         name = (root.resolve() if local else root).name.removesuffix(".gguf")
@@ -486,13 +501,20 @@ def _not_a_bundle(root: Path) -> BundleError:
     hint = f"Pass a folder that `optimize export` wrote.{_near(root)}"
     if os.path.isdir(root):
         return BundleError(f"{root} is not a bundle: {root / MANIFEST_PATH} is missing", hint=hint)
-    return BundleError(f"{root} is a file, not a bundle" if there else f"{shown} doesn't exist", hint=hint)
+    return BundleError(f"{root} is a file, not a bundle" if there else f"{_shown(str(root))} doesn't exist", hint=hint)
 
 
-def _near(root: Path) -> str:
-    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none."""
+def _near(root: Path, files: str | None = None) -> str:
+    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none.
+
+    ``files``: the end of the names of files that are as good.
+    """
     try:
-        folders = [one.name for one in os.scandir(root.parent) if os.path.lexists(os.path.join(one, MANIFEST_PATH))]
+        folders = [
+            one.name
+            for one in os.scandir(root.parent)
+            if os.path.lexists(os.path.join(one, MANIFEST_PATH)) or (files and one.name.lower().endswith(files))
+        ]
     except (OSError, ValueError):
         return ""
     near = difflib.get_close_matches(root.name[:255], folders, 1)

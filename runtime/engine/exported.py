@@ -6,6 +6,7 @@ import importlib
 import os
 
 from ..bundle.hub_id import is_model
+from ..bundle.reader import check_there
 
 _EXPORTER = "enginewright.optimizer.cli.exported"
 """The module that exports a model into the cache. It is loaded by its name, for models alone: it needs PyTorch."""
@@ -14,9 +15,10 @@ _EXPORTER = "enginewright.optimizer.cli.exported"
 def exported(model: str | os.PathLike[str], recipe: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
     """Returns the path of a bundle. A Hugging Face folder, a GGUF file or a Hub id is exported first, once.
 
-    Raises what exporting raises, MissingDependencyError if the extra "export" is not installed, and RequestError for a
-    bundle that is given with a recipe.
+    Raises BundleError where nothing is there, what exporting raises, MissingDependencyError if the extra "export" is
+    not installed, and RequestError for a bundle that is given with a recipe.
     """
+    check_there(model)
     if recipe is None and not is_model(model):
         return model
     bundle: os.PathLike[str] = importlib.import_module(_EXPORTER).exported(model, recipe=recipe, apart=False)

@@ -17,7 +17,7 @@ from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.cli.exported import exported
 from enginewright.optimizer.export.kept_exports import KeptExports
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.shared.errors import EnginewrightError, RequestError, SourceError
+from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.test_gguf import write
 
@@ -90,10 +90,18 @@ def test_in_python_too(tiny_bundle: Path) -> None:
     assert exported(tiny_bundle) == tiny_bundle
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "eval", "bench"])
-def test_a_missing_file_is_named_before_anything_is_imported(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "missing.gguf", *(["Hello"] if command == "generate" else [])])
-    assert result.exit_code == SourceError.exit_code and "missing.gguf doesn't exist" in result.stderr
+@pytest.mark.parametrize("command", ["generate", "chat", "eval", "bench", "serve"])
+@pytest.mark.parametrize("model", ["./modle.gguf", "./modle.bundle", "some/long/path"])
+def test_a_missing_path_is_named_with_all_that_could_be_passed(
+    command: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    result = CliRunner().invoke(app, [command, model, *(["Hello"] if command == "generate" else [])])
+    shown = " ".join(result.stderr.split())
+    assert result.exit_code == BundleError.exit_code and f"{model} doesn't exist" in shown
+    assert "Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name." in shown
+    assert ("Did you mean model.gguf?" in shown) == (model == "./modle.gguf"), shown
 
 
 WITHOUT_TORCH = """

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.cli import serve
-from enginewright.runtime.shared.errors import SourceError
+from enginewright.runtime.shared.errors import BundleError
 
 
 def test_a_recipe_is_of_models_alone(tiny_bundle: Path) -> None:
     assert serve._exported(str(tiny_bundle), "int8") == str(tiny_bundle)
-    with pytest.raises(SourceError, match=r"missing\.gguf doesn't exist"):
+    with pytest.raises(BundleError, match=r"missing\.gguf doesn't exist"):
         serve._exported("missing.gguf", "int8")
 
 
