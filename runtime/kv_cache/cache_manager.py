@@ -13,7 +13,7 @@ from typing import Any
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
-from ..shared.contracts import CacheGroup, ExecutorCaps
+from ..shared.contracts import KV_BLOCK_SIZE, CacheGroup, ExecutorCaps
 from .disk_tier import DiskTier
 from .held_blocks import HeldBlocks
 from .kept_slots import KeptSlots
@@ -199,10 +199,10 @@ class CacheManager(HeldBlocks):
 
 def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:
     """Returns the way in which prefixes are found in these caches, by what their kinds share."""
-    sizes = {kind.size for kind in held.kinds.values() if kind.shares}
+    sizes = {kind.size for kind in held.kinds.values() if kind.shares} or {KV_BLOCK_SIZE}
     if caps.kept_slots:
         return KeptSlots(held)
-    if caps.shared_blocks and len(sizes) == 1:
+    if caps.shared_blocks and held.kinds and len(sizes) == 1:
         return IndexedPrefixes(held, sizes.pop())
     return Prefixes(held)
 

@@ -16,6 +16,7 @@ from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache import block_pool
 from enginewright.runtime.kv_cache.block_pool import DividedPool
 from enginewright.runtime.kv_cache.prefix_index import Node
+from enginewright.runtime.requests.block_keys import token_ids
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Generation, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -97,7 +98,7 @@ def check(engine: Engine) -> None:
         assert set(kept) <= set(found[i]) <= {*kept, *held}
         memory = executor.memory[name].reshape(pool.total_blocks, size)  # type: ignore[attr-defined]
         for block, node in found[i].items():
-            assert tuple(memory[block, : len(node.items)]) == node.items
+            assert memory[block, : len(node.items)].tolist() == token_ids(node.items)
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=list(WINDOWS))
@@ -487,3 +488,42 @@ def test_who_waits_for_a_copy_of_a_step_that_is_given_up_begins_again(toy: Any) 
     check(engine)
     run(engine)
     assert second.tokens[14:] == alone(toy, (0,), second)
+
+
+def test_what_takes_a_placeholder_s_place_tells_prefixes_apart(toy: Any) -> None:
+    prompt = [1, 2, *[99] * 9, 3, *range(20)]
+    contents = dict.fromkeys(range(2, 11), b"one")
+    engine = engine_of(toy)
+    for changed, reused in (
+        ({}, 0),  # the first: nothing is known
+        ({}, 31),
+        ({2: b"other"}, 0),  # fewer tokens than LEAST_COPIED are alike before it
+        ({10: b"other"}, 8),  # and in the block after it
+        ({10: b"other"}, 31),
+    ):
+        request = ask(prompt, contents=contents | changed)
+        run(engine, request)
+        assert request.cached_tokens == reused, changed
+    plain = ask(prompt)
+    run(engine, plain)
+    assert plain.cached_tokens == 0
+
+
+def test_adapters_of_a_tenant_find_their_own_prefixes_and_are_forgotten_together(toy: Any, tmp_path: Path) -> None:
+    engine = engine_of(toy)
+    cache = engine.scheduler.cache
+    cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+
+    def cached(tenant: str, adapter: str) -> int | None:
+        request = ask(list(range(24)), tenant=tenant, adapter=adapter)
+        run(engine, request)
+        return request.cached_tokens
+
+    who = [("a", ""), ("a", "x"), ("a", "y"), ("b", "x")]
+    assert [cached(*one) for one in who] == [0, 0, 0, 0]
+    cache.save_all(cache.disk)
+    cache.disk.store.flush()
+    assert [cached(*one) for one in who] == [23, 23, 23, 23]
+    assert cache.forget("a") == 9
+    assert [cached(*one) for one in who] == [0, 0, 0, 23]
+    cache.disk.store.close()

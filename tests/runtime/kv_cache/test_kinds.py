@@ -1,0 +1,222 @@
+"""A kind of cache is a class and a row: a state beside keys and values gives the tokens that its model says."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from enginewright.runtime.engine.engine import Engine
+from enginewright.runtime.engine.prefixes import open_tier
+from enginewright.runtime.kv_cache.kinds import table
+from enginewright.runtime.kv_cache.kinds.paged import PagedCache
+from enginewright.runtime.kv_cache.kinds.slot import SlotCache
+from enginewright.runtime.kv_cache.kinds.summaries import SummariesCache
+from enginewright.runtime.kv_cache.kinds.table import block_bytes, kind_of
+from enginewright.runtime.kv_cache.kinds.window import WindowCache
+from enginewright.runtime.kv_cache.pool_plan import enough_for_windows, plan_pools
+from enginewright.runtime.requests.request import BeamSearch, Generation
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.step_times import DecodeTimes
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.errors import BundleError, RequestError
+
+from ..conftest import VOCAB, ToyExecutor
+from .state_cache import StateCache
+
+SIZE, LONGEST, WINDOW = 8, 96, 20
+FULL = CacheGroup("full", (0,), 2, 4, 6, block_size=SIZE)
+SEEN = CacheGroup("window", (1,), 2, 4, 6, block_size=SIZE, window=WINDOW)
+STATE = CacheGroup("state", (2,), 2, 4, 6, block_size=LONGEST, kind="state")
+GROUPS = {"state": (STATE,), "hybrid": (FULL, STATE), "three": (STATE, FULL, SEEN)}
+
+
+@pytest.fixture
+def _state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "KINDS", [StateCache, *table.KINDS])
+
+
+def following(state: int, token: int) -> int:
+    """The state after one token more."""
+    return zlib.crc32(int(token).to_bytes(4, "little"), state)
+
+
+def drawn(state: int, seen: Sequence[NDArray[np.int32]]) -> int:
+    """The model: one of two tokens, by the state and by what each layer sees, so that drafts are often right."""
+    for tokens in seen:
+        state = zlib.crc32(tokens.tobytes(), state)
+    return state >> 7 & 1
+
+
+def answer(groups: Sequence[CacheGroup], prompt: Sequence[int], new: int) -> list[int]:
+    """The answer by the model's definition, without an engine."""
+    tokens = list(prompt)
+    for _ in range(new):
+        state = 0
+        for token in tokens:
+            state = following(state, token)
+        seen = [np.array(tokens[-g.window :] if g.window else tokens, np.int32) for g in groups if not g.kind]
+        tokens.append(drawn(state, seen))
+    return tokens[len(prompt) :]
+
+
+class StateExecutor(ToyExecutor):
+    """Keeps tokens in place of keys and values, and a state in the first place of a state's block."""
+
+    def __init__(self, groups: Sequence[CacheGroup], blocks: int, states: int) -> None:
+        rows = {1: tuple(1 + 0.001 * n for n in range(8))}  # a draft's row costs nearly nothing
+        super().__init__(blocks, caps=ExecutorCaps(shared_blocks=True, verifies=True, row_seconds=rows))
+        self.cache_groups = tuple(groups)
+        self.blocks = {g.name: states if g.kind else blocks for g in groups}
+        self.memory = {g.name: np.full(self.blocks[g.name] * g.block_size, -1, np.int32) for g in groups}
+
+    def run(self, step: StepInput) -> StepOutput:
+        for name, cleared in step.clears.items():
+            self.memory[name].reshape(self.blocks[name], -1)[cleared] = -1
+        for name, pairs in step.copies.items():
+            blocks = self.memory[name].reshape(self.blocks[name], -1)
+            for source, to in pairs:
+                blocks[to] = blocks[source]
+        for group in self.cache_groups:
+            if not group.kind:
+                self.memory[group.name][step.slots[group.name]] = step.ids
+        tokens = {int(row): 0 for row in step.rows}
+        for b, (first, end) in enumerate(itertools.pairwise(step.q_start.tolist())):
+            place = step.block_tables["state"][b, 0] * LONGEST
+            state = int(self.memory["state"][place].view(np.uint32)) if step.positions[first] else 0
+            for row in range(first, end):
+                state = following(state, step.ids[row])
+                if row in tokens:
+                    tokens[row] = drawn(state, [self._seen(step, g, b, row) for g in self.cache_groups if not g.kind])
+            self.memory["state"][place] = np.uint32(state).view(np.int32)
+        out = StepOutput(np.array(list(tokens.values()), np.int32))
+        if step.sampling is not None and (n := step.sampling.logprobs) is not None:  # of a beam search
+            out.token_logprobs = np.zeros(len(tokens), np.float32)
+            out.top_ids = (out.tokens[:, None] + np.arange(n, dtype=np.int32)) % VOCAB
+            out.top_logprobs = -0.1 * np.arange(1, n + 1, dtype=np.float32)[None].repeat(len(tokens), 0)
+        return out
+
+    def _seen(self, step: StepInput, group: CacheGroup, b: int, row: int) -> NDArray[np.int32]:
+        position = int(step.positions[row])
+        p = np.arange(max(position - group.window + 1, 0) if group.window else 0, position + 1)
+        return self.memory[group.name][step.block_tables[group.name][b][p // SIZE] * SIZE + p % SIZE]
+
+
+@pytest.fixture
+def opened(_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    engines = []
+    monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)  # whether a draft pays is a matter of ``row_seconds``
+
+    def make(groups: Sequence[CacheGroup], blocks: int = 64, states: int = 16, **config: Any) -> Engine:
+        engine = Engine(StateExecutor(groups, blocks, states), SchedulerConfig(**({"prefix_cache": True} | config)))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.executor.close()
+
+
+def ask(prompt: Sequence[int], new: int = 20, **more: Any) -> Generation:
+    params = SamplingParams(max_tokens=new, ignore_eos=True, **more)
+    return Generation(prompt, params)
+
+
+def run(engine: Engine, *requests: Generation) -> list[list[int]]:
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+    assert all(pool.free_blocks == pool.total_blocks for pool in engine.pools.values())
+    assert all(request.error is None for request in requests)
+    return [request.tokens[request.prompt_length :] for request in requests]
+
+
+def prompts(seed: int, count: int) -> list[list[int]]:
+    """Some begin alike."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, 2, 48).tolist()
+    return [common[: rng.integers(20, 48)] + rng.integers(0, 2, rng.integers(1, 20)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"speculate": False, "prefix_cache": False},
+        {"speculate": False, "prefill_chunk": 8},
+        {"speculate": True, "prefix_cache": False},
+        {"speculate": True, "prefill_chunk": 16},
+    ],
+    ids=["plain", "prefixes", "drafts", "both"],
+)
+def test_answers_are_those_of_the_model(opened: Any, groups: tuple[CacheGroup, ...], config: dict[str, Any]) -> None:
+    engine = opened(groups, **config)
+    counts = {"accepted": 0, "rejected": 0}
+    for seed in range(4):
+        requests = [ask(prompt) for prompt in prompts(seed, 6)]
+        for at in range(0, 6, 2):
+            pair = requests[at : at + 2]
+            assert run(engine, *pair) == [answer(groups, r.tokens[: r.prompt_length], 20) for r in pair]
+        counts["accepted"] += sum(r.accepted for r in requests)
+        counts["rejected"] += sum(r.drafted - r.accepted for r in requests)
+    use = engine.scheduler.cache.use
+    if config.get("prefix_cache", True):
+        assert use.reused > 0 and use.reused % 16 == 0, "requests go on after states that were kept"
+    if config["speculate"]:
+        assert counts["accepted"] > 20 and counts["rejected"] > 20
+
+
+def test_requests_that_are_preempted_go_on_from_a_kept_state(opened: Any) -> None:
+    engine = opened(GROUPS["three"], blocks=18, states=5, speculate=True)
+    requests = [ask(prompt, 24) for prompt in prompts(7, 12)]
+    assert run(engine, *requests) == [answer(GROUPS["three"], r.tokens[: r.prompt_length], 24) for r in requests]
+    assert engine.preemptions > 0 and engine.pools["state"].evictions > 0
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
+def test_the_sequences_of_a_beam_search_have_states_of_their_own(opened: Any, groups: tuple[CacheGroup, ...]) -> None:
+    found = []
+    for states in (4, 40):
+        engine = opened(groups, states=states)
+        request = ask(prompts(3, 1)[0], 12, num_beams=3)
+        BeamSearch.begin(request, VOCAB)
+        found.append(run(engine, request))
+        branch = found[-1][0]
+        assert len(branch) == 12 and set(branch) <= set(range(VOCAB))
+    assert found[0] == found[1]
+    # The best sequence has the most probable token at each place: that of the model.
+    assert found[0] == [answer(groups, request.tokens[: request.prompt_length], 12)]
+
+
+def test_no_states_go_to_a_disk(opened: Any, tmp_path: Path) -> None:
+    engine = opened(GROUPS["hybrid"])
+    with pytest.raises(RequestError, match="keeps no prefixes there"):
+        open_tier(engine.executor, engine.scheduler.cache, tmp_path)
+
+
+@pytest.mark.usefixtures("_state")
+def test_memory_is_planned_by_kinds() -> None:
+    assert block_bytes(STATE) == 4 * 2 * 4 * 6
+    assert block_bytes(FULL) == 4 * 2 * (4 + 6) * SIZE
+    assert enough_for_windows([FULL, STATE], 3, 100) == {"state": 6 * LONGEST}
+    plan = plan_pools([FULL, STATE], 100_000, 30 * LONGEST, 0, {"state": 6 * LONGEST})
+    assert plan.blocks == {"full": 144, "state": 12} and plan.tokens == 144 * SIZE
+    assert plan.bytes == 144 * block_bytes(FULL) + 12 * block_bytes(STATE) <= 100_000
+
+
+def test_each_group_is_of_the_first_kind_that_takes_it() -> None:
+    shared, slots, plain = ExecutorCaps(shared_blocks=True), ExecutorCaps(kept_slots=True), ExecutorCaps()
+    summaries = FULL.model_copy(update={"summaries": True})
+    assert [kind_of(group, shared) for group in (FULL, SEEN, summaries)] == [PagedCache, WindowCache, SummariesCache]
+    assert [kind_of(group, slots) for group in (FULL, SEEN)] == [SlotCache, SlotCache]
+    assert kind_of(SEEN, plain) is PagedCache
+    with pytest.raises(BundleError, match="'state': kind 'state' isn't a kind of cache"):
+        kind_of(STATE)
