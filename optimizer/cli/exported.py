@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginewright.runtime.bundle.hub_id import is_model
-from enginewright.runtime.bundle.reader import check_there
+from enginewright.runtime.bundle.hub_id import check_there, is_model
 from enginewright.runtime.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 
 from .progress import stage_bars

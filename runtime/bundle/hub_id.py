@@ -13,10 +13,13 @@ An id means the same in every command and function that takes a model:
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..shared.errors import BundleError
 from . import MANIFEST_PATH
 
 _NAME = r"[A-Za-z0-9_][\w.-]*"
@@ -96,3 +99,40 @@ def _first_bytes(path: str) -> bytes:
             return file.read(4)
     except OSError:
         return b""
+
+
+def check_there(path: str | os.PathLike[str]) -> None:
+    """Raises BundleError for what neither is there nor could be an id on the Hub, for those who run models as well."""
+    text = os.fspath(path)
+    if os.path.lexists(text) or parse_hub_id(text) is not None:
+        return
+    raise BundleError(
+        f"{shown_path(text)} doesn't exist",
+        hint="Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
+        + near_names(Path(text), files=".gguf"),
+    )
+
+
+def shown_path(path: str) -> str:
+    """A path for a message: the beginning of one that is longer than a file's name can be."""
+    return path if len(path) <= 255 else f"{path[:60]}..."
+
+
+def near_names(root: Path, files: str | None = None) -> str:
+    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none.
+
+    ``files``: the end of the names of files that are as good.
+    """
+    try:
+        folders = [
+            one.name
+            for one in os.scandir(root.parent)
+            if os.path.lexists(os.path.join(one, MANIFEST_PATH)) or (files and one.name.lower().endswith(files))
+        ]
+    except (OSError, ValueError):
+        return ""
+    near = difflib.get_close_matches(root.name[:255], folders, 1)
+    if near:
+        return f" Did you mean {root.parent / near[0]}?"
+    there = ", ".join(str(root.parent / name) for name in sorted(folders)[:3])
+    return f" There is {there}." if there else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import mmap
@@ -25,7 +24,7 @@ from ..shared.targets import part, sections_of
 from . import MANIFEST_PATH
 from .buckets import BucketPlan, plan_path
 from .hashed_file import HashedBeside
-from .hub_id import is_model, parse_hub_id
+from .hub_id import is_model, near_names, parse_hub_id, shown_path
 from .manifest import (
     FileSection,
     Manifest,
@@ -472,22 +471,6 @@ def tuning_path(bundle: Bundle) -> Path:
     return folder.with_name(f"{folder.name}.tune.json")
 
 
-def check_there(path: str | os.PathLike[str]) -> None:
-    """Raises BundleError for what neither is there nor could be an id on the Hub, for those who run models as well."""
-    text = os.fspath(path)
-    if os.path.lexists(text) or parse_hub_id(text) is not None:
-        return
-    raise BundleError(
-        f"{_shown(text)} doesn't exist",
-        hint="Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
-        + _near(Path(text), files=".gguf"),
-    )
-
-
-def _shown(path: str) -> str:
-    return path if len(path) <= 255 else f"{path[:60]}..."
-
-
 def _not_a_bundle(root: Path) -> BundleError:
     """What is there instead; a model must be exported first."""
     there = os.path.exists(root)
@@ -498,27 +481,9 @@ def _not_a_bundle(root: Path) -> BundleError:
             f"{root} is a model, not a bundle" if local else f"{root} doesn't exist; a model of the Hub isn't a bundle",
             hint=f"Export it first: optimize export {shlex.quote(str(root))} -o {shlex.quote(f'{name}.bundle')}",
         )
-    hint = f"Pass a folder that `optimize export` wrote.{_near(root)}"
+    hint = f"Pass a folder that `optimize export` wrote.{near_names(root)}"
     if os.path.isdir(root):
         return BundleError(f"{root} is not a bundle: {root / MANIFEST_PATH} is missing", hint=hint)
-    return BundleError(f"{root} is a file, not a bundle" if there else f"{_shown(str(root))} doesn't exist", hint=hint)
-
-
-def _near(root: Path, files: str | None = None) -> str:
-    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none.
-
-    ``files``: the end of the names of files that are as good.
-    """
-    try:
-        folders = [
-            one.name
-            for one in os.scandir(root.parent)
-            if os.path.lexists(os.path.join(one, MANIFEST_PATH)) or (files and one.name.lower().endswith(files))
-        ]
-    except (OSError, ValueError):
-        return ""
-    near = difflib.get_close_matches(root.name[:255], folders, 1)
-    if near:
-        return f" Did you mean {root.parent / near[0]}?"
-    there = ", ".join(str(root.parent / name) for name in sorted(folders)[:3])
-    return f" There is {there}." if there else ""
+    return BundleError(
+        f"{root} is a file, not a bundle" if there else f"{shown_path(str(root))} doesn't exist", hint=hint
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from ..bundle.hub_id import is_model
-from ..bundle.reader import check_there
+from ..bundle.hub_id import check_there, is_model
 
 _EXPORTER = "enginewright.optimizer.cli.exported"
 """The module that exports a model into the cache. It is loaded by its name, for models alone: it needs PyTorch."""
