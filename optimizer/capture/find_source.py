@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
 from enginewright.runtime.shared.errors import MissingDependencyError
@@ -16,6 +17,9 @@ from enginewright.runtime.shared.progress import Progress, silent
 from .check_source import check_source
 from .gguf_header import READER_VERSION
 from .hub_id import find_here
+
+if TYPE_CHECKING:
+    from .hub import Listing
 
 _SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})(?:/|\Z)")
 
@@ -27,6 +31,7 @@ def find_source(
     option: str = "",
     weights: bool = True,
     progress: Progress = silent,
+    listed: Listing | None = None,
 ) -> Path:
     """The folder or file that ``source`` names, fetched into the Hub's cache if it is an id and not there yet.
 
@@ -36,6 +41,7 @@ def find_source(
         option: what the user gave it as, for errors, such as "against".
         weights: False fetches no more of an id's folder than its config.json.
         progress: called with the stage "download", in bytes.
+        listed: what ``check_named`` has returned for the same source, so that the Hub isn't asked again.
 
     Raises:
         SourceError: nothing is there, here or on the Hub, or it can't be fetched; says why and what to do.
@@ -49,24 +55,25 @@ def find_source(
     said = f"{option}: " if option else ""
     with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import fetch
-    return fetch(wanted, progress, weights=weights)
+    return fetch(wanted, progress, weights=weights, listed=listed)
 
 
-def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> None:
+def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Listing | None:
     """Says what can be said of a source without its weights and without PyTorch; of a Hub id, after asking the Hub.
 
-    The arguments are those of ``find_source``.
+    The arguments are those of ``find_source``, which takes the Hub's answer that is returned; None for what is on this
+    disk.
 
     Raises what ``find_source`` raises, and SourceError for a folder or file that isn't a model.
     """
     wanted = find_here(source, revision=revision, option=option)
     if isinstance(wanted, Path):
         check_source(wanted)
-        return
+        return None
     said = f"{option}: " if option else ""
     with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import check
-    check(wanted)
+    return check(wanted)
 
 
 def describe_source(path: Path) -> SourceSection:

@@ -76,11 +76,12 @@ _NO_NAME = re.compile(r"[\x00-\x1f\x7f\\]|\A[A-Za-z]:")
 _LISTED = 12
 
 
-def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
+def fetch(wanted: HubId, progress: Progress, *, weights: bool = True, listed: Listing | None = None) -> Path:
     """The folder, or GGUF file, in the Hub's cache that has the model; without ``weights``, its config.json at least.
 
     In offline mode (HF_HUB_OFFLINE) that is what was fetched before. Else the Hub is asked which commit is meant, and
-    what is missing of it is fetched: the configuration first, which is checked before the weights come.
+    what is missing of it is fetched: the configuration first, which is checked before the weights come. ``listed``: its
+    answer, where ``check`` has asked already.
 
     Raises what ``find_source`` does.
     """
@@ -88,7 +89,7 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
     with _hub_errors(wanted):
         if constants.is_offline_mode():
             return _cached(wanted)
-        repository = _Repository.of(wanted)
+        repository = listed or Listing.of(wanted)
         parts = choose_files(wanted, repository.files, f"at {constants.ENDPOINT}")
         download = _Download(wanted, repository, progress)
         if parts is not None:
@@ -113,26 +114,28 @@ def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
         return download.folder
 
 
-def check(wanted: HubId) -> None:
+def check(wanted: HubId) -> Listing | None:
     """Asks the Hub for a model, or its cache in offline mode, and checks the configuration of one in a folder.
 
     It does without PyTorch and transformers, which take longer to import than the Hub takes to answer.
 
-    Raises what ``find_source`` does.
+    Returns the Hub's answer, for ``fetch``; None in offline mode. Raises what ``find_source`` does.
     """
+    repository: Listing | None = None
     with _hub_errors(wanted):
         _check_revision(wanted)
         if constants.is_offline_mode():
             place = _cached(wanted)
         else:
-            repository = _Repository.of(wanted)
+            repository = Listing.of(wanted)
             if choose_files(wanted, repository.files, f"at {constants.ENDPOINT}") is not None:
-                return
+                return repository
             download = _Download(wanted, repository, silent)
             download.get([name for name in (CONFIG, *CONFIGS_BESIDE) if name in repository.files])
             place = download.folder
         if place.is_dir():
             check_folder(place)
+    return repository
 
 
 def _check_revision(wanted: HubId) -> None:
@@ -218,14 +221,14 @@ def _shown(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Repository:
-    """A commit and its files; of None the Hub doesn't say which bytes they are."""
+class Listing:
+    """The Hub's answer for an id: a commit and its files; of None it doesn't say which bytes they are."""
 
     commit: str
     files: Mapping[str, Blob | None]
 
     @staticmethod
-    def of(wanted: HubId) -> _Repository:
+    def of(wanted: HubId) -> Listing:
         """As the Hub has it now. Raises what huggingface_hub does; SourceError if it isn't the Hub that answers."""
         files: dict[str, Blob | None] = {}
         try:
@@ -251,7 +254,7 @@ class _Repository:
                 f"{wanted}: the answer of {constants.ENDPOINT} isn't the Hub's ({type(e).__name__})",
                 hint="Check HF_ENDPOINT, and that no proxy or login page answers in its place.",
             ) from e
-        return _Repository(commit, files)
+        return Listing(commit, files)
 
 
 def _is_inside(name: object) -> bool:
@@ -264,7 +267,7 @@ def _is_inside(name: object) -> bool:
 class _Download:
     """Files of one commit, into the cache. ``folder`` is the commit's snapshot."""
 
-    def __init__(self, wanted: HubId, repository: _Repository, progress: Progress) -> None:
+    def __init__(self, wanted: HubId, repository: Listing, progress: Progress) -> None:
         self._wanted, self._repository, self._progress = wanted, repository, progress
         self._cache = _cache_of(wanted)
         self.folder = self._cache / "snapshots" / repository.commit

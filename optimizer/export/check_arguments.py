@@ -27,6 +27,8 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from enginewright.optimizer.capture.hub import Listing
+
 _LONGEST_NAME = 200
 
 KEEPS_BLOCKS = "gguf"
@@ -90,7 +92,7 @@ def with_own_recipe(given: ExportArguments, progress: Progress) -> ExportArgumen
 
 
 def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool = False) -> Recipe | None:
-    """Checks all that can be judged without the model, and without what reads it.
+    """Checks all that can be judged without the model, and without what reads it; then ``check_model`` is due.
 
     Returns the recipe, which may come from a pipe and is read once; None if none is given. Raises what ``export``
     raises of them.
@@ -117,8 +119,6 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
             hint="Merge the adapter first: export without --recovered, or recover the merged model.",
         )
     check_adapters(given.model_source)
-    if isinstance(given.source, str | os.PathLike):
-        check_named(given.source, revision=given.revision)
     if name is not None and (not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME):
         raise RequestError(
             f"name: {name!r:.80} can't be a model's name", hint=f"Pass up to {_LONGEST_NAME} characters in one line."
@@ -127,6 +127,16 @@ def check_arguments(given: ExportArguments, output: str | Path, overwrite: bool 
         raise RequestError(f"part: there is no {given.part!r}", hint=f"The part that can be taken alone is {TEXT}.")
     BundleWriter(output, overwrite, given.inputs(chosen)).check()
     return chosen
+
+
+def check_model(given: ExportArguments) -> Listing | None:
+    """Checks a model that has a name, and asks the Hub for one of its own.
+
+    Returns the Hub's answer, so that it is asked once; None for a model on this disk. Raises what ``export`` raises.
+    """
+    if not isinstance(given.source, str | os.PathLike):
+        return None
+    return check_named(given.source, revision=given.revision)
 
 
 def check_target_names(names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginewright.optimizer.calibration import Calibration, calibration_report
 from enginewright.optimizer.recipes.stored import to_toml
@@ -40,13 +41,18 @@ from .stages import (
     write_bundle,
 )
 
+if TYPE_CHECKING:
+    from enginewright.optimizer.capture.hub import Listing
 
-def compile_model(asked: ExportRequest, output: str | Path, revision: str | None, overwrite: bool) -> ExportReport:
-    """Runs the stages of ``export``, one after the other. Raises what it raises."""
+
+def compile_model(
+    asked: ExportRequest, output: str | Path, revision: str | None, listed: Listing | None, overwrite: bool
+) -> ExportReport:
+    """Runs the stages of ``export``, one after the other. ``listed``: the Hub's answer. Raises what it raises."""
     clock, on_progress = Clock(), asked.on_progress
     with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
         # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
-        asked = find_model(asked, revision, clock)
+        asked = find_model(asked, revision, listed, clock)
         model = open_model(asked)
         clock.end("capture")
 

@@ -20,7 +20,7 @@ from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.shared.memory import format_bytes
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, loading, silent
 
-from .check_arguments import FOR_MODELS, NOT_QUANTIZED, ExportArguments, check_arguments, with_own_recipe
+from .check_arguments import FOR_MODELS, NOT_QUANTIZED, ExportArguments, check_arguments, check_model, with_own_recipe
 from .kept_exports import MOST_BYTES, KeptExports, describe, keep_export, key_of, no_room, take_export
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def export(
     )
     given = with_own_recipe(given, on_progress)
     chosen = check_arguments(given, output, overwrite)
+    listed = check_model(given)
     key: str | None = None
     if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
         on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
@@ -124,7 +125,9 @@ def export(
     from .compile_model import compile_model
     from .request import ExportRequest
 
-    report = compile_model(ExportRequest.from_arguments(given, chosen, on_progress), output, revision, overwrite)
+    report = compile_model(
+        ExportRequest.from_arguments(given, chosen, on_progress), output, revision, listed, overwrite
+    )
     unchanged = key is not None and key == _key(given, chosen)  # while the export worked
     if key is not None and unchanged and isinstance(source, str | os.PathLike):
         keep_export(key, report, source)

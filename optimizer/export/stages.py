@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -64,6 +65,9 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .request import ExportRequest
 from .rewrite import OF_ONE_TARGET, Rewritten, first_of, rewrite
 from .token_time import check_time
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.capture.hub import Listing
 
 _FEW_BITS = 6.5
 """Bits a weight, scales included, up to which a file's weights were rounded to 4 or 5 bits, some of them to 6."""
@@ -119,7 +123,7 @@ class OpenModel:
         return None if self.tokenizer is None else self.tokenizer.template_appends
 
 
-def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> ExportRequest:
+def find_model(asked: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
     """The request with a path that is there; what is fetched from the Hub has a time of its own."""
     given = asked.source.model
     if isinstance(given, torch.nn.Module):
@@ -128,7 +132,7 @@ def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> Expo
                 "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
             )
         return asked
-    found = find_source(given, revision=revision, progress=asked.on_progress)
+    found = find_source(given, revision=revision, progress=asked.on_progress, listed=listed)
     if not os.path.exists(given):
         clock.end("download")
     asked = asked.of(found)

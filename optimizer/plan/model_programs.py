@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.capture.find_source import find_source
@@ -26,13 +27,20 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .programs import PlannedProgram, planning_of, undecided
 
+if TYPE_CHECKING:
+    from enginewright.optimizer.capture.hub import Listing
+
 
 def programs_of_model(
-    source: str | Path, recipes: Sequence[Recipe], progress: Progress, targets: Sequence[str]
+    source: str | Path,
+    recipes: Sequence[Recipe],
+    progress: Progress,
+    targets: Sequence[str],
+    listed: Listing | None = None,
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
-    """See ``planner.planned_model``."""
+    """See ``planner.planned_model``. ``listed``: the Hub's answer, where it was asked."""
     with fewer_collections():
-        path = find_source(source, weights=False, progress=progress)
+        path = find_source(source, weights=False, progress=progress, listed=listed)
         progress(ProgressEvent("capture", 0, 1, path.name))
         program, info = capture_shapes(path)
         found: list[PlannedProgram] = []

@@ -112,11 +112,11 @@ def planned_model(
     if (Path(source) / MANIFEST_PATH).is_file():
         return _of_bundle(Bundle.open(source), recipes)
     chosen = [load_recipe(name) for name in recipes] or list_recipes()
-    check_named(source)
+    listed = check_named(source)
     loading(progress)
     with MissingDependencyError.of_export("planning for a model that wasn't exported yet"):
         from .model_programs import programs_of_model
-    return PlannedModel(*programs_of_model(source, chosen, progress, targets or (target_on(gpu=False),)))
+    return PlannedModel(*programs_of_model(source, chosen, progress, targets or (target_on(gpu=False),), listed))
 
 
 def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:

@@ -52,6 +52,7 @@ def test_an_id_is_exported_and_says_its_commit(hub: Hub, model: Repository, tiny
     assert {a.rpartition("/")[2] for a in hub.asked if "/resolve/" in a} == wanted
     size = sum(len(model.revisions[commit][n]) for n in wanted)
     assert sum(hub.served.values()) == size
+    assert sum("/api/models/" in a for a in hub.asked) == 1  # which commit is meant, and what it has
     told = [e for e in events if e.stage == "download"]
     assert told[-1].done == told[-1].total == size
     assert all(a.done <= b.done for a, b in pairwise(told))
@@ -92,6 +93,7 @@ def test_a_plan_fetches_the_configuration_alone(hub: Hub, model: Repository, tmp
     (one,) = planned_model(MODEL, ["f32"]).programs
     assert one.program is not None
     assert {a.rpartition("/")[2] for a in hub.asked if "/resolve/" in a} == {"config.json"}
+    assert sum("/api/models/" in a for a in hub.asked) == 1
     ew.export(MODEL, tmp_path / "a.bundle", targets=("cpu",), recipe="f32")  # which finds what is missing
     assert Bundle.open(tmp_path / "a.bundle").programs["cpu"] == one.program
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.export.check_arguments import ExportArguments, check_arguments, with_own_recipe
+from enginewright.optimizer.export.check_arguments import ExportArguments, check_arguments, check_model, with_own_recipe
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
 from enginewright.runtime.shared.progress import ProgressEvent
@@ -108,7 +108,9 @@ def test_what_is_refused(
     given = dict(given)
     with pytest.raises(error) as caught:
         output = given.pop("output", tmp_path / "a.bundle")
-        check_arguments(ExportArguments(**{"source": tiny_folder, **given}), output)  # type: ignore[arg-type]
+        arguments = ExportArguments(**{"source": tiny_folder, **given})  # type: ignore[arg-type]
+        check_arguments(arguments, output)
+        check_model(arguments)
     assert caught.value.hint
 
 
