@@ -132,8 +132,8 @@ def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:
     layers = sorted((layer, group) for group in groups for layer in group.layers)
     return {
         "layers": f"{len(layers)}",
-        "key and value heads": _each([f"{g.kv_heads}" for _, g in layers]),
-        "head size": _each([f"{g.key_head_size}/{g.value_head_size}" for _, g in layers]),
+        "key and value heads": _each([f"{g.planes[0].heads}" for _, g in layers]),
+        "head size": _each(["/".join(f"{plane.size}" for plane in g.planes) for _, g in layers]),
         "window": _each([f"{g.window}" if g.window else "none" for _, g in layers]),
     }
 

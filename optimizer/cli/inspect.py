@@ -176,11 +176,11 @@ def _print_summary(bundle: Bundle) -> None:
         _row(name, f"{len(program.steps)} steps: {counts}")
         _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
         for group in program.cache_groups:
-            window = f", window {group.window}" if group.window else ""
+            window, keys = f", window {group.window}" if group.window else "", group.planes[0]
             _row(
                 "",
-                f"KV cache {group.name!r}: {len(group.layers)} layers, {group.kv_heads} heads of "
-                f"{group.key_head_size}, {group.dtype}{window}, "
+                f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "
+                f"{keys.size}, {group.dtype}{window}, "
                 f"{format_bytes(group.bytes_per_block // group.block_size)} a token",
             )
         if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:

@@ -186,7 +186,7 @@ def alone(program: LoweredProgram) -> LoweredProgram:
 def _shape(program: LoweredProgram) -> Hashable:
     """Equal for ranks that hold and compute as much."""
     weights = sum(map(stored_bytes, program.weights))
-    return weights, program.arena_bytes, tuple((g.name, g.kv_heads, len(g.layers)) for g in program.cache_groups)
+    return weights, program.arena_bytes, tuple((g.name, g.planes, len(g.layers)) for g in program.cache_groups)
 
 
 @dataclass(frozen=True)

@@ -122,12 +122,12 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
     arguments, where, inputs = bound_arguments(node), node.meta[WHERE], program.inputs
     layer = arguments["layer"]
     caches = []
-    for letter, size in (("k", group.key_head_size), ("v", group.value_head_size)):
-        dtype = program.value(arguments[letter]).dtype
+    for plane in group.planes:
+        dtype = program.value(arguments[plane.name]).dtype
         with program.fake_mode:
-            value = torch.empty((blocks, group.block_size, group.kv_heads, size), dtype=dtype)
+            value = torch.empty((blocks, group.block_size, *plane.shape), dtype=dtype)
         assert isinstance(value, FakeTensor)
-        caches.append(program.add_input(f"{letter}_cache:{layer}", value))
+        caches.append(program.add_input(f"{plane.name}_cache:{layer}", value))
     slots, table = inputs[f"slots:{group.name}"], inputs[f"block_table:{group.name}"]
     write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where)
     written = [program.call(operator.getitem, write, i, where=where) for i in (0, 1)]

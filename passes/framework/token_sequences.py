@@ -40,9 +40,9 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
             positions % group.block_size
         )
         for layer in group.layers:
-            for letter, size in (("k", group.key_head_size), ("v", group.value_head_size)):
-                shape = (table.numel(), group.block_size, group.kv_heads, size)
-                given[f"{letter}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
+            for plane in group.planes:
+                shape = (table.numel(), group.block_size, *plane.shape)
+                given[f"{plane.name}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
     # The captured form has a table and slots as well, which nothing reads.
     given |= {name: torch.zeros((len(sequences), 1)) for name in ("block_table",) if name in program.inputs}
     given |= {name: torch.zeros(len(positions)) for name in ("slots",) if name in program.inputs}

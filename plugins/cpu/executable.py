@@ -367,10 +367,9 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
     for g, group in enumerate(lowered.cache_groups):
         _check_sizes(
             f"cache group {group.name}",
-            [*group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size],
+            [*group.layers, *group.sizes],
         )
-        sizes = (group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
-        program.add_cache_group(group.name, group.layers, *sizes, group.dtype, group.summaries)
+        program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, group.summaries)
         indices["input", f"slots:{group.name}"] = len(_INPUTS) + 2 * g
         indices["input", f"block_table:{group.name}"] = len(_INPUTS) + 2 * g + 1
         for layer in group.layers:

@@ -76,8 +76,9 @@ class AttentionLaunches:
             memory: of all steps.
             buffers: addresses of activations, of "sinks" and "slopes", and of the scratch "parts" and "lse".
         """
-        sizes = (heads, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
-        of = AttentionShape(*sizes, dtype=dtype, cache=SCALED_FORMATS.get(group.dtype, dtype), scale=step.scale)
+        of = AttentionShape(
+            heads, *group.sizes, dtype=dtype, cache=SCALED_FORMATS.get(group.dtype, dtype), scale=step.scale
+        )
         inputs = memory.inputs_of(shape)
         caches = {tensor.argument: memory.caches[tensor.name] for tensor in cache_tensors(group, step.layer)}
         given = {

@@ -5,6 +5,7 @@ TensorRT itself says "plugin not found", or nothing, where a library, a driver o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,9 +95,9 @@ def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: Page
     profile allows (4 million by default), so that the engine's ``device_memory_size_v2`` tells.
     """
     smallest = min(
-        profile.P[2] * group.block_size * group.kv_heads * size * BYTES_PER_ELEMENT[group.dtype]
+        profile.P[2] * group.block_size * math.prod(plane.shape) * BYTES_PER_ELEMENT[group.dtype]
         for group in groups
-        for size in (group.key_head_size, group.value_head_size)
+        for plane in group.planes
     )
     return scratch_bytes >= smallest
 

@@ -232,16 +232,16 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
             raise ValueError(f"{at}: no cache group {step.group!r} has the layer {step.layer}")
         q = self.buffers.get(step.q)
         heads = q.shape[1] if q is not None and len(q.shape) == 3 else 0
-        key, value = group.key_head_size, group.value_head_size
+        keys, values = group.planes
         wanted: dict[str, tuple[Size, ...]] = {
-            "q": ("T", heads, key),
-            "k": ("T", group.kv_heads, key),
-            "v": ("T", group.kv_heads, value),
+            "q": ("T", heads, keys.size),
+            "k": ("T", *keys.shape),
+            "v": ("T", *values.shape),
         }
         for name, shape in wanted.items():
             tensor = SegmentTensor(dtype=self.dtype, shape=shape)
             self._check_tensor(f"{at}.{name}", getattr(step, name), tensor, written)
-        out = SegmentTensor(dtype=self.dtype, shape=("T", heads, value))
+        out = SegmentTensor(dtype=self.dtype, shape=("T", heads, values.size))
         self._check_tensor(f"{at}.out", step.out, out, None)
 
     def _check_tensor(self, at: str, name: str, wanted: SegmentTensor, written: set[str] | None) -> None:

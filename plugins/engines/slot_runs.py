@@ -109,10 +109,9 @@ class EngineSlots:
         self._memory: dict[str, _Cache] = {}
         for group in io.cache_groups:
             for layer in group.layers:
-                sizes = (group.key_head_size, group.value_head_size)
-                for (past, present), size in zip(cache_names(layer), sizes, strict=True):
-                    row = group.kv_heads * capacity * size * BYTES_PER_ELEMENT[group.dtype]
-                    shape = (group.kv_heads, capacity, size)
+                for (past, present), plane in zip(cache_names(layer), group.planes, strict=True):
+                    shape = (plane.heads, capacity, plane.size)
+                    row = math.prod(shape) * BYTES_PER_ELEMENT[group.dtype]
                     self._memory[past] = _Cache(past, present, shape, row, self._allocate(row * slots))
         self._small = {name: self._allocate(size) for name, size in self._largest().items()}
         self._scratch = self._allocate(max(engine.scratch_bytes for engine in engines))

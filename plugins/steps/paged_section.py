@@ -109,10 +109,9 @@ class CacheTensor(NamedTuple):
 
 def cache_tensors(group: CacheGroup, layer: int) -> tuple[CacheTensor, ...]:
     """A layer's keys and values, then their scales if they have some."""
-    heads = {"k": group.key_head_size, "v": group.value_head_size}
     kinds: list[tuple[str, CacheDtype, tuple[int, ...]]] = [
-        (f"{kind}_cache", group.dtype, (group.kv_heads, size)) for kind, size in heads.items()
+        (f"{plane.name}_cache", group.dtype, plane.shape) for plane in group.planes
     ]
     if group.dtype in SCALED_CACHES:
-        kinds += [(f"{kind}_scales", "f32", (group.kv_heads,)) for kind in heads]
+        kinds += [(f"{plane.name}_scales", "f32", (plane.heads,)) for plane in group.planes]
     return tuple(CacheTensor(f"{kind}:{layer}", f"{kind}_written:{layer}", of, sizes) for kind, of, sizes in kinds)

@@ -44,7 +44,7 @@ class CountedSteps:
                 of = use.dtype, use.shape, use.layout
             elif operand.kind == "cache":
                 g = groups[operand.name.rpartition("/")[0]]
-                of = g.name, g.kv_heads, g.key_head_size, g.value_head_size, g.window, g.dtype
+                of = g.name, g.planes, g.window, g.dtype
             elif operand.kind == "input":
                 of = operand.name
             return operand.kind, operand.dtype, operand.shape, operand.strides, of

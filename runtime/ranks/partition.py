@@ -91,8 +91,8 @@ class Partition(Record, frozen=True, kw_only=True):
 def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, ...]:
     """Cuts a lowered program, of whatever target, into one for each rank, with memory planned.
 
-    The logits are whole on rank 0 alone. Block tables and slots are the same on every rank; ``kv_heads`` of a cache
-    group are those that a rank has.
+    The logits are whole on rank 0 alone. Block tables and slots are the same on every rank; a cache group has
+    the heads of its rank.
 
     With ``ring`` a rank keeps all heads of the blocks with ``block % ring == rank``. Whoever hands out blocks sees to
     it that all of a split of 512 tokens have one owner.
@@ -469,7 +469,7 @@ class _Cut:
                 continue
             cache = step.inputs[1].name
             name = cache.rpartition("/")[0]
-            have, queries = self.groups[name].kv_heads, step.inputs[0].shape[1].constant
+            have, queries = self.groups[name].planes[0].heads, step.inputs[0].shape[1].constant
             group = queries // have
             if queries < self.ranks:
                 raise RequestError(
@@ -797,7 +797,7 @@ class _Cut:
     def _heads_of(self, cache: Operand) -> _Heads:
         found = self.heads.get(cache.name)
         if found is None:  # written and never read
-            have = self.groups[cache.name.rpartition("/")[0]].kv_heads
+            have = self.groups[cache.name.rpartition("/")[0]].planes[0].heads
             found = _Heads(1, (0,) * (self.ranks + 1), ((0, have),) * self.ranks)
         return found
 
@@ -873,7 +873,7 @@ class _Made:
         for layer in group.layers:
             if (heads := self.cut.heads.get(f"{group.name}/{layer}")) is not None:
                 first, end = heads.key_value[self.rank]
-                return group.model_copy(update={"kv_heads": end - first})
+                return group.with_heads(end - first)
         return group
 
     def _receive(self) -> None:

@@ -34,6 +34,6 @@ def whole_groups(programs: Sequence[LoweredProgram], how: Partition) -> tuple[Ca
     groups = []
     for parts in found.values():
         layers = tuple(sorted({layer for group in parts for layer in group.layers}))
-        heads = sum(group.kv_heads * len(group.layers) for group in parts)
-        groups.append(parts[0].model_copy(update={"layers": layers, "kv_heads": heads // len(layers)}))
+        heads = sum(group.planes[0].heads * len(group.layers) for group in parts)
+        groups.append(parts[0].with_heads(heads // len(layers)).model_copy(update={"layers": layers}))
     return tuple(groups)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,40 @@ FloatArray = npt.NDArray[np.float32]
 
 KV_BLOCK_SIZE = 32
 """Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
+
+
+class CachePlane(NamedTuple):
+    """The keys, or the values, of a cache group: an array of each of its layers.
+
+    Attributes:
+        name: "k" or "v".
+        heads: key/value heads (Nkv).
+        size: channels of a head (D).
+        head_bytes: bytes of a token in one head, scales included.
+        summary_bytes: a token's share of the summary of each block and head: two bf16 of each channel, whose number is
+            rounded up to a multiple of 16. 0 where there are no summaries.
+    """
+
+    name: str
+    heads: int
+    size: int
+    head_bytes: int
+    summary_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of a token's entry: [Nkv, D]."""
+        return self.heads, self.size
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a token in one head, with its share of a summary."""
+        return self.head_bytes + self.summary_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in all heads, with its shares of summaries."""
+        return self.heads * self.piece_bytes
 
 
 class CacheGroupShape(Record, frozen=True):
@@ -44,20 +78,21 @@ class CacheGroupShape(Record, frozen=True):
     kind: str = ""
 
     @property
-    def head_bytes(self) -> tuple[int, int]:
-        """Bytes of a token's key and of its value in one head, scales included, and of its share of a summary."""
-        key, value = (head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
-        return key + self.summary_bytes, value
+    def planes(self) -> tuple[CachePlane, CachePlane]:
+        """The keys and the values of a layer. All that depends on their shape asks these, or ``sizes``."""
+        summary = 2 * -(-self.key_head_size // 16) if self.summaries else 0
+        return (
+            CachePlane("k", self.kv_heads, self.key_head_size, head_bytes(self.dtype, self.key_head_size), summary),
+            CachePlane("v", self.kv_heads, self.value_head_size, head_bytes(self.dtype, self.value_head_size), 0),
+        )
 
-    @property
-    def summary_bytes(self) -> int:
-        """A token's share of what each block and head has: two bf16 of each channel, which are a multiple of 16."""
-        return 2 * -(-self.key_head_size // 16) if self.summaries else 0
+    def shared_by(self, heads: int) -> int:
+        """Returns the number of query heads, of ``heads``, that share a key/value head."""
+        return heads // self.kv_heads
 
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes of one token in one layer, with all that ``head_bytes`` counts."""
-        return self.kv_heads * sum(self.head_bytes)
+    def with_heads(self, heads: int) -> Self:
+        """Returns the group with another number of key/value heads, as a rank has it."""
+        return self.model_copy(update={"kv_heads": heads})
 
 
 class CacheGroup(CacheGroupShape, frozen=True):
@@ -68,7 +103,12 @@ class CacheGroup(CacheGroupShape, frozen=True):
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers of the group, scales included."""
-        return self.bytes_per_slot * self.block_size * len(self.layers)
+        return sum(plane.token_bytes for plane in self.planes) * self.block_size * len(self.layers)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Key/value heads, channels of a key and of a value, and tokens of a block: Nkv, Dk, Dv, K."""
+        return self.kv_heads, self.key_head_size, self.value_head_size, self.block_size
 
     def stored_as(self, computed: CacheDtype) -> CacheGroup:
         """The group where keys and values are stored as they are computed, unless its format has scales."""

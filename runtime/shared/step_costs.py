@@ -184,7 +184,7 @@ def _cost(step: Step, sizes: StepSizes, of: _Read) -> StepCost:
                 kv_read += _read_of_cache(step, group, sizes)
                 products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
-                kv_written += sum(sizes.lengths) * group.bytes_per_slot
+                kv_written += sum(sizes.lengths) * sum(plane.token_bytes for plane in group.planes)
         elif operand.name.startswith("block_table:"):
             block = of.groups[operand.name.removeprefix("block_table:")].block_size
             read += sum(-(-context // block) for context in sizes.contexts) * 4
@@ -255,8 +255,8 @@ def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
 
     Of blocks that tokens choose: as if all tokens of a request, beside those that see all, chose the same ones.
     """
-    key, value = group.head_bytes
-    key -= group.summary_bytes
+    key, value = (plane.heads * plane.head_bytes for plane in group.planes)
+    summary = sum(plane.heads * plane.summary_bytes for plane in group.planes)
     block = group.block_size
     total = 0
     for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
@@ -266,12 +266,10 @@ def _read_of_cache(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
         seen = _chosen(step, context - 1, block)
         if seen < context:
             blocks = -(-seen // block)
-            total += group.kv_heads * (
-                blocks * block * key + seen * value + context // block * block * group.summary_bytes
-            )
+            total += blocks * block * key + seen * value + context // block * block * summary
             continue
         blocks = -(-context // block) - first // block
-        total += group.kv_heads * (blocks * block * key + (context - first) * value)
+        total += blocks * block * key + (context - first) * value
     return total
 
 
@@ -288,4 +286,4 @@ def _attended(step: Step, group: CacheGroup, sizes: StepSizes) -> int:
         elif "best_blocks" in step.attrs:
             seen = sum(_chosen(step, position, group.block_size) for position in range(first, context))
         pairs += seen
-    return pairs * heads * (group.key_head_size + group.value_head_size)
+    return pairs * heads * sum(plane.size for plane in group.planes)

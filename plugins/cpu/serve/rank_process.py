@@ -76,8 +76,8 @@ def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, st
 
 def cache_sizes(group: CacheGroup, blocks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """The shapes of a layer's keys and of its values, in bytes: [P, Nkv, bytes of a block and head] each."""
-    keys, values = (each * group.block_size for each in group.head_bytes)
-    return (blocks, group.kv_heads, keys), (blocks, group.kv_heads, values)
+    keys, values = ((blocks, plane.heads, plane.piece_bytes * group.block_size) for plane in group.planes)
+    return keys, values
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dic
         first, last, best, below = (
             int(step.attrs[name]) for name in ("first_blocks", "last_blocks", "best_blocks", "all_below")
         )
-        row = max(first + last + best * group.kv_heads, -(-below // group.block_size)) + 1
+        row = max(first + last + best * group.planes[0].heads, -(-below // group.block_size)) + 1
         written = tokens // group.block_size + 2 * requests
         before = found.get(group.name, Offloadable(0, 0))
         found[group.name] = Offloadable(before.layers + 1, max(before.least, row, written))

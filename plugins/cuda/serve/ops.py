@@ -243,23 +243,23 @@ def _heads_together(x: Tensor, works: list[Work]) -> Tensor:
     return dense
 
 
-def attended_heads(step: Step, kv_heads: int) -> tuple[int, int]:
+def attended_heads(step: Step, cached: CacheGroup) -> tuple[int, int]:
     """The first of a ``paged_attention``'s query heads, and how many the kernels are given.
 
     They take as many of each key/value head. Ranks that divide a key/value head's queries may have more of the one than
     of the other: then the missing ones are given too, and what comes of them is dropped.
     """
-    heads = step.outputs[0].shape[1].constant
-    group, first = int(step.attrs.get("group", heads // kv_heads)), int(step.attrs.get("first_head", 0))
+    heads, have = step.outputs[0].shape[1].constant, cached.planes[0].heads
+    group, first = int(step.attrs.get("group", heads // have)), int(step.attrs.get("first_head", 0))
     counts = Counter((first + head) // group for head in range(heads))
-    even = len(counts) == kv_heads and len(set(counts.values())) == 1
-    return (0, heads) if even else (first, kv_heads * group)
+    even = len(counts) == have and len(set(counts.values())) == 1
+    return (0, heads) if even else (first, have * group)
 
 
-def heads_bytes(step: Step, kv_heads: int, sizes: tuple[int, int, int]) -> dict[Room, int]:
+def heads_bytes(step: Step, cached: CacheGroup, sizes: tuple[int, int, int]) -> dict[Room, int]:
     """Bytes of ``Binder.room`` that a ``paged_attention`` takes in a step of so many T, B and R."""
     q, out = step.inputs[0], step.outputs[0]
-    heads = attended_heads(step, kv_heads)[1]
+    heads = attended_heads(step, cached)[1]
     tokens = out.shape[0].evaluate(*sizes)
     found: dict[Room, int] = {}
     if heads != out.shape[1]:
@@ -280,7 +280,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     sinks = rest.pop(0) if a.get("has_sinks") else None
     slopes = rest.pop(0) if a.get("has_slopes") else None
     (tokens, have, size), result = q.shape, out[0]
-    first, heads = attended_heads(step, cache.group.kv_heads)
+    first, heads = attended_heads(step, cache.group)
     works: list[Work] = []
     if heads != have:
         whole = p.room("queries", (tokens, heads, size), q.dtype)
@@ -310,7 +310,7 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
     )
     for call in calls:
         if call.kernel == "listed_attention":  # as many programs go through the list as run at a time
-            most = max(1, p.resident(call) // cache.group.kv_heads)
+            most = max(1, p.resident(call) // cache.group.planes[0].heads)
             call = replace(call, grid=(min(most, call.grid[0]), *call.grid[1:]))
         works.append(p.launch(call))
     if result is not out[0]:

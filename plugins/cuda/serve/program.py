@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.contracts import CacheGroup, CachePlane
 from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
@@ -291,7 +291,7 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
     """Counts the bytes that ops take for what they compute with: what ranks send and receive, heads in another order,
     weights made floats."""
     sizes = limits.tokens, limits.requests, limits.rows
-    kv_heads = {f"{group.name}/{layer}": group.kv_heads for group in program.cache_groups for layer in group.layers}
+    groups = {f"{group.name}/{layer}": group for group in program.cache_groups for layer in group.layers}
     found: dict[Room, int] = {}
     for step in program.steps:
         if step.op in EXCHANGED:
@@ -299,8 +299,8 @@ def room_bytes(program: LoweredProgram, limits: StepLimits) -> dict[Room, int]:
         elif step.op == "linear":
             needed = unpacked_bytes(step, limits.tokens)
         elif step.op == "paged_attention":
-            have = kv_heads[next(o.name for o in step.inputs if o.kind == "cache")]
-            needed = heads_bytes(step, have, sizes)
+            group = groups[next(o.name for o in step.inputs if o.kind == "cache")]
+            needed = heads_bytes(step, group, sizes)
         else:
             continue
         for name, size in needed.items():
@@ -350,7 +350,7 @@ def scratch_floats(program: LoweredProgram, limits: StepLimits) -> int:
     for step in program.steps:
         if step.op == "paged_attention":
             group = groups[next(o.name for o in step.inputs if o.kind == "cache")]
-            heads, size = attended_heads(step, group.kv_heads)[1], step.outputs[0].shape[2].constant
+            heads, size = attended_heads(step, group)[1], step.outputs[0].shape[2].constant
             block_size = group.block_size
             tokens = min(limits.tokens, limits.requests)
             needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=True))
@@ -391,14 +391,15 @@ def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
 def _new_caches(group: CacheGroup, blocks: int, device: torch.device) -> LayerCaches:
     dtype = TORCH_DTYPES[group.dtype]
 
-    def zeros(size: int) -> Tensor:
-        shape = (blocks, group.block_size, group.kv_heads, size)
+    def zeros(plane: CachePlane) -> Tensor:
+        shape = (blocks, group.block_size, *plane.shape)
         return torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device).view(dtype)
 
-    caches = zeros(group.key_head_size), zeros(group.value_head_size)
+    keys, values = group.planes
+    caches = zeros(keys), zeros(values)
     if group.dtype not in SCALED_CACHES:
         return LayerCaches(*caches)
-    scales = (torch.zeros((blocks, group.block_size, group.kv_heads), device=device) for _ in caches)
+    scales = (torch.zeros((blocks, group.block_size, plane.heads), device=device) for plane in group.planes)
     return LayerCaches(*caches, *scales)
 
 

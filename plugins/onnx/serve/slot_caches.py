@@ -87,9 +87,8 @@ class SlotCaches:
         self._memory: list[_Memory] = []
         for group in io.cache_groups:
             for layer in group.layers:
-                sizes = (group.key_head_size, group.value_head_size)
-                for (past, present), size in zip(cache_names(layer), sizes, strict=True):
-                    shape = (slots, group.kv_heads, self.length, size)
+                for (past, present), plane in zip(cache_names(layer), group.planes, strict=True):
+                    shape = (slots, plane.heads, self.length, plane.size)
                     self._memory.append(_Memory(past, present, shape, group.dtype, device, module))
 
         self._held = np.zeros(slots, np.int64)  # tokens of each slot's latest request

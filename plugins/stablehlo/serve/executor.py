@@ -177,10 +177,10 @@ class ModuleSlots:
         self.in_place = True
         self._weights = [client.view(array) for array in (self._weight(name, load) for name in section.weights)]
         self._shapes = {
-            f"past_{kind}_{layer}": (group.kv_heads, size)
+            f"past_{kind}_{layer}": plane.shape
             for group in section.cache_groups
             for layer in group.layers
-            for kind, size in (("key", group.key_head_size), ("value", group.value_head_size))
+            for kind, plane in zip(("key", "value"), group.planes, strict=True)
         }
         if set(self._shapes) != set(section.caches):
             raise BundleError(f"{bundle.path}: target {target!r}: its caches aren't those of its cache groups")

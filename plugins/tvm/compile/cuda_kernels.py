@@ -40,8 +40,8 @@ def _paged_attention(k: Kernel) -> None:
     """A thread for a token's head, key by key with a running maximum and sum."""
     a, (keys, values, group), attrs = Attention.from_kernel(k), k.cache(), k.step.attrs
     heads, size = a.q.shape[1].constant, group.block_size
-    depth, channels = group.key_head_size, group.value_head_size
-    shared, window, softcap = heads // group.kv_heads, int(attrs["window"]), float(attrs["softcap"])
+    cached, depth, channels, _ = group.sizes
+    shared, window, softcap = heads // cached, int(attrs["window"]), float(attrs["softcap"])
 
     def one(i: Expr) -> None:
         token, head = T.Bind(T.floordiv(i, int64(heads))), T.Bind(T.floormod(i, int64(heads)))
@@ -57,7 +57,7 @@ def _paged_attention(k: Kernel) -> None:
             T.buffer_store(sums, f32(0.0), [c])
         with T.serial(first, position + int64(1)) as at:
             block = T.cast(a.table.buffer[b, T.floordiv(at, int64(size))], "int64")
-            piece = T.Bind((block * int64(group.kv_heads) + T.floordiv(head, int64(shared))) * int64(size))
+            piece = T.Bind((block * int64(cached) + T.floordiv(head, int64(shared))) * int64(size))
             place = T.Bind(T.floormod(at, int64(size)))
             score = Local(f32(0.0))
             with T.serial(int64(0), int64(depth)) as d:

@@ -188,7 +188,7 @@ class Kernel:
         if kind == "cache":
             group = self._groups[name]
             numbers = [self._argument(Argument(half, name)) for half in ("keys", "values")]
-            sizes = (group.kv_heads, group.key_head_size, group.value_head_size, group.block_size, group.dtype)
+            sizes = (*group.sizes, group.dtype)
             return f"cache{numbers}{sizes}"
         shapes = f"{operand.shape}{operand.strides}{operand.dtype}"
         if kind == "buffer":

@@ -44,16 +44,16 @@ class Attention:
 
 def _paged_attention(k: Kernel) -> None:
     a = Attention.from_kernel(k)
-    group = k.cache()[2]
-    heads = a.q.shape[1].constant // group.kv_heads
+    cached = k.cache()[2].planes[0].heads
+    heads = a.q.shape[1].constant // cached
     together = next(n for n in range(min(heads, k.level.rows), 0, -1) if heads % n == 0)
     tokens = max(1, k.level.rows // together)
     count = a.q.extent(0)
     width = T.Bind(T.Select(count == a.kv_len.extent(0), int64(1), int64(tokens)))  # when decoding a tile is a token
     tiles = T.Bind(T.ceildiv(count, width))
-    with T.parallel(int64(0), tiles * int64(group.kv_heads)) as task:
-        head = T.Bind(T.floormod(task, int64(group.kv_heads)))
-        token = Local(T.floordiv(task, int64(group.kv_heads)) * width, dtype="int64")
+    with T.parallel(int64(0), tiles * int64(cached)) as task:
+        head = T.Bind(T.floormod(task, int64(cached)))
+        token = Local(T.floordiv(task, int64(cached)) * width, dtype="int64")
         end = T.Bind(T.min(token.get() + width, count))
         request = Local(int64(0), dtype="int64")
         with T.While(token.get() < end):
@@ -94,7 +94,7 @@ def _rows(
     Where there are fewer tokens the last one is computed again, and stored once more.
     """
     keys, values, group = k.cache()
-    size, depth, channels = group.block_size, group.key_head_size, group.value_head_size
+    cached, depth, channels, size = group.sizes
     attrs = k.step.attrs
     scale, window, softcap = float(attrs["scale"]), int(attrs["window"]), float(attrs["softcap"])
     rows = [(t, h) for t in range(tokens) for h in range(heads)]
@@ -107,7 +107,7 @@ def _rows(
     begin = T.floordiv(T.max(place[0] - int64(window - 1), int64(0)), int64(size)) if window else int64(0)
     end = T.Bind(T.floordiv(place[-1], int64(size)) + int64(1))
     with T.serial(T.Bind(begin), end) as block:
-        piece = T.cast(a.table.buffer[request, block], "int64") * int64(group.kv_heads) + kv_head
+        piece = T.cast(a.table.buffer[request, block], "int64") * int64(cached) + kv_head
         key_at, value_at = T.Bind(piece * int64(size * depth)), T.Bind(piece * int64(size * channels))
         scores = [[Local(vector(f32(0.0), LANES), LANES) for _ in range(size // LANES)] for _ in rows]
         with T.serial(int64(0), int64(depth)) as d:

@@ -198,26 +198,26 @@ class _Slots:
     """Where the keys and values of a layer's slots lie."""
 
     def __init__(self, k: Kernel) -> None:
-        self.keys, self.values, self.group = k.cache()
+        self.keys, self.values, group = k.cache()
+        self.heads, self.key_size, self.value_size, self.block_size = group.sizes
 
     def at(self, slot: Expr, head: Expr) -> tuple[Expr, Expr, Expr]:
         """Finds where a head's piece of keys begins, and of values, and the place in the block."""
-        block = T.floordiv(slot, int64(self.group.block_size))
-        piece = T.Bind(block * int64(self.group.kv_heads) + head)
-        place = T.Bind(T.floormod(slot, int64(self.group.block_size)))
-        size = self.group.block_size
-        keys, values = int64(size * self.group.key_head_size), int64(size * self.group.value_head_size)
+        block = T.floordiv(slot, int64(self.block_size))
+        piece = T.Bind(block * int64(self.heads) + head)
+        place = T.Bind(T.floormod(slot, int64(self.block_size)))
+        keys, values = int64(self.block_size * self.key_size), int64(self.block_size * self.value_size)
         return piece * keys, piece * values, place
 
     def write_key(self, start: Expr, place: Expr, column: Expr, value: Expr, lanes: int) -> None:
         if lanes == 1:
-            T.buffer_store(self.keys, value, [start + column * int64(self.group.block_size) + place])
+            T.buffer_store(self.keys, value, [start + column * int64(self.block_size) + place])
             return
-        at = T.ramp(start + column * int64(self.group.block_size) + place, int64(self.group.block_size), lanes)
+        at = T.ramp(start + column * int64(self.block_size) + place, int64(self.block_size), lanes)
         T.buffer_store(self.keys, value, [at])
 
     def write_value(self, start: Expr, place: Expr, token: Expr, head: Expr, v: Memory) -> None:
-        size = self.group.value_head_size
+        size = self.value_size
         for c, lanes in lanes_of(size, v.kernel.level.lanes):
             at = start + place * int64(size) + int64(c)
             index = at if lanes == 1 else T.ramp(at, int64(1), lanes)
@@ -230,13 +230,13 @@ def _kv_write(k: Kernel) -> None:
 
     def row(t: Expr) -> None:
         slot = T.Bind(T.cast(slots.load(t), "int64"))
-        with T.serial(int64(0), int64(cache.group.kv_heads)) as h:
+        with T.serial(int64(0), int64(cache.heads)) as h:
             keys, values, place = cache.at(slot, h)
-            for c, lanes in lanes_of(cache.group.key_head_size, k.level.lanes):
+            for c, lanes in lanes_of(cache.key_size, k.level.lanes):
                 cache.write_key(keys, place, int64(c), key.load(t, h, int64(c), lanes=lanes), lanes)
             cache.write_value(values, place, t, h, v)
 
-    k.each(slots.extent(0), 4 * cache.group.kv_heads * cache.group.key_head_size, row)
+    k.each(slots.extent(0), 4 * cache.heads * cache.key_size, row)
 
 
 def _rope_kv_write(k: Kernel) -> None:
@@ -248,12 +248,12 @@ def _rope_kv_write(k: Kernel) -> None:
         with T.serial(int64(0), int64(heads)) as h:
             _rotate(q, table, t, h, turned, lambda c, value, n: out.store(value, t, h, c, lanes=n))
         slot = T.Bind(T.cast(slots.load(t), "int64"))
-        with T.serial(int64(0), int64(cache.group.kv_heads)) as h:
+        with T.serial(int64(0), int64(cache.heads)) as h:
             keys, values, place = cache.at(slot, h)
             _rotate(key, table, t, h, turned, lambda c, x, n: cache.write_key(keys, place, c, x, n))
             cache.write_value(values, place, t, h, v)
 
-    k.each(slots.extent(0), 8 * (heads + cache.group.kv_heads) * cache.group.key_head_size, row)
+    k.each(slots.extent(0), 8 * (heads + cache.heads) * cache.key_size, row)
 
 
 HANDLERS: Mapping[str, Handler] = {

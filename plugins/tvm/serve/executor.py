@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
@@ -125,8 +126,8 @@ class OwnMemory:
         self._arena, self._program = aligned((0,), np.uint8), program
         for group in program.cache_groups:
             for _ in group.layers:
-                for size in (group.key_head_size, group.value_head_size):
-                    count = blocks[group.name] * group.block_size * group.kv_heads * size
+                for plane in group.planes:
+                    count = blocks[group.name] * group.block_size * math.prod(plane.shape)
                     self.caches.append(aligned((count,), np.float32))
                     self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
 

@@ -35,4 +35,4 @@ class PagedCache(CacheKind):
 
     @staticmethod
     def _bytes_in(group: CacheGroup, layers: int) -> int:
-        return group.bytes_per_slot * group.block_size * layers
+        return sum(plane.token_bytes for plane in group.planes) * group.block_size * layers

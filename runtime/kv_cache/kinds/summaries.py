@@ -31,4 +31,4 @@ class SummariesCache(PagedCache):
     @staticmethod
     def summary_bytes(group: CacheGroup) -> int:
         """Returns the bytes of the summaries of one block in one layer."""
-        return group.kv_heads * group.summary_bytes * group.block_size
+        return sum(plane.heads * plane.summary_bytes for plane in group.planes) * group.block_size

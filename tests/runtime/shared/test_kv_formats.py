@@ -26,4 +26,4 @@ def test_a_cache_without_scales_is_stored_as_its_target_computes(dtype: CacheDty
 def test_a_cache_with_scales_keeps_its_format(dtype: CacheDtype) -> None:
     group = CacheGroup("full", (0, 3), 2, 24, 16, dtype=dtype)
     assert group.stored_as("bf16") is group
-    assert group.bytes_per_slot == 2 * (24 + 4 + 16 + 4)
+    assert sum(plane.token_bytes for plane in group.planes) == 2 * (24 + 4 + 16 + 4)

@@ -35,7 +35,7 @@ from enginewright.plugins.ranks.messages import packed_step, unpacked_step
 from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.ranks.partition import Partition, partition
-from enginewright.runtime.shared.contracts import FloatArray, StepInput
+from enginewright.runtime.shared.contracts import CacheGroup, FloatArray, StepInput
 from enginewright.runtime.shared.errors import BundleError, EnginewrightError, RequestError, TargetError
 from enginewright.runtime.shared.lowered_program import Affine, Operand, Step, WeightUse
 from tests.conftest import make_tiny_model
@@ -303,14 +303,15 @@ def test_what_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "attrs"), [(4, 2, {}), (2, 1, {"group": 4, "first_head": 2})])
 def test_heads_that_lie_evenly_stay(heads: int, kv_heads: int, attrs: dict[str, Any]) -> None:
-    assert attended_heads(attention(heads, attrs), kv_heads) == (0, heads)
+    assert attended_heads(attention(heads, attrs), CacheGroup("g", (0,), kv_heads, 4, 4)) == (0, heads)
 
 
 def test_heads_of_two_keys_are_filled_up() -> None:
     """Query heads 2, 3 and 4 of 8, of which 4 read a key/value head."""
     step = attention(3, {"group": 4, "first_head": 2})
-    assert attended_heads(step, 2) == (2, 8)
-    assert heads_bytes(step, 2, (5, 1, 1)) == {"queries": 5 * 8 * 16 * 4, "results": 5 * 8 * 16 * 4}
+    cached = CacheGroup("g", (0,), 2, 16, 16)
+    assert attended_heads(step, cached) == (2, 8)
+    assert heads_bytes(step, cached, (5, 1, 1)) == {"queries": 5 * 8 * 16 * 4, "results": 5 * 8 * 16 * 4}
 
 
 def attention(heads: int, attrs: dict[str, Any]) -> Step:
