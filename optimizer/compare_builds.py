@@ -7,24 +7,27 @@ does; which files and weights differ, `optimize diff` says.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
-from pydantic import Field, StrictBool, ValidationError
 
-from enginewright.optimizer.bench.options import BenchOptions, new_tokens, plan
-from enginewright.optimizer.bench.server import Server
+from enginewright.optimizer.build_budget import (
+    Budget,
+    Check,
+    default_budget,
+    read_budget,
+    shown,
+    within,
+)
+from enginewright.optimizer.build_speed import Settled, SpeedPairs, measure_speed, speed_checks
 from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.diff_bundles import BundleDiff, diff_bundles
@@ -32,12 +35,9 @@ from enginewright.optimizer.evaluate.models import BundleModel, ScoredModel, fin
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.texts import BUILT_IN, SuitePrompt, read_prompts
 from enginewright.optimizer.plan.planner import Memory
-from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.files import write_output
-from enginewright.passes.formats.section import Section
 from enginewright.runtime.bundle import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import CODE, Bundle
-from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors.open import choose_target, context_of, target_groups
 from enginewright.runtime.shared.contracts import ModelInfo
@@ -56,120 +56,10 @@ ANSWER_TOKENS = 32
 LAYER_TOKENS = 64
 """Tokens, of the first prompts, on which layers are compared: each run computes them once for every layer."""
 
-MEMORY_CONTEXT, PROMPT_TOKENS, DECODE_STEPS = 4096, 128, 16
-"""Memory: the longest request that is counted. Speed: tokens of the prompt, and behind it; steps of a pair."""
-
-ROUNDS = (10, 20, 40)
-"""Pairs of timings after which the intervals are looked at. With 10, the interval can be bounded at all: see
-``SpeedPairs.interval``. Few looks keep the chance of a false failure low."""
-
-MOST_SECONDS = 120.0
-"""No further round of pairs is measured behind this time."""
-
-TAIL = 1e-3
-"""The chance that the median ratio is below the interval, and the chance that it is above."""
+MEMORY_CONTEXT = 4096
+"""The longest request whose memory is counted, in tokens."""
 
 _MOST_FILES, _RANDOM_PROMPTS, _RANDOM_TOKENS = 20, 12, 24
-_HINT = "See docs/use/commands/verify.md for the keys of a budget."
-
-
-class Budget(Section):
-    """How much worse than what it is compared with a bundle may be. ``inf`` sets no limit.
-
-    ``tokens_changed``: share of the suite's tokens before which another token is the likeliest. ``kl_mean``,
-    ``kl_max``: KL divergence in nats, on average over these tokens, and of the worst. ``kl_layer``: the largest mean of
-    one layer; ``layers = false`` doesn't look at layers.
-
-    ``size_ratio``, ``memory_ratio``, ``prefill_ratio``, ``decode_ratio``: the bundle's bytes or seconds, divided by the
-    other's. ``speed_margin``: the share by which a ratio of times may be above its limit; ``speed =
-    false`` measures none. ``tokenizer``, ``templates``, ``generation``, ``kv_cache``: whether each has to be equal;
-    ``bytes``: whether all files have.
-    """
-
-    tokens_changed: float = Field(default=0.01, ge=0)
-    kl_mean: float = Field(default=1e-4, ge=0)
-    kl_max: float = Field(default=1e-2, ge=0)
-    layers: StrictBool = True
-    kl_layer: float = Field(default=1e-3, ge=0)
-    size_ratio: float = Field(default=1.02, gt=0)
-    memory_ratio: float = Field(default=1.02, gt=0)
-    speed: StrictBool = True
-    prefill_ratio: float = Field(default=1.05, gt=0)
-    decode_ratio: float = Field(default=1.05, gt=0)
-    speed_margin: float = Field(default=0.05, ge=0)
-    tokenizer: StrictBool = True
-    templates: StrictBool = True
-    generation: StrictBool = True
-    kv_cache: StrictBool = True
-    bytes: StrictBool = False
-
-    def to_toml(self) -> str:
-        """The file that says the same."""
-        return "".join(f"{key} = {str(value).lower()}\n" for key, value in self)
-
-
-def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
-    """The budget of a TOML file; what it doesn't say is as in ``default``.
-
-    Raises RequestError naming the file, and the key or the line that is wrong.
-    """
-    try:
-        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
-        return Budget.model_validate(default.model_dump() | given)
-    except OSError as e:
-        raise RequestError(f"budget: {file} can't be read: {e.strerror}", hint="Pass a TOML file.") from e
-    except ValidationError as e:
-        first = e.errors()[0]
-        key = str(first["loc"][0])
-        if first["type"] != "extra_forbidden":
-            raise RequestError(f"budget: {file}: {key}: {_REASONS.get(first['type'], first['msg'])}", hint=_HINT) from e
-        near = difflib.get_close_matches(key, Budget.model_fields, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(Budget.model_fields)}."
-        raise RequestError(f"budget: {file}: {key}: unknown key", hint=hint) from e
-    except ValueError as e:  # not TOML, or not UTF-8
-        raise RequestError(f"budget: {file}: not TOML: {e}", hint=_HINT) from e
-
-
-_REASONS = {"bool_type": "it must be true or false", "float_type": "it must be a number"}
-
-
-def default_budget(bundle: Bundle, *, source: bool) -> Budget:
-    """The budget where no file is given: a build has to repeat the one before, but for rounding.
-
-    A source's may be as far as the recipe of the bundle allows, if that loses precision, and a quarter of the tokens
-    may change.
-    """
-    recipe = recipe_of(bundle)
-    if not source or recipe.exact:
-        return Budget()
-    from enginewright.optimizer.verify.verify import max_kl_of  # torch, which a source needs
-
-    lossy = max_kl_of(recipe)
-    return Budget(tokens_changed=0.25, kl_mean=lossy or Budget().kl_mean, kl_max=math.inf, kl_layer=math.inf)
-
-
-Outcome = Literal["passed", "failed", "inconclusive", "not compared"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that may have become worse.
-
-    Attributes:
-        name: the budget's key, or what is compared.
-        outcome: "not compared" where it doesn't apply, or the budget says so; "inconclusive" where times vary too much
-            to tell.
-        measured, limit: in words; a number is its plain value, an infinite one None.
-        interval: bounds of a measured ratio of times; None for what isn't timed. An infinite bound is None in JSON.
-        detail: what is wrong, or why nothing was compared; "" if there is nothing to say.
-    """
-
-    name: str
-    outcome: Outcome
-    measured: float | str | None = None
-    limit: float | str | None = None
-    detail: str = ""
-    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,33 +80,6 @@ class ChangedPrompt:
     expected: str
     found: str
     kl_max: float
-
-
-@dataclass(frozen=True)
-class SpeedPairs:
-    """Seconds of the bundle and of the other one, in pairs that were measured one after the other.
-
-    Attributes:
-        prefill: until the first token of a prompt.
-        decode: of a step of one request: the median of some.
-    """
-
-    prefill: tuple[tuple[float, float], ...]
-    decode: tuple[tuple[float, float], ...]
-
-    @staticmethod
-    def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Returns bounds of the median ratio of pairs; it is below them, and above them, with a chance of ``TAIL``.
-
-        They are order statistics of the ratios, as in the sign test (Conover, Practical Nonparametric Statistics, 3.2):
-        no distribution of the times is assumed, and a few pairs that something disturbed don't move them. With fewer
-        than 10 pairs the bounds are 0 and infinity.
-        """
-        ratios = sorted(new / older for new, older in pairs)
-        count, chance, outside = len(ratios), 0.0, 0
-        while (chance := chance + math.comb(count, outside) / 2**count) <= TAIL:
-            outside += 1
-        return (ratios[outside - 1], ratios[-outside]) if outside else (0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -316,25 +179,6 @@ def write_junit(found: BuildComparison, path: Path) -> None:
     write_output(path, found.to_junit(), RequestError)
 
 
-def shown(check: Check) -> str:
-    """What was measured, and what is allowed: "1.3, at most 1.02"; "" of what wasn't compared."""
-    if check.outcome == "not compared" or check.measured is None:
-        return ""
-    return number(check.measured) + ("" if check.limit is None else f", {limit_of(check)}")
-
-
-def limit_of(check: Check) -> str:
-    """What is allowed, in words."""
-    if isinstance(check.limit, str) or check.limit is None:
-        return check.limit or ""
-    return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"
-
-
-def number(value: float | str) -> str:
-    """A measured value in words: four digits of a number."""
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
 def _finite(value: Any) -> Any:
     """The same with None for numbers that JSON doesn't have."""
     if isinstance(value, dict):
@@ -349,10 +193,7 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", text)
 
 
-Settled = Callable[["SpeedPairs"], bool]
-"""A function that returns whether more pairs would change no outcome."""
-
-Measure = Callable[[Bundle, Bundle, str, int, Settled, Progress], "SpeedPairs | None"]
+Measure = Callable[[Bundle, Bundle, str, int, Settled, Progress], SpeedPairs | None]
 
 
 def compare_builds(
@@ -606,14 +447,10 @@ def _of_suite(read: _Read, budget: Budget) -> list[Check]:
     changed = total.tokens - total.agreed
     detail = f"{changed:,} of {total.tokens:,}"
     return [
-        _within("tokens_changed", changed / total.tokens, budget.tokens_changed, detail),
-        _within("kl_mean", total.kl_mean, budget.kl_mean),
-        _within("kl_max", total.kl_max, budget.kl_max),
+        within("tokens_changed", changed / total.tokens, budget.tokens_changed, detail),
+        within("kl_mean", total.kl_mean, budget.kl_mean),
+        within("kl_max", total.kl_max, budget.kl_max),
     ]
-
-
-def _within(name: str, measured: float, limit: float, detail: str = "") -> Check:
-    return Check(name, "passed" if measured <= limit else "failed", measured, limit, detail)
 
 
 def _some_tokens(suite: Sequence[list[int]]) -> list[list[int]]:
@@ -662,8 +499,8 @@ def _of_layers(layers: Sequence[LayerDivergence], why: str, budget: Budget) -> C
     first = next((one for one in layers if one.kl_mean > budget.kl_layer), worst)
     place = "the logits" if first.layer is None else f"what layer {first.layer} gets"
     if first.kl_mean > budget.kl_layer:
-        return _within("kl_layer", worst.kl_mean, budget.kl_layer, f"from {place} on")
-    return _within("kl_layer", worst.kl_mean, budget.kl_layer, f"largest at {place}" if worst.kl_mean else "")
+        return within("kl_layer", worst.kl_mean, budget.kl_layer, f"from {place} on")
+    return within("kl_layer", worst.kl_mean, budget.kl_layer, f"largest at {place}" if worst.kl_mean else "")
 
 
 # ---- what a bundle says of the model
@@ -732,74 +569,4 @@ def _of_sizes(new: Bundle, older: Bundle, target: str, budget: Budget) -> list[C
 
 
 def _ratio(name: str, new: int, older: int, limit: float) -> Check:
-    return _within(name, new / max(older, 1), limit, f"{format_bytes(older)} became {format_bytes(new)}")
-
-
-# ---- speed
-
-
-def measure_speed(
-    new: Bundle, older: Bundle, target: str, threads: int, settled: Settled, progress: Progress
-) -> SpeedPairs | None:
-    """Times prompts and decode steps of two bundles in pairs, one after the other; which one is first alternates.
-
-    Other work on the machine and its temperature then affect both alike. More pairs are measured, as ``ROUNDS`` has
-    them, until ``settled`` or for ``MOST_SECONDS``. Returns None if the contexts have no room for a prompt. Raises
-    CapacityError as `optimize bench` does.
-    """
-    room = min(context_of(bundle, None, target) for bundle in (new, older)) - new_tokens(DECODE_STEPS)
-    if room < 1:
-        return None
-    tokens = min(PROMPT_TOKENS, room)
-    options = BenchOptions(prompts=(tokens,), batches=(1,), contexts=(tokens,), steps=DECODE_STEPS)
-    times: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
-    with ExitStack() as stack:
-        servers = []
-        for bundle in (new, older):
-            sizes = plan(options, context_of(bundle, None, target))
-            servers.append(stack.enter_context(closing(Server(bundle, target, sizes, threads=threads))))
-        for server in servers:
-            server.prompt(tokens, 1)
-        start = time.perf_counter()
-        for done in range(ROUNDS[-1]):
-            for which in (0, 1) if done % 2 == 0 else (1, 0):
-                first, _ = servers[which].prompt(tokens, 1)
-                times[which][0].append(first)
-                times[which][1].append(median(servers[which].decode(1, tokens, DECODE_STEPS)))
-            goal = next(rounds for rounds in ROUNDS if done < rounds)
-            progress(ProgressEvent("speed", done + 1, goal, ""))
-            if done + 1 == goal and (settled(_pairs(times)) or time.perf_counter() - start > MOST_SECONDS):
-                break
-    return _pairs(times)
-
-
-def _pairs(times: Sequence[tuple[list[float], list[float]]]) -> SpeedPairs:
-    """Pairs the times of both bundles, each of which has those of prompts and those of steps."""
-    (prefill, decode), (prefill_older, decode_older) = times
-    return SpeedPairs(tuple(zip(prefill, prefill_older, strict=True)), tuple(zip(decode, decode_older, strict=True)))
-
-
-def speed_checks(speed: SpeedPairs | None, budget: Budget, provider: str | None) -> list[Check]:
-    """Returns the checks of ``prefill_ratio`` and ``decode_ratio``: the interval decides, not the median alone.
-
-    A check passes if the whole interval is within the limit with its margin, and fails if the whole interval is above.
-    """
-    limits = {"prefill_ratio": budget.prefill_ratio, "decode_ratio": budget.decode_ratio}
-    if speed is None:
-        why = "the context is too short"
-        if not budget.speed:
-            why = "the budget has speed = false"
-        elif provider is not None:
-            why = f"the speed of provider {provider} isn't measured"
-        return [Check(key, "not compared", detail=why) for key in limits]
-    checks = []
-    for (key, limit), pairs in zip(limits.items(), (speed.prefill, speed.decode), strict=True):
-        ratio = median(new / older for new, older in pairs)
-        interval = low, high = SpeedPairs.interval(pairs)
-        most = limit * (1 + budget.speed_margin)
-        outcome: Outcome = "failed" if low > most else "passed" if high <= most else "inconclusive"
-        ours, theirs = (median(times) * 1e3 for times in zip(*pairs, strict=True))
-        detail = f"{theirs:.3g} ms became {ours:.3g} ms; {low:.3g} to {high:.3g} times in {len(pairs)} pairs"
-        detail += f"; with a margin of {budget.speed_margin:.0%}"
-        checks.append(Check(key, outcome, ratio, limit, detail, interval))
-    return checks
+    return within(name, new / max(older, 1), limit, f"{format_bytes(older)} became {format_bytes(new)}")

@@ -20,8 +20,8 @@ import yaml
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from enginewright.optimizer.build_budget import read_budget
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.compare_builds import read_budget
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / "examples" / "ci"

@@ -165,7 +165,7 @@ def _print_comparison(found: BuildComparison, console: Console, budget: Path | N
     from rich.table import Table
     from rich.text import Text
 
-    from enginewright.optimizer.compare_builds import limit_of, number
+    from enginewright.optimizer.build_budget import limit_of, number
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import shutil
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,29 +17,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from enginewright.optimizer.compare_builds import (
-    ROUNDS,
-    TAIL,
-    Budget,
-    BuildComparison,
-    Check,
-    Settled,
-    SpeedPairs,
-    compare_builds,
-    default_budget,
-    limit_of,
-    measure_speed,
-    read_budget,
-    shown,
-    speed_checks,
-    write_junit,
-)
+from enginewright.optimizer.build_budget import Budget, Check, default_budget, limit_of, shown
+from enginewright.optimizer.build_speed import ROUNDS, Settled, SpeedPairs, measure_speed
+from enginewright.optimizer.compare_builds import BuildComparison, compare_builds, write_junit
 from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError, RequestError, SourceError
 from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 from tests.conftest import TINY_FAMILIES, make_tiny_model
+from tests.optimizer.test_build_speed import noisy
 from tests.sealed import sealed
 
 BLOB = "weights/weights-00000.bin"
@@ -316,27 +301,6 @@ def test_a_slower_build_is_found(planted: str, builds: Builds) -> None:
     assert check.measured == pytest.approx(max(factors)) and "margin of 5%" in check.detail
 
 
-def noisy(factor: float, seed: int) -> Callable[..., SpeedPairs]:
-    """Times on a machine that others use: each waits for one to eight turns of another process."""
-
-    def measure(
-        new: Bundle, older: Bundle, target: str, threads: int, settled: Settled, progress: Progress
-    ) -> SpeedPairs:
-        generator = np.random.default_rng(seed)
-        times = 0.01 * generator.integers(1, 9, (4, ROUNDS[-1])) * generator.uniform(0.9, 1.1, (4, ROUNDS[-1]))
-        times[[0, 2]] *= factor
-        for rounds in ROUNDS:
-            prefill, prefill_older, decode, decode_older = times[:, :rounds].tolist()
-            pairs = SpeedPairs(
-                tuple(zip(prefill, prefill_older, strict=True)), tuple(zip(decode, decode_older, strict=True))
-            )
-            if settled(pairs):
-                break
-        return pairs
-
-    return measure
-
-
 def test_a_busy_machine_makes_the_speed_inconclusive_and_no_failure(builds: Builds, tmp_path: Path) -> None:
     bundle = builds.get("llama", "int8")
     budget = Budget(layers=False)
@@ -351,29 +315,6 @@ def test_a_busy_machine_makes_the_speed_inconclusive_and_no_failure(builds: Buil
         "prefill_ratio",
         "decode_ratio",
     }
-
-
-def test_equal_builds_on_a_busy_machine_do_not_fail() -> None:
-    """Nearly half of all pairs are above the limit here."""
-    budget = Budget()
-
-    def failed(seed: int) -> bool:
-        def settled(pairs: SpeedPairs) -> bool:
-            return all(check.outcome != "inconclusive" for check in speed_checks(pairs, budget, None))
-
-        pairs = noisy(1.0, seed)(None, None, "cpu", 1, settled, silent)
-        return any(check.outcome == "failed" for check in speed_checks(pairs, budget, None))
-
-    assert sum(failed(seed) for seed in range(1000)) <= 5
-
-
-def test_the_interval_is_that_of_the_sign_test() -> None:
-    for count, rank in ((9, 0), (10, 1), (20, 3), (40, 10)):
-        below = sum(math.comb(count, x) for x in range(rank)) / 2**count
-        assert below <= TAIL < below + math.comb(count, rank) / 2**count
-        pairs = [(float(i), 1.0) for i in range(1, count + 1)]
-        expected = (float(rank), float(count + 1 - rank)) if rank else (0.0, math.inf)
-        assert SpeedPairs.interval(pairs) == expected
 
 
 PAIRS = [(family, recipe) for family in TINY_FAMILIES for recipe in ("f32", "int8")]
@@ -426,36 +367,6 @@ def test_a_source_that_differs(builds: Builds, tiny_folder: Path, tmp_path: Path
 
 
 # ---- what is asked for
-
-
-def test_a_budget_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "budget.toml"
-    file.write_text("kl_mean = 0.5\nspeed = false\nkl_max = inf\nsize_ratio = 2\n")
-    assert read_budget(file) == Budget(kl_mean=0.5, speed=False, kl_max=math.inf, size_ratio=2.0)
-    assert read_budget(file, Budget(decode_ratio=3)).decode_ratio == 3
-    file.write_text(Budget(kl_max=math.inf).to_toml())
-    assert read_budget(file) == Budget(kl_max=math.inf)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("kl_maen = 1", r"kl_maen: unknown key\n  Did you mean 'kl_mean'"),
-        ("zzz = 1", "zzz: unknown key\n  Known keys: tokens_changed, "),
-        ("kl_mean = -1", "kl_mean: Input should be greater than or equal to 0"),
-        ("kl_mean = nan", "kl_mean: "),
-        ("size_ratio = 0", "size_ratio: "),
-        ("speed = 1", "speed: it must be true or false"),
-        ("kl_max = 'much'", "kl_max: "),
-        ("kl_mean 1", "not TOML"),
-    ],
-)
-def test_a_budget_that_is_wrong_is_named(text: str, named: str, tmp_path: Path) -> None:
-    (tmp_path / "budget.toml").write_text(text)
-    with pytest.raises(RequestError, match=f"budget: .*budget.toml: {named}"):
-        read_budget(tmp_path / "budget.toml")
-    with pytest.raises(RequestError, match="can't be read"):
-        read_budget(tmp_path / "none.toml")
 
 
 def test_the_default_budget_is_the_recipe_s_for_a_source(builds: Builds) -> None:
@@ -576,15 +487,3 @@ def test_words_of_a_check() -> None:
     assert shown(Check("a", "failed", "different", "equal")) == "different, equal"
     assert shown(Check("a", "not compared", detail="why")) == ""
     assert limit_of(Check("a", "passed", 1.0, math.inf)) == "no limit"
-
-
-def test_the_page_s_budget_is_the_default(repository: Path, tmp_path: Path) -> None:
-    page = (repository / "docs/use/commands/verify.md").read_text()
-    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.S | re.M)
-    (tmp_path / "budget.toml").write_text(block)
-    assert tomllib.loads(block).keys() == Budget.model_fields.keys()
-    assert read_budget(tmp_path / "budget.toml", Budget(kl_mean=9)) == Budget()
-    table = page[page.index("| check |") :].partition("\n\n")[0]
-    checks = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines())))
-    options = {"layers", "speed", "speed_margin"}
-    assert checks == Budget.model_fields.keys() - options

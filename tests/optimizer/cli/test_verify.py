@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer import compare_builds
+from enginewright.optimizer.build_speed import SpeedPairs
 from enginewright.optimizer.cli.app import app
 from tests.plugins.steps import tiny_onnx
 from tests.sealed import sealed
@@ -96,7 +97,7 @@ def test_speed_that_varies_too_much_has_an_exit_code_of_its_own(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = ((1.0, 3.0), (3.0, 1.0)) * 5
-    monkeypatch.setattr(compare_builds, "measure_speed", lambda *_: compare_builds.SpeedPairs(pairs, pairs))
+    monkeypatch.setattr(compare_builds, "measure_speed", lambda *_: SpeedPairs(pairs, pairs))
     code, out, _ = run(tiny_bundle, "--against", tiny_bundle, "--quiet")
     assert code == 18
     assert "inconclusive: times vary too much on this machine: prefill_ratio, decode_ratio" in out

@@ -1,0 +1,143 @@
+"""What a build may be worse by than the one before: a budget, and a check of each thing that may have become worse."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, StrictBool, ValidationError
+
+from enginewright.optimizer.recipes.stored import recipe_of
+from enginewright.passes.formats.section import Section
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.shared.errors import RequestError
+
+_HINT = "See docs/use/commands/verify.md for the keys of a budget."
+
+
+class Budget(Section):
+    """How much worse than what it is compared with a bundle may be. ``inf`` sets no limit.
+
+    ``tokens_changed``: share of the suite's tokens before which another token is the likeliest. ``kl_mean``,
+    ``kl_max``: KL divergence in nats, on average over these tokens, and of the worst. ``kl_layer``: the largest mean of
+    one layer; ``layers = false`` doesn't look at layers.
+
+    ``size_ratio``, ``memory_ratio``, ``prefill_ratio``, ``decode_ratio``: the bundle's bytes or seconds, divided by the
+    other's. ``speed_margin``: the share by which a ratio of times may be above its limit; ``speed =
+    false`` measures none. ``tokenizer``, ``templates``, ``generation``, ``kv_cache``: whether each has to be equal;
+    ``bytes``: whether all files have.
+    """
+
+    tokens_changed: float = Field(default=0.01, ge=0)
+    kl_mean: float = Field(default=1e-4, ge=0)
+    kl_max: float = Field(default=1e-2, ge=0)
+    layers: StrictBool = True
+    kl_layer: float = Field(default=1e-3, ge=0)
+    size_ratio: float = Field(default=1.02, gt=0)
+    memory_ratio: float = Field(default=1.02, gt=0)
+    speed: StrictBool = True
+    prefill_ratio: float = Field(default=1.05, gt=0)
+    decode_ratio: float = Field(default=1.05, gt=0)
+    speed_margin: float = Field(default=0.05, ge=0)
+    tokenizer: StrictBool = True
+    templates: StrictBool = True
+    generation: StrictBool = True
+    kv_cache: StrictBool = True
+    bytes: StrictBool = False
+
+    def to_toml(self) -> str:
+        """The file that says the same."""
+        return "".join(f"{key} = {str(value).lower()}\n" for key, value in self)
+
+
+def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
+    """The budget of a TOML file; what it doesn't say is as in ``default``.
+
+    Raises RequestError naming the file, and the key or the line that is wrong.
+    """
+    try:
+        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
+        return Budget.model_validate(default.model_dump() | given)
+    except OSError as e:
+        raise RequestError(f"budget: {file} can't be read: {e.strerror}", hint="Pass a TOML file.") from e
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = str(first["loc"][0])
+        if first["type"] != "extra_forbidden":
+            raise RequestError(f"budget: {file}: {key}: {_REASONS.get(first['type'], first['msg'])}", hint=_HINT) from e
+        near = difflib.get_close_matches(key, Budget.model_fields, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(Budget.model_fields)}."
+        raise RequestError(f"budget: {file}: {key}: unknown key", hint=hint) from e
+    except ValueError as e:  # not TOML, or not UTF-8
+        raise RequestError(f"budget: {file}: not TOML: {e}", hint=_HINT) from e
+
+
+_REASONS = {"bool_type": "it must be true or false", "float_type": "it must be a number"}
+
+
+def default_budget(bundle: Bundle, *, source: bool) -> Budget:
+    """The budget where no file is given: a build has to repeat the one before, but for rounding.
+
+    A source's may be as far as the recipe of the bundle allows, if that loses precision, and a quarter of the tokens
+    may change.
+    """
+    recipe = recipe_of(bundle)
+    if not source or recipe.exact:
+        return Budget()
+    from enginewright.optimizer.verify.verify import max_kl_of  # torch, which a source needs
+
+    lossy = max_kl_of(recipe)
+    return Budget(tokens_changed=0.25, kl_mean=lossy or Budget().kl_mean, kl_max=math.inf, kl_layer=math.inf)
+
+
+Outcome = Literal["passed", "failed", "inconclusive", "not compared"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may have become worse.
+
+    Attributes:
+        name: the budget's key, or what is compared.
+        outcome: "not compared" where it doesn't apply, or the budget says so; "inconclusive" where times vary too much
+            to tell.
+        measured, limit: in words; a number is its plain value, an infinite one None.
+        interval: bounds of a measured ratio of times; None for what isn't timed. An infinite bound is None in JSON.
+        detail: what is wrong, or why nothing was compared; "" if there is nothing to say.
+    """
+
+    name: str
+    outcome: Outcome
+    measured: float | str | None = None
+    limit: float | str | None = None
+    detail: str = ""
+    interval: tuple[float, float] | None = None
+
+
+def within(name: str, measured: float, limit: float, detail: str = "") -> Check:
+    """A check that a number is at most its limit."""
+    return Check(name, "passed" if measured <= limit else "failed", measured, limit, detail)
+
+
+def shown(check: Check) -> str:
+    """What was measured, and what is allowed: "1.3, at most 1.02"; "" of what wasn't compared."""
+    if check.outcome == "not compared" or check.measured is None:
+        return ""
+    return number(check.measured) + ("" if check.limit is None else f", {limit_of(check)}")
+
+
+def limit_of(check: Check) -> str:
+    """What is allowed, in words."""
+    if isinstance(check.limit, str) or check.limit is None:
+        return check.limit or ""
+    return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"
+
+
+def number(value: float | str) -> str:
+    """A measured value in words: four digits of a number."""
+    return value if isinstance(value, str) else f"{value:.4g}"
