@@ -61,11 +61,14 @@ $(VENV)/.tools: pyproject.toml
 	$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
 	@touch $@
 
-# What a demo needs: less than half of what developing needs. While C++ is compiled, pip fetches and unpacks.
-# PyTorch first: what depends on it must find the build that we chose, not pull another.
+# What a demo needs: less than half of what developing needs. While C++ is compiled, pip fetches and unpacks, and Python
+# compiles the modules that an export imports. PyTorch first: its dependents must find the build that we chose, not pull
+# another.
+IMPORTS := import gguf, networkx, pydantic, sympy, torch.export, transformers.models.llama.modeling_llama
 $(VENV)/.export: $(VENV)/.tools $(CPP)
 	@mkdir -p build; $(PY) -c "$(REQUIREMENTS)" >build/requirements.txt
-	{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt; } & fetched=$$!; \
+	{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt && \
+	nice -n 19 $(PY) -c "$(IMPORTS)"; } & fetched=$$!; \
 	status=0; $(BUILD) || status=$$?; \
 	wait $$fetched || status=$$?; exit $$status
 	@touch $@
