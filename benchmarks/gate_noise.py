@@ -1,6 +1,6 @@
 """The speed checks of `optimize verify --against`: equal bundles on a busy machine, slower builds on an idle one.
 
-    python benchmarks/gate_noise.py [--runs N] [--busy N] [--json FILE]
+    python benchmarks/gate_noise.py [--only slower|equal] [--runs N] [--busy N] [--json FILE]
 
 A gate must not fail a bundle that is compared with itself, however busy the machine is, and must find a slower build on
 an idle machine. Each run is the command, in a process of its own, with the default budget. Random Llamas of 19 million
@@ -93,8 +93,40 @@ def gate(new: Path, older: Path, budget: Path) -> dict[str, Any]:
     }
 
 
+def slower_builds(folder: Path, budget: Path) -> dict[str, dict[str, Any]]:
+    """Runs the gate once on each slower build; returns what it says of each."""
+    pairs = {
+        f"{what}, {recipe}": (
+            build(folder, what.replace(" ", "-"), recipe, changes),
+            build(folder, "base", recipe, {}),
+        )
+        for recipe in FORMATS
+        for what, changes in SLOWER.items()
+    }
+    pairs |= {
+        f"{now} in place of {was}": (build(folder, "base", now, {}), build(folder, "base", was, {}))
+        for was, now in WIDER
+    }
+    outcomes = {}
+    for what, (new, older) in pairs.items():
+        outcomes[what] = gate(new, older, budget)
+        print(f"{what}: {outcomes[what]['outcome']}", outcomes[what]["checks"], flush=True)
+    return outcomes
+
+
+def equal_bundles(folder: Path, budget: Path, runs: int, processes: int) -> list[dict[str, Any]]:
+    """Runs the gate on a bundle and itself, next to busy processes; returns what it says each time."""
+    bundle, outcomes = build(folder, "base", "int8", {}), []
+    with busy(processes):
+        for _ in range(runs):
+            outcomes.append(gate(bundle, bundle, budget))
+            print(f"equal, {processes} busy processes: {outcomes[-1]['outcome']}", outcomes[-1]["checks"], flush=True)
+    return outcomes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("slower", "equal"), help="one of the two parts; by default both")
     parser.add_argument("--runs", type=int, default=40, help="runs on equal bundles (40)")
     parser.add_argument("--busy", type=int, default=4, help="processes that compute next to them (4)")
     parser.add_argument("--json", type=Path, help="write all results to this file")
@@ -103,27 +135,8 @@ def main() -> None:
         folder = Path(name)
         budget = folder / "budget.toml"
         budget.write_text(BUDGET)
-        planted: dict[str, dict[str, Any]] = {}
-        pairs = {
-            f"{what}, {recipe}": (
-                build(folder, what.replace(" ", "-"), recipe, changes),
-                build(folder, "base", recipe, {}),
-            )
-            for recipe in FORMATS
-            for what, changes in SLOWER.items()
-        }
-        pairs |= {
-            f"{now} in place of {was}": (build(folder, "base", now, {}), build(folder, "base", was, {}))
-            for was, now in WIDER
-        }
-        for what, (new, older) in pairs.items():
-            planted[what] = gate(new, older, budget)
-            print(f"{what}: {planted[what]['outcome']}", planted[what]["checks"], flush=True)
-        equal: list[dict[str, Any]] = []
-        with busy(options.busy):
-            for _ in range(options.runs):
-                equal.append(gate(build(folder, "base", "int8", {}), build(folder, "base", "int8", {}), budget))
-                print(f"equal, {options.busy} busy processes: {equal[-1]['outcome']}", equal[-1]["checks"], flush=True)
+        planted = {} if options.only == "equal" else slower_builds(folder, budget)
+        equal = [] if options.only == "slower" else equal_bundles(folder, budget, options.runs, options.busy)
     counts = {
         "slower builds, idle": Counter(one["outcome"] for one in planted.values()),
         f"equal bundles, {options.busy} busy processes": Counter(one["outcome"] for one in equal),
