@@ -110,24 +110,20 @@ class Steps:
     def input(self, requests: Requests, blocks: int, *, sampled: bool = True, rows: int = 1) -> StepInput:
         """A step of these requests, whose blocks lie scattered. The last ``rows`` tokens of each have logits."""
         new, past = np.array(requests, np.int32).T
-        kv_len, q_start = new + past, np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
-        of = np.repeat(np.arange(len(new)), new)
-        positions = (np.arange(q_start[-1]) - q_start[of] + past[of]).astype(np.int32)
+        kv_len, ends = new + past, np.cumsum(new)
+        positions = np.concatenate([np.arange(p, p + n, dtype=np.int32) for n, p in requests])
         scattered = np.random.default_rng(0).permutation(len(new) * blocks).astype(np.int32).reshape(len(new), blocks)
         table = scattered[:, : -(-int(kv_len.max()) // BLOCK_SIZE)]
-        slots = (scattered[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
         ids = (7 + 31 * positions) % self._program.outputs["logits"].shape[1].constant
-        wanted = np.concatenate([np.arange(max(e - rows, s), e) for s, e in itertools.pairwise(q_start)])
-        names = [group.name for group in self._groups]
-        return StepInput(
-            ids.astype(np.int32),
-            positions,
-            q_start,
-            kv_len.astype(np.int32),
-            dict.fromkeys(names, table),
-            dict.fromkeys(names, slots),
-            wanted.astype(np.int32),
-            _greedy(len(wanted)) if sampled else None,
+        wanted = np.concatenate([np.arange(e - min(rows, n), e) for n, e in zip(new, ends, strict=True)])
+        return StepInput.packed(
+            ids=ids.astype(np.int32),
+            counts=new,
+            kv_len=kv_len,
+            tables={group.name: table for group in self._groups},
+            groups=self._groups,
+            rows=wanted,
+            sampling=_greedy(len(wanted)) if sampled else None,
             return_logits=not sampled,
         )
 
@@ -215,9 +211,9 @@ class Steps:
             own = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
             positions, of = step.positions, np.repeat(np.arange(count), new)
             slots = (own[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
-            step.block_tables = dict.fromkeys(step.block_tables, own)
-            step.slots = dict.fromkeys(step.slots, slots)
-            step.ids = step.ids + 5 * of.astype(np.int32)  # others say something else
+            groups = [group.name for group in self._groups]
+            ids = step.ids + 5 * of.astype(np.int32)  # others say something else
+            step = step.changed(ids=ids, block_table=dict.fromkeys(groups, own), slots=dict.fromkeys(groups, slots))
             logits = steps.start(step).result().logits
             assert logits is not None
             row = logits[0]
@@ -310,7 +306,7 @@ class Steps:
         first = len(ids) - decoded
         for new, past in ((first, 0), *((1, at) for at in range(first, len(ids)))):
             step = self.input([(new, past)], blocks, sampled=False, rows=self._machine.section.requests)
-            step.ids = np.array(ids[past : past + new], np.int32)
+            step.arrays["ids"] = np.array(ids[past : past + new], np.int32)
             found.append(steps.start(step).result().logits)
         steps.close()
         return np.concatenate(found)

@@ -153,7 +153,7 @@ def step_of(bundle: Bundle, tokens: int, seed: int) -> StepInput:
         kv_len=np.array([tokens], np.int32),
         rows=np.array([tokens - 1], np.int32),
         slots={g.name: places for g in program.cache_groups},
-        block_tables=tables,
+        block_table=tables,
     )
 
 

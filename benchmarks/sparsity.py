@@ -186,7 +186,7 @@ def step_of(rows: int) -> StepInput:
         positions=np.arange(rows, dtype=np.int32),
         q_start=np.asarray([0, rows], np.int32),
         kv_len=np.asarray([rows], np.int32),
-        block_tables={},
+        block_table={},
         slots={},
         rows=np.asarray([rows - 1], np.int32),
     )

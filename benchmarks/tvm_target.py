@@ -48,7 +48,7 @@ def step_of(groups: Sequence[CacheGroup], past: int, new: int, requests: int, vo
         positions=positions,
         q_start=starts,
         kv_len=np.full(requests, past + new, np.int32),
-        block_tables={g.name: table for g in groups},
+        block_table={g.name: table for g in groups},
         slots={g.name: slots for g in groups},
         rows=(starts[1:] - 1).astype(np.int32),
         return_logits=True,

@@ -163,31 +163,22 @@ class _Plan:
     def steps(self, ids: Int32Array) -> Iterator[tuple[npt.NDArray[np.int64], StepInput]]:
         """Each step's tokens by their numbers in the whole run, and what goes into the program."""
         tables = self._tables()
-        sizes = {g.name: g.block_size for g in self.program.cache_groups}
         first = np.cumsum([0, *self.lengths])  # of each sequence, in the run
         ends = [sorted({0, -(-n // 2), n - 1, n} - {0}) for n in self.lengths]
         for number in range(max(len(e) for e in ends)):
             bounds = [[0, *e][number : number + 2] for e in ends]
             active = [b for b, bound in enumerate(bounds) if len(bound) == 2]
             chunks = [np.arange(*bounds[b]) for b in active]
-            positions = np.concatenate(chunks).astype(np.int32)
-            owners = np.repeat(active, [len(c) for c in chunks])
-            tokens = first[owners] + positions
+            tokens = np.concatenate([first[b] + chunk for b, chunk in zip(active, chunks, strict=True)])
             yield (
                 tokens,
-                StepInput(
+                StepInput.packed(
                     ids=ids[tokens],
-                    positions=positions,
-                    q_start=np.cumsum([0, *(len(c) for c in chunks)]).astype(np.int32),
-                    kv_len=np.asarray([bounds[b][1] for b in active], np.int32),
-                    block_tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
-                    slots={
-                        name: (table[owners, positions // sizes[name]] * sizes[name] + positions % sizes[name]).astype(
-                            np.int32
-                        )
-                        for name, table in tables.items()
-                    },
-                    rows=np.arange(len(tokens), dtype=np.int32),
+                    counts=[len(c) for c in chunks],
+                    kv_len=[bounds[b][1] for b in active],
+                    tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
+                    groups=self.program.cache_groups,
+                    rows=np.arange(len(tokens)),
                 ),
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import sympy
@@ -15,6 +16,7 @@ from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED, Source, WeightExpr
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.step_schema import PORTS, POSITIONS
 
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
@@ -67,6 +69,10 @@ class _Step(torch.nn.Module):
         )
         taken: torch.Tensor = torch.ops.ew.take_rows(result.logits[0], rows)  # [R, V]
         return taken
+
+
+_CAPTURED = tuple(signature(_Step.forward).parameters)[1:]
+"""The arrays of a step in the order of the captured form's inputs."""
 
 
 def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
@@ -133,59 +139,40 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
 
 
 def _example() -> tuple[torch.Tensor, ...]:
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32)
-
-    positions = torch.arange(_TOKENS, dtype=torch.int32)
-    return (
-        integers(_TOKENS),
-        positions,
-        integers(_REQUESTS + 1),
-        integers(_REQUESTS),
-        integers(_REQUESTS, _BLOCKS),
-        integers(_TOKENS),
-        integers(_ROWS),
-    )
+    """Returns the arrays of a step; those of cache groups once, as layers are grouped later."""
+    sizes = (_TOKENS, _REQUESTS, _ROWS, _BLOCKS)
+    arrays = {name: torch.zeros(PORTS[name].sizes(*sizes), dtype=torch.int32) for name in _CAPTURED}
+    arrays[POSITIONS] = torch.arange(_TOKENS, dtype=torch.int32)
+    return tuple(arrays.values())
 
 
 def _dynamic_shapes(longest: int) -> dict[str, Any]:
     """``longest``: the most tokens that are asked for."""
     B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("B", "M", "R"))
-    T = torch.export.Dim("T", min=1, max=longest)
-    return {
-        "ids": {0: T},
-        "positions": {0: T},
-        "q_start": {0: B + 1},
-        "kv_len": {0: B},
-        "block_table": {0: B, 1: M},
-        "slots": {0: T},
-        "rows": {0: R},
-    }
+    sizes = {"T": torch.export.Dim("T", min=1, max=longest), "B": B, "B+1": B + 1, "M": M, "R": R}
+    return {name: {i: sizes[str(of)] for i, of in enumerate(PORTS[name].shape)} for name in _CAPTURED}
 
 
 def _symbols(exported: torch.export.ExportedProgram) -> dict[sympy.Symbol, str]:
     """Shape symbol -> its letter."""
     sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
-    named = {
-        "T": sizes["ids"][0],
-        "B": sizes["kv_len"][0],
-        "M": sizes["block_table"][1],
-        "R": sizes["rows"][0],
-    }
     symbols: dict[sympy.Symbol, str] = {}
-    for letter, size in named.items():
-        if isinstance(size, int) or not isinstance(size.node.expr, sympy.Symbol):
-            raise UnsupportedModelError(f"the model works for one size of {letter} only ({size})")
-        symbols[size.node.expr] = letter
+    for name in _CAPTURED:
+        for letter, size in zip(PORTS[name].shape, sizes[name], strict=True):
+            if letter not in ("T", "B", "M", "R"):
+                continue
+            if isinstance(size, int) or not isinstance(size.node.expr, sympy.Symbol):
+                raise UnsupportedModelError(f"the model works for one size of {letter} only ({size})")
+            symbols[size.node.expr] = letter
     return symbols
 
 
 def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
     """Buffers and constants that no checkpoint has: their values are the model's own."""
-    signature = exported.graph_signature
+    of_graph = exported.graph_signature
     names = [
-        *signature.inputs_to_lifted_tensor_constants.values(),
-        *signature.inputs_to_buffers.values(),
+        *of_graph.inputs_to_lifted_tensor_constants.values(),
+        *of_graph.inputs_to_buffers.values(),
     ]
     found: dict[str, WeightExpr] = {}
     for name in names:

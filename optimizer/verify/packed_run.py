@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.shared.contracts import FloatArray, Int32Array, StepInput
@@ -66,28 +65,20 @@ def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, 
     for counts in plan.steps:
         active = [i for i in range(2) if counts[i]]
         chunks = [range(done[i], done[i] + counts[i]) for i in active]
-        positions = np.concatenate([np.asarray(c, np.int32) for c in chunks])  # [T]
-        owners = np.repeat(np.asarray(active), [len(c) for c in chunks])  # [T]
-        starts = np.cumsum([0, *(len(c) for c in chunks)], dtype=np.int32)  # [B+1]
+        ends = np.cumsum([len(c) for c in chunks])  # [B]
         output = executor.submit(
-            StepInput(
+            StepInput.packed(
                 ids=np.concatenate([sequences[i][c.start : c.stop] for i, c in zip(active, chunks, strict=True)]),
-                positions=positions,
-                q_start=starts,
-                kv_len=np.asarray([c.stop for c in chunks], np.int32),
-                block_tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
-                slots={name: _slots(table, owners, positions, sizes[name]) for name, table in tables.items()},
-                rows=np.arange(len(positions), dtype=np.int32),
+                counts=[len(c) for c in chunks],
+                kv_len=[c.stop for c in chunks],
+                tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
+                groups=executor.cache_groups,
+                rows=np.arange(ends[-1]),
                 return_logits=True,
             )
         ).result()
         assert output.logits is not None
-        for i, rows in zip(active, np.split(output.logits, starts[1:-1]), strict=True):
+        for i, rows in zip(active, np.split(output.logits, ends[:-1]), strict=True):
             found[i].append(np.array(rows))
             done[i] += len(rows)
     return [np.concatenate(rows) for rows in found]
-
-
-def _slots(table: Int32Array, owners: npt.NDArray[np.int64], positions: Int32Array, size: int) -> Int32Array:
-    slots: Int32Array = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
-    return slots

@@ -27,6 +27,7 @@ from enginewright.passes.framework.base import (
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE, CacheGroup
 from enginewright.runtime.shared.errors import PassError
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE
@@ -37,7 +38,7 @@ Key = tuple[int, int, int, int]  # window, key/value heads, key head size, value
 
 
 def _has_step_inputs(program: Program) -> list[str]:
-    return [f"there is no input {n}" for n in ("block_table", "slots", "q_start", "kv_len") if n not in program.inputs]
+    return [f"there is no input {n}" for n in (SLOTS, *ATTENTION_PORTS) if n not in program.inputs]
 
 
 def _reads_what_was_written(program: Program) -> list[str]:

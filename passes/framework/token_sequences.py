@@ -8,6 +8,16 @@ from typing import TypeVar
 import torch
 
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.shared.step_schema import (
+    BLOCK_TABLE,
+    IDS,
+    KV_LEN,
+    POSITIONS,
+    Q_START,
+    ROWS,
+    SLOTS,
+    group_port,
+)
 
 
 def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -25,18 +35,18 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
     starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))  # [B+1]
     positions = torch.cat([torch.arange(len(s)) for s in sequences])  # [T]
     given = {
-        "ids": torch.cat([s.long() for s in sequences]),
-        "positions": positions,
-        "q_start": starts,
-        "kv_len": lengths,
-        "rows": torch.arange(int(starts[-1])),
+        IDS: torch.cat([s.long() for s in sequences]),
+        POSITIONS: positions,
+        Q_START: starts,
+        KV_LEN: lengths,
+        ROWS: torch.arange(int(starts[-1])),
     }
     owner = torch.repeat_interleave(torch.tensor(list(requests)), lengths)  # [T]
     for group in program.cache_groups:
         width = -(-int(lengths.max()) // group.block_size)  # blocks of the longest
         table = torch.arange(len(sequences) * width).view(-1, width)  # [B, M]
-        given[f"block_table:{group.name}"] = table
-        given[f"slots:{group.name}"] = table[owner, positions // group.block_size] * group.block_size + (
+        given[group_port(BLOCK_TABLE, group.name)] = table
+        given[group_port(SLOTS, group.name)] = table[owner, positions // group.block_size] * group.block_size + (
             positions % group.block_size
         )
         for layer in group.layers:
@@ -44,8 +54,8 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
                 shape = (table.numel(), group.block_size, *plane.shape)
                 given[f"{plane.name}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
     # The captured form has a table and slots as well, which nothing reads.
-    given |= {name: torch.zeros((len(sequences), 1)) for name in ("block_table",) if name in program.inputs}
-    given |= {name: torch.zeros(len(positions)) for name in ("slots",) if name in program.inputs}
+    given |= {name: torch.zeros((len(sequences), 1)) for name in (BLOCK_TABLE,) if name in program.inputs}
+    given |= {name: torch.zeros(len(positions)) for name in (SLOTS,) if name in program.inputs}
     return {name: given[name].to(program.value(node).dtype) for name, node in program.inputs.items()}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.runtime.shared.lowered_program import Operand
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
 
 from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
 from .views import View, elements, reshape
@@ -148,7 +149,7 @@ def _kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     cache = cache_operand(b, a["k_cache"], a["v_cache"])
     inputs: list[View | Operand] = [b.unit(b.view(a["q"])), cache]
-    inputs += [b.view(a[name]) for name in ("block_table", "q_start", "kv_len")]
+    inputs += [b.view(a[name]) for name in ATTENTION_PORTS]
     if a["sinks"] is not None:
         inputs.append(b.unit(b.view(a["sinks"])))
     if a["slopes"] is not None:

@@ -13,6 +13,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram
+from enginewright.runtime.shared.step_schema import port_names
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 from ..formats.rounding import TORCH_DTYPES
@@ -101,12 +102,14 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
             values[node] = _call(builder, node, values)
     builder.node = program.logits
     logits = _result(builder, values[program.logits])
+    usual = {*port_names(group.name for group in program.cache_groups)}
     lowered = LoweredProgram(
         cache_groups=program.cache_groups,
         weights=tuple(builder.weights.values()),
         buffers=tuple(builder.buffers),
         steps=tuple(builder.steps),
         outputs={"logits": logits.operand()},
+        ports=tuple(sorted({o.name for s in builder.steps for o in s.inputs if o.kind == "input"} - usual)),
     )
     return Lowering(lowered, builder.sources)
 

@@ -16,9 +16,10 @@ Coefficients = tuple[int, int, int, int]
 OperandTuple = tuple[str, int, str, Sequence[Coefficients], Sequence[Coefficients], Coefficients, str]
 """(kind, index, dtype, shape, strides, offset, name)
 
-index: of a buffer, a weight or a cache what add_buffer, add_weight and find_cache returned; of an input 0 ids,
-1 positions, 2 q_start, 3 kv_len, 4 rows, and for cache group g 5 + 2g its slots, 6 + 2g its block table.
+index: of an input, a buffer, a weight or a cache what add_port, add_buffer, add_weight and find_cache returned.
 """
+_Arrays = Mapping[str, npt.NDArray[np.generic]]
+"""The arrays of a step by the names of the program's ports, all of them: ``StepInput.arrays``"""
 _Sampling = Mapping[str, npt.NDArray[np.generic]]
 """``SamplingBatch.options()``; what is left out is off"""
 
@@ -43,6 +44,12 @@ class Program:
         dtype: str = "f32",
         summaries: bool = False,
     ) -> int: ...
+    def add_port(
+        self, name: str, shape: Sequence[Coefficients], dtype: str = "i32", check: str = "none", group: int = -1
+    ) -> int:
+        """Declares an array of a step, after the cache groups; ``check``: see ``step_schema.Check``."""
+    def add_tap(self, name: str, step: int, output: int) -> None:
+        """Declares output ``output`` of a step, [T, width] or [R, width], as an output of the program."""
     def add_weight(
         self,
         name: str,
@@ -126,22 +133,17 @@ class Executor:
 
     def run(
         self,
-        ids: _Int32,
-        positions: _Int32,
-        q_start: _Int32,
-        kv_len: _Int32,
-        rows: _Int32,
-        groups: Sequence[tuple[_Int32, _Int32]],
+        arrays: _Arrays,
         sampling: _Sampling | None = None,
         logprobs: int = -1,
-        return_logits: bool = False,
+        outputs: Sequence[str] = (),
         profile: bool = False,
         watch: Callable[[int, bool, list[npt.NDArray[Any] | None]], object] | None = None,
     ) -> dict[str, Any]:
-        """Runs one step with the GIL released. ``groups``: (slots [T], block table [B, M]) of each cache group.
+        """Runs one step with the GIL released.
 
-        The result has the keys of _Samples if sampling is given, ``logits`` [R, V] if asked for, and ``seconds`` by
-        step with ``profile``.
+        The result has the keys of _Samples if sampling is given, the rows of each of ``outputs`` ("logits" [R, V], or a
+        tap [R, width]) by its name, and ``seconds`` by step with ``profile``.
 
         ``watch(index, before, arrays)`` is called before each step with views of its inputs, and after it with views of
         its outputs, None for the others; bf16 and f16 as their bits, in uint16. They are valid until it returns;
@@ -160,15 +162,7 @@ def layout_depths() -> dict[str, int]:
 PANEL: int
 """Rows of a panel, as ``panel_layouts.PANEL``."""
 
-def begin_for_tvm(
-    executor: Executor,
-    ids: _Int32,
-    positions: _Int32,
-    q_start: _Int32,
-    kv_len: _Int32,
-    rows: _Int32,
-    groups: Sequence[tuple[_Int32, _Int32]],
-) -> npt.NDArray[np.uint8]:
+def begin_for_tvm(executor: Executor, arrays: _Arrays) -> npt.NDArray[np.uint8]:
     """Begins a step on the calling thread, whose calls of the two functions below are the executor's; its arena."""
 
 def end_for_tvm() -> None:
@@ -215,15 +209,7 @@ class RankLink(Exchange):
         """Waits for the others. RuntimeError if one is lost, or if its step has failed."""
     def wait_done(self) -> None:
         """Waits until the others are through with the last step. Of rank 0, as ``post`` and ``stop``."""
-    def post(
-        self,
-        ids: _Int32,
-        positions: _Int32,
-        q_start: _Int32,
-        kv_len: _Int32,
-        rows: _Int32,
-        groups: Sequence[tuple[_Int32, _Int32]],
-    ) -> None: ...
+    def post(self, executor: Executor, arrays: _Arrays) -> None: ...
     def begin_step(self) -> None:
         """Where several may be in flight: rank 0 runs the next that it posted. ValueError if there is none."""
     def stop(self) -> None: ...
@@ -248,14 +234,7 @@ class MessageExchange(Exchange):
         move: Callable[[list[int], npt.NDArray[np.uint8], list[int], list[npt.NDArray[np.uint8]]], object],
     ) -> None: ...
 
-def pack_step(
-    ids: _Int32,
-    positions: _Int32,
-    q_start: _Int32,
-    kv_len: _Int32,
-    rows: _Int32,
-    groups: Sequence[tuple[_Int32, _Int32]],
-) -> npt.NDArray[np.uint8]:
+def pack_step(executor: Executor, arrays: _Arrays) -> npt.NDArray[np.uint8]:
     """A step's inputs as bytes, as they go to another machine."""
 
 def run_packed_step(step: npt.NDArray[np.uint8], executor: Executor) -> None:

@@ -29,11 +29,10 @@ namespace {
 
 using ew::Affine;
 using ew::Executor;
-using ew::Groups;
+using ew::HeldArrays;
 using ew::new_array;
 using ew::Operand;
 using ew::Program;
-using ew::step_arrays;
 using ew::Vector;
 
 Affine affine(nb::handle value) {
@@ -86,6 +85,15 @@ std::vector<Operand> operands(const nb::sequence& list) {
   std::vector<Operand> result;
   for (nb::handle value : list) result.push_back(operand(value));
   return result;
+}
+
+int add_port(Program& program, const std::string& name, const nb::sequence& shape, const std::string& type,
+             const std::string& check, int group) {
+  ew::Port port{name, {}, dtype(type), ew::PortCheck::none, group};
+  for (nb::handle size : shape) port.shape.push_back(affine(size));
+  if (!ew::parse_check(check.c_str(), &port.check))
+    throw std::invalid_argument("step input " + name + ": there is no check " + check);
+  return program.add_port(std::move(port));
 }
 
 int add_weight(Program& program, const std::string& name, const std::string& type, std::vector<int64_t> shape,
@@ -141,12 +149,35 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
   return arrays;
 }
 
-nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
-             const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
-             const Groups& groups, nb::object sampling, int logprobs, bool return_logits, bool profile,
-             nb::object watch) {
-  const ew::StepArrays inputs = step_arrays(ids, positions, q_start, kv_len, rows, groups);
-  const size_t count = rows.size();
+// Rows of outputs by their names: the logits, of which a rank without them has no columns, and taps.
+struct WantedRows {
+  WantedRows(const Program& program, const std::vector<std::string>& names, size_t rows, nb::dict* output) {
+    for (const std::string& name : names) {
+      float* to = nullptr;
+      if (name == "logits") {
+        const size_t vocab = static_cast<size_t>(program.vocab_size());
+        (*output)[name.c_str()] = new_array<float>({rows, vocab}, &logits);
+        continue;
+      }
+      const auto& taps = program.taps();
+      const auto tap =
+          std::find_if(taps.begin(), taps.end(), [&](const ew::Tap& t) { return t.name == name; });
+      if (tap == taps.end()) throw std::invalid_argument("the program has no output named " + name);
+      const size_t width = static_cast<size_t>(program.tapped(*tap).shape[1].constant);
+      (*output)[name.c_str()] = new_array<float>({rows, width}, &to);
+      taken.push_back({static_cast<size_t>(tap - taps.begin()), to});
+    }
+  }
+
+  float* logits = nullptr;
+  std::vector<ew::TakenRows> taken;
+};
+
+nb::dict run(Executor& executor, const nb::dict& arrays, nb::object sampling, int logprobs,
+             const std::vector<std::string>& outputs, bool profile, nb::object watch) {
+  const HeldArrays inputs(executor.program(), arrays);
+  const int row_port = executor.program().find_port(ew::PortCheck::row);
+  const size_t count = inputs.step.ports[static_cast<size_t>(row_port)].values.size();
   const size_t vocab = static_cast<size_t>(executor.program().vocab_size());
   std::unique_ptr<ew::SamplingArrays> samples;
   if (!sampling.is_none()) {
@@ -154,10 +185,9 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
                                                    executor.program().vocab_size());
   }
   nb::dict output;
-  float* logits = nullptr;
-  if (return_logits) output["logits"] = new_array<float>({count, vocab}, &logits);
+  const WantedRows wanted(executor.program(), outputs, count, &output);
   std::vector<double> seconds;
-  ew::RunOptions options{profile ? &seconds : nullptr, {}};
+  ew::RunOptions options{profile ? &seconds : nullptr, {}, wanted.taken};
   if (!watch.is_none()) {
     options.watch = [&](size_t step, bool before) {
       const nb::gil_scoped_acquire acquire;
@@ -167,12 +197,12 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   {
     nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(executor.resources().mutex());
-    executor.run(inputs, options);
+    executor.run(inputs.step, options);
     if (samples) samples->wait();
     if (samples && count > 0) executor.sample(samples->rows.data(), samples->result);
-    for (size_t r = 0; logits && r < count; ++r) {
+    for (size_t r = 0; wanted.logits && r < count; ++r) {
       std::copy_n(executor.logits() + static_cast<int64_t>(r) * executor.logits_stride(), vocab,
-                  logits + r * vocab);
+                  wanted.logits + r * vocab);
     }
   }
   if (samples) samples->put(output);
@@ -254,6 +284,52 @@ void copy_offloaded(Executor& executor, const std::string& group,
 
 }  // namespace
 
+namespace ew {
+
+HeldArrays::HeldArrays(const Program& program, const nb::dict& arrays) {
+  const auto& ports = program.ports();
+  step.ports.reserve(ports.size());
+  held.reserve(ports.size());
+  for (const Port& port : ports) {
+    PyObject* const array = PyDict_GetItemString(arrays.ptr(), port.name.c_str());
+    if (!array) throw std::invalid_argument(port.name + " is missing");
+    const size_t rank = port.check == PortCheck::table ? 2 : port.shape.size();
+    StepArray words;
+    const auto read = [&]<class T>(nb::handle from, std::type_identity<T>) {
+      nb::ndarray<const T, nb::c_contig, nb::device::cpu> values;
+      if (!nb::try_cast(from, values, false) || values.ndim() != rank) return false;
+      words = {{reinterpret_cast<const int32_t*>(values.data()), values.size()},
+               rank > 1 ? static_cast<int64_t>(values.shape(1)) : 1};
+      return true;
+    };
+    const auto as_its_type = [&](nb::handle from) {
+      return port.dtype == Dtype::f32 ? read(from, std::type_identity<float>())
+                                      : read(from, std::type_identity<int32_t>());
+    };
+    held.push_back(nb::borrow(array));
+    if (!as_its_type(array)) {
+      held.back() = nb::module_::import_("numpy").attr("ascontiguousarray")(nb::borrow(array));
+      if (!as_its_type(held.back())) {
+        const nb::object type = held.back().attr("dtype"), axes = held.back().attr("ndim");
+        const char* const expected = port.dtype == Dtype::f32 ? "a float32" : "an int32";
+        throw std::invalid_argument(port.name + " must be " + expected + " array of rank " +
+                                    std::to_string(rank) + ", not " + nb::str(nb::handle(type)).c_str() +
+                                    " of " + nb::str(nb::handle(axes)).c_str());
+      }
+    }
+    step.ports.push_back(words);
+  }
+  if (arrays.size() == ports.size()) return;
+  for (const auto& [name, array] : arrays) {
+    const auto known = std::find_if(ports.begin(), ports.end(),
+                                    [&](const Port& port) { return port.name == nb::str(name).c_str(); });
+    if (known == ports.end())
+      throw std::invalid_argument(std::string("the program takes no ") + nb::str(name).c_str());
+  }
+}
+
+}  // namespace ew
+
 NB_MODULE(_cpu, m) {
 #ifdef NDEBUG
   // What a daemon thread holds at exit, or a thread that a forked child doesn't have, is never given back.
@@ -303,6 +379,13 @@ NB_MODULE(_cpu, m) {
           },
           "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32",
           "summaries"_a = false)
+      .def("add_port", &add_port, "name"_a, "shape"_a, "dtype"_a = "i32", "check"_a = "none", "group"_a = -1)
+      .def(
+          "add_tap",
+          [](Program& program, const std::string& name, size_t step, size_t output) {
+            program.add_tap({name, step, output});
+          },
+          "name"_a, "step"_a, "output"_a)
       .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
            "offset"_a, "nbytes"_a, nb::keep_alive<1, 6>())
       .def(
@@ -371,9 +454,8 @@ NB_MODULE(_cpu, m) {
                      const int ranks = divided ? e.program().ranks().count : 0;
                      return std::vector<int64_t>(e.ring().pairs, e.ring().pairs + ranks);
                    })
-      .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
-           "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
-           "logprobs"_a = -1, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
+      .def("run", &run, "arrays"_a, "sampling"_a = nb::none(), "logprobs"_a = -1,
+           "outputs"_a = std::vector<std::string>(), "profile"_a = false, "watch"_a = nb::none());
   m.def(
       "expert_rows",
       [](const Executor& executor) {
@@ -386,18 +468,15 @@ NB_MODULE(_cpu, m) {
   // For libraries compiled by TVM: the calling thread's calls run on the executor from now on.
   m.def(
       "begin_for_tvm",
-      [](nb::object self, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
-         const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
-         const Groups& groups) {
+      [](nb::object self, const nb::dict& arrays) {
         Executor& executor = nb::cast<Executor&>(self);
-        executor.begin(step_arrays(ids, positions, q_start, kv_len, rows, groups));
+        executor.begin(HeldArrays(executor.program(), arrays).step);
         ew::enter(executor);
         const ew::ZeroedMemory& arena = executor.resources().arena();
         const size_t size = static_cast<size_t>(arena.bytes()) & ~size_t{3};  // in whole floats
         return nb::ndarray<nb::numpy, uint8_t>(arena.data(), 1, &size, self);
       },
-      "executor"_a, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
-      "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a);
+      "executor"_a, "arrays"_a);
   m.def("end_for_tvm", &ew::raise_problem);
   m.attr("RUN_STEP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_step_for_tvm);
   m.attr("RUN_LOOP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_loop_for_tvm);

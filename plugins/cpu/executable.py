@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.shared.contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import (
+    CacheGroup,
+    FloatArray,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
 from enginewright.runtime.shared.dtypes import NUMPY_DTYPES
 from enginewright.runtime.shared.errors import BundleError, CapacityError, EnginewrightError, OffloadError, RequestError
 from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
+from enginewright.runtime.shared.step_schema import ports_of
 
 from .extension import cpu_extension as _cpu
 from .threads import available_threads
@@ -27,7 +34,7 @@ NUMERICS_VERSION = 2
 """The version of the order of sums and of what KV caches store, docs/inside/numerics.md. A change that gives other
 bits is another number: keys and values that were kept on a disk are then computed again."""
 
-_INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
+_SIZES = {"T": (0, 1, 0, 0), "B": (0, 0, 1, 0), "B+1": (1, 0, 1, 0), "R": (0, 0, 0, 1)}  # as Affine has them
 _EXPORT_AGAIN = "Export the bundle again."
 _MOST_THREADS = 1024
 _AS_BITS = ("bf16", "f16")  # what _cpu hands over as uint16
@@ -216,14 +223,14 @@ class CpuProgram:
         """
         for sizes in _PROBES:
             try:
-                self.begin_for_tvm(_probe(self._groups, *sizes))
+                self.begin_for_tvm(_probe(self.lowered.cache_groups, *sizes))
             except RequestError as e:
                 raise BundleError(f"program: {e.message.removeprefix('step: ')}", hint=_EXPORT_AGAIN) from e
 
     def begin_for_tvm(self, step: StepInput) -> npt.NDArray[np.uint8]:
         """Begins a step that a library compiled by TVM runs on the calling thread; gives the arena, which it reads and
         writes. The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises as ``run`` does."""
-        return self._asked(lambda: _cpu.begin_for_tvm(self._executor, *self._arrays(step)))
+        return self._asked(lambda: _cpu.begin_for_tvm(self._executor, step.arrays))
 
     def end_for_tvm(self) -> None:
         """Raises RequestError if a step that was called since then failed."""
@@ -232,7 +239,7 @@ class CpuProgram:
     def post(self, step: StepInput, link: _cpu.RankLink) -> None:
         """Starts a step on all other ranks. Raises RequestError, CapacityError without shared memory for its inputs,
         and RuntimeError if a rank is lost."""
-        self._asked(lambda: link.post(*self._arrays(step)))
+        self._asked(lambda: link.post(self._executor, step.arrays))
 
     def run_posted_steps(self, link: _cpu.RankLink) -> None:
         """Runs what rank 0 posts, until that ends. Raises RuntimeError if a rank is lost."""
@@ -240,21 +247,11 @@ class CpuProgram:
 
     def packed(self, step: StepInput) -> npt.NDArray[np.uint8]:
         """A step's inputs as bytes, for ``run_packed`` of a rank on another machine. Raises RequestError."""
-        return self._asked(lambda: _cpu.pack_step(*self._arrays(step)))
+        return self._asked(lambda: _cpu.pack_step(self._executor, step.arrays))
 
     def run_packed(self, step: npt.NDArray[np.uint8]) -> None:
         """Runs such a step. Raises ValueError naming the input that is wrong, RuntimeError where bytes are missing."""
         _cpu.run_packed_step(step, self._executor)
-
-    def _arrays(self, step: StepInput) -> tuple[Any, ...]:
-        for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
-            if set(mapping) != set(self._groups):
-                raise RequestError(f"{name} must name the cache groups {list(self._groups)}, not {list(mapping)}")
-        groups = [
-            (_int32(f"slots:{name}", step.slots[name], 1), _int32(f"block_table:{name}", step.block_tables[name], 2))
-            for name in self._groups
-        ]
-        return *(_int32(name, getattr(step, name), 1) for name in _INPUTS), groups
 
     def _asked(self, run: Callable[[], _Result]) -> _Result:
         try:
@@ -274,11 +271,11 @@ class CpuProgram:
         further = {
             "sampling": sampling.options() if sampling is not None else None,
             "logprobs": logprobs_wanted(sampling),
-            "return_logits": step.return_logits,
+            "outputs": ["logits"] if step.return_logits else [],
             "profile": profile,
             "watch": watch,
         }
-        result = self._asked(lambda: self._executor.run(*self._arrays(step), **further))
+        result = self._asked(lambda: self._executor.run(step.arrays, **further))
         output = StepOutput(
             tokens=result.get("tokens"),
             logits=result.get("logits"),
@@ -319,29 +316,20 @@ def _executor(
         raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
 
 
-def _int32(name: str, value: npt.NDArray[np.generic], rank: int) -> Int32Array:
-    array = np.asarray(value)
-    if array.dtype != np.int32 or array.ndim != rank:
-        raise RequestError(f"step: {name} must be an int32 array of rank {rank}, not {array.dtype} of {array.ndim}")
-    return np.ascontiguousarray(array)
-
-
 def logprobs_wanted(sampling: SamplingBatch | None) -> int:
     """As C++ takes it: -1 for none."""
     return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
 
 
-def _probe(groups: Iterable[str], requests: int, tokens: int, rows: int) -> StepInput:
+def _probe(groups: Sequence[CacheGroup], requests: int, tokens: int, rows: int) -> StepInput:
     """A step of requests that begin, of so many tokens each, all in the first block."""
-    places = np.tile(np.arange(tokens, dtype=np.int32), requests)
-    return StepInput(
+    return StepInput.packed(
         ids=np.zeros(requests * tokens, np.int32),
-        positions=np.zeros(requests * tokens, np.int32),
-        q_start=np.arange(0, requests * tokens + 1, tokens, dtype=np.int32),
-        kv_len=np.full(requests, tokens, np.int32),
-        rows=np.arange(rows, dtype=np.int32),
-        slots=dict.fromkeys(groups, places),
-        block_tables=dict.fromkeys(groups, np.zeros((requests, 1), np.int32)),
+        counts=np.full(requests, tokens),
+        kv_len=np.full(requests, tokens),
+        tables={group.name: np.zeros((requests, 1), np.int32) for group in groups},
+        groups=groups,
+        rows=np.arange(rows),
     )
 
 
@@ -363,17 +351,20 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
     for region, size in lowered.regions:
         program.set_region(region, Affine.parse(size).coefficients())
     program.set_ranks(*lowered.ranks)
-    indices: dict[tuple[str, str], int] = {("input", name): i for i, name in enumerate(_INPUTS)}
-    for g, group in enumerate(lowered.cache_groups):
+    indices: dict[tuple[str, str], int] = {}
+    for group in lowered.cache_groups:
         _check_sizes(
             f"cache group {group.name}",
             [*group.layers, *group.sizes],
         )
         program.add_cache_group(group.name, group.layers, *group.sizes, group.dtype, group.summaries)
-        indices["input", f"slots:{group.name}"] = len(_INPUTS) + 2 * g
-        indices["input", f"block_table:{group.name}"] = len(_INPUTS) + 2 * g + 1
         for layer in group.layers:
             indices["cache", f"{group.name}/{layer}"] = program.find_cache(group.name, layer)
+    groups = [group.name for group in lowered.cache_groups]
+    for name, port in ports_of(groups, lowered.ports):
+        shape = [_SIZES[size] if isinstance(size, str) else (size, 0, 0, 0) for size in port.shape if size != "M"]
+        group_of = groups.index(name.partition(":")[2]) if port.by_group else -1
+        indices["input", name] = program.add_port(name, shape, port.dtype, port.check, group_of)
     for use in lowered.weights:
         if use.name not in weights:
             raise ValueError(f"weight {use.name} is missing")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -26,11 +27,31 @@ void check_range(const std::string& name, std::span<const int32_t> values, int64
   }
 }
 
-void check_length(const std::string& name, size_t length, int64_t wanted, const char* symbol) {
+void check_length(const std::string& name, size_t length, int64_t wanted, const std::string& symbol) {
   if (static_cast<int64_t>(length) != wanted) {
     fail(name + " has " + std::to_string(length) + " entries, not " + symbol + " = " +
          std::to_string(wanted));
   }
+}
+
+// The values of an input must not fall.
+void check_order(const std::string& name, std::span<const int32_t> values) {
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (values[i] < values[i - 1])
+      fail(entry(name, static_cast<int64_t>(i)) + " is less than the one before");
+  }
+}
+
+float to_float(uint16_t bits, Dtype dtype) {
+  if (dtype == Dtype::f16) {
+    _Float16 half;
+    std::memcpy(&half, &bits, sizeof half);
+    return static_cast<float>(half);
+  }
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
 }
 
 }  // namespace
@@ -43,7 +64,10 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
   if (!program.finished()) fail("the program is not finished");
   if (program.of_several_ranks() && !exchange)
     fail("the program is one of several ranks, and has no exchange");
-  inputs_.resize(static_cast<size_t>(program.input_count()));
+  starts_ = static_cast<size_t>(program.find_port(PortCheck::starts));
+  lengths_ = static_cast<size_t>(program.find_port(PortCheck::lengths));
+  rows_ = static_cast<size_t>(program.find_port(PortCheck::row));
+  inputs_.resize(program.ports().size());
   memory_.inputs.resize(inputs_.size(), nullptr);
   memory_.table_strides.resize(program.groups().size(), 0);
   memory_.caches = resources_.caches();
@@ -56,67 +80,107 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
   }
 }
 
-void Executor::check(const StepArrays& inputs) const {
-  const int64_t tokens = static_cast<int64_t>(inputs.ids.size());
-  const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
-  if (tokens < 1 || tokens > kMaxTokens)
-    fail("ids has " + std::to_string(tokens) + " entries, not 1 to 2^20");
-  if (requests < 1 || requests > kMaxTokens) {
-    fail("kv_len has " + std::to_string(requests) + " entries, not 1 to 2^20");
+// Sizes first, then values: each input is as long as the step's T, B and R make it.
+Sizes Executor::check(const StepArrays& inputs) const {
+  const std::vector<Port>& ports = program_.ports();
+  if (inputs.ports.size() != ports.size()) fail("a step must have the arrays of its program");
+  Sizes sizes;
+  sizes.requests = static_cast<int64_t>(inputs.ports[lengths_].values.size());
+  sizes.rows = static_cast<int64_t>(inputs.ports[rows_].values.size());
+  const size_t first = static_cast<size_t>(
+      std::find_if(ports.begin(), ports.end(), [](const Port& p) { return p.shape[0] == kTokens; }) -
+      ports.begin());
+  sizes.tokens = static_cast<int64_t>(inputs.ports[first].values.size()) / inputs.ports[first].columns;
+  if (sizes.tokens < 1 || sizes.tokens > kMaxTokens)
+    fail(ports[first].name + " has " + std::to_string(sizes.tokens) + " entries, not 1 to 2^20");
+  if (sizes.requests < 1 || sizes.requests > kMaxTokens) {
+    fail(ports[lengths_].name + " has " + std::to_string(sizes.requests) + " entries, not 1 to 2^20");
   }
-  if (static_cast<int64_t>(inputs.rows.size()) > kMaxTokens) fail("rows has more than 2^20 entries");
-  check_length("positions", inputs.positions.size(), tokens, "T");
-  check_length("q_start", inputs.q_start.size(), requests + 1, "B + 1");
-  if (inputs.q_start[0] != 0) fail("q_start[0] is not 0");
-  for (int64_t b = 0; b < requests; ++b) {
-    if (inputs.q_start[b + 1] < inputs.q_start[b])
-      fail(entry("q_start", b + 1) + " is less than the one before");
+  if (sizes.rows > kMaxTokens) fail(ports[rows_].name + " has more than 2^20 entries");
+  for (size_t i = 0; i < ports.size(); ++i) {
+    const StepArray& array = inputs.ports[i];
+    const int64_t columns = ports[i].shape.size() > 1 ? ports[i].shape[1].constant : array.columns;
+    const std::string symbol = ports[i].shape[0].text() + (array.columns == 1 ? "" : " * width");
+    check_length(ports[i].name, array.values.size(), ports[i].shape[0].at(sizes) * columns, symbol);
   }
-  if (inputs.q_start[requests] != tokens) {
-    fail("q_start ends with " + std::to_string(inputs.q_start[requests]) +
-         ", not T = " + std::to_string(tokens));
+  check_values(inputs, starts_, sizes);
+  check_values(inputs, lengths_, sizes);
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (i != starts_ && i != lengths_) check_values(inputs, i, sizes);
   }
-  for (int64_t b = 0; b < requests; ++b) {
-    const int32_t own = inputs.q_start[b + 1] - inputs.q_start[b];
-    if (inputs.kv_len[b] < own) {
-      fail(entry("kv_len", b) + " = " + std::to_string(inputs.kv_len[b]) + " is less than the request's " +
-           std::to_string(own) + " tokens of this step");
-    }
+  return sizes;
+}
+
+void Executor::check_values(const StepArrays& inputs, size_t index, const Sizes& sizes) const {
+  const Port& port = program_.ports()[index];
+  const std::span<const int32_t> values = inputs.ports[index].values;
+  const std::span<const int32_t> starts = inputs.ports[starts_].values;
+  switch (port.check) {
+    case PortCheck::none:
+      break;
+    case PortCheck::index:
+      check_range(port.name, values, port.limit);
+      break;
+    case PortCheck::row:
+      check_range(port.name, values, sizes.tokens);
+      break;
+    case PortCheck::segments:
+      check_range(port.name, values, sizes.tokens + 1);
+      check_order(port.name, values);
+      break;
+    case PortCheck::starts:
+      if (values[0] != 0) fail(entry(port.name, 0) + " is not 0");
+      check_order(port.name, values);
+      if (values.back() != sizes.tokens) {
+        fail(port.name + " ends with " + std::to_string(values.back()) +
+             ", not T = " + std::to_string(sizes.tokens));
+      }
+      break;
+    case PortCheck::lengths:
+      for (int64_t b = 0; b < sizes.requests; ++b) {
+        const int32_t own = starts[b + 1] - starts[b];
+        if (values[b] < own) {
+          fail(entry(port.name, b) + " = " + std::to_string(values[b]) + " is less than the request's " +
+               std::to_string(own) + " tokens of this step");
+        }
+      }
+      break;
+    case PortCheck::slots:
+      check_range(port.name, values, resources_.blocks(static_cast<size_t>(port.group)) * kBlock);
+      break;
+    case PortCheck::table:
+      check_table(inputs, index);
+      break;
   }
-  check_range("ids", inputs.ids, program_.input_limit(kIds));
-  check_range("positions", inputs.positions, program_.input_limit(kPositions));
-  check_range("rows", inputs.rows, tokens);
-  if (inputs.groups.size() != program_.groups().size())
-    fail("slots and block_tables must name every cache group");
-  for (size_t g = 0; g < inputs.groups.size(); ++g) check_group(inputs, g);
 }
 
 // The table must give a block of the pool for every key that is read, and the slot of a token must be the
 // place in it where attention will look for the token. Blocks that lie before the window of a request's first
 // token aren't read.
-void Executor::check_group(const StepArrays& inputs, size_t g) const {
-  const StepArrays::Group& group = inputs.groups[g];
-  const std::string slots = program_.input_name(slots_input(static_cast<int>(g)));
-  const std::string table = program_.input_name(table_input(static_cast<int>(g)));
-  const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
-  const int64_t blocks = resources_.blocks(g);
-  const int64_t window = program_.groups()[g].attention_window;
-  check_length(slots, group.slots.size(), static_cast<int64_t>(inputs.ids.size()), "T");
-  check_length(table, group.table.size(), requests * group.width, "B * width");
-  check_range(slots, group.slots, blocks * kBlock);
-  if (program_.groups()[g].layers.empty()) return;
-  for (int64_t b = 0; b < requests; ++b) {
-    const int32_t* row = group.table.data() + b * group.width;
-    const int64_t length = inputs.kv_len[b];
-    const int64_t begin = inputs.q_start[b], end = inputs.q_start[b + 1];
+void Executor::check_table(const StepArrays& inputs, size_t index) const {
+  const std::vector<Port>& ports = program_.ports();
+  const size_t g = static_cast<size_t>(ports[index].group);
+  const CacheGroup& group = program_.groups()[g];
+  if (group.layers.empty()) return;
+  const size_t written = static_cast<size_t>(program_.find_port(PortCheck::slots, static_cast<int>(g)));
+  const std::string &table = ports[index].name, &slots = ports[written].name;
+  const std::span<const int32_t> starts = inputs.ports[starts_].values,
+                                 lengths = inputs.ports[lengths_].values;
+  const std::span<const int32_t> places = inputs.ports[written].values;
+  const int64_t width = inputs.ports[index].columns, blocks = resources_.blocks(g);
+  const int64_t window = group.attention_window;
+  for (int64_t b = 0; b < static_cast<int64_t>(lengths.size()); ++b) {
+    const int32_t* row = inputs.ports[index].values.data() + b * width;
+    const int64_t length = lengths[b];
+    const int64_t begin = starts[b], end = starts[b + 1];
     if (begin == end) continue;
-    if (length > group.width * kBlock) {
-      fail(table + " has " + std::to_string(group.width) + " blocks a request, too few for " +
-           entry("kv_len", b) + " = " + std::to_string(length));
+    if (length > width * kBlock) {
+      fail(table + " has " + std::to_string(width) + " blocks a request, too few for " +
+           entry(ports[lengths_].name, b) + " = " + std::to_string(length));
     }
     const int64_t first = length - (end - begin);
     const int64_t oldest = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
-    const int64_t owners = program_.groups()[g].owners, split_blocks = kSplit / kBlock;
+    const int64_t owners = group.owners, split_blocks = kSplit / kBlock;
     for (int64_t i = oldest / kBlock; i <= (length - 1) / kBlock; ++i) {
       if (row[i] < 0 || row[i] >= blocks) {
         fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
@@ -132,9 +196,9 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = first + t - begin;
       const int64_t wanted = row[position / kBlock] * kBlock + position % kBlock;
-      if (group.slots[t] != wanted) {
-        fail(entry(slots, t) + " = " + std::to_string(group.slots[t]) + " is not where " + table +
-             " has it, " + std::to_string(wanted));
+      if (places[t] != wanted) {
+        fail(entry(slots, t) + " = " + std::to_string(places[t]) + " is not where " + table + " has it, " +
+             std::to_string(wanted));
       }
     }
   }
@@ -143,36 +207,45 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
 // Copies the inputs to where the resolved steps expect them. As soon as something moves, the resolved steps
 // are forgotten: what comes behind it may run out of memory, and nobody would know at the next step.
 void Executor::copy_inputs(const StepArrays& inputs) {
-  const auto place = [this](int index) {
-    if (memory_.inputs[index] != inputs_[index].data()) shapes_.clear();
-    memory_.inputs[index] = inputs_[index].data();
-  };
-  const auto copy = [&](int index, std::span<const int32_t> values) {
-    inputs_[index].assign(values.begin(), values.end());
-    place(index);
-  };
-  copy(kIds, inputs.ids);
-  copy(kPositions, inputs.positions);
-  copy(kQStart, inputs.q_start);
-  copy(kKvLen, inputs.kv_len);
-  copy(kRowsInput, inputs.rows);
-  for (size_t g = 0; g < inputs.groups.size(); ++g) {
-    const StepArrays::Group& group = inputs.groups[g];
-    copy(slots_input(static_cast<int>(g)), group.slots);
-    int64_t& stride = memory_.table_strides[g];
-    if (group.width > stride) {
-      stride = (group.width + kTableRounding - 1) / kTableRounding * kTableRounding;
-      shapes_.clear();
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const StepArray& array = inputs.ports[i];
+    const Port& port = program_.ports()[i];
+    if (port.check != PortCheck::table) {
+      inputs_[i].assign(array.values.begin(), array.values.end());
+    } else {
+      int64_t& stride = memory_.table_strides[static_cast<size_t>(port.group)];
+      if (array.columns > stride) {
+        stride = (array.columns + kTableRounding - 1) / kTableRounding * kTableRounding;
+        shapes_.clear();
+      }
+      const size_t columns = static_cast<size_t>(array.columns),
+                   rows = array.values.size() / std::max<size_t>(columns, 1);
+      inputs_[i].resize(rows * static_cast<size_t>(stride));
+      for (size_t b = 0; b < rows; ++b) {
+        const auto row = array.values.subspan(b * columns, columns);
+        std::copy(row.begin(), row.end(), inputs_[i].begin() + static_cast<int64_t>(b) * stride);
+      }
     }
-    const int index = table_input(static_cast<int>(g));
-    std::vector<int32_t>& table = inputs_[index];
-    table.resize(inputs.kv_len.size() * static_cast<size_t>(stride));
-    for (size_t b = 0; b < inputs.kv_len.size(); ++b) {
-      const auto row =
-          group.table.subspan(b * static_cast<size_t>(group.width), static_cast<size_t>(group.width));
-      std::copy(row.begin(), row.end(), table.begin() + static_cast<int64_t>(b) * stride);
+    if (memory_.inputs[i] != inputs_[i].data()) shapes_.clear();
+    memory_.inputs[i] = inputs_[i].data();
+  }
+}
+
+// Rows of an output of the step that has just run.
+void Executor::take(const TakenRows& taken) const {
+  const Tap& tap = program_.taps()[taken.tap];
+  const Operand& operand = program_.tapped(tap);
+  const Place place = locate(program_, memory_, sizes_, operand, "output " + tap.name);
+  const bool of_tokens = operand.shape[0] == kTokens;
+  const int64_t width = place.shape[1];
+  for (int64_t r = 0; r < sizes_.rows; ++r) {
+    const int64_t at = (of_tokens ? inputs_[rows_][static_cast<size_t>(r)] : r) * place.strides[0];
+    float* to = taken.to + r * width;
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t from = at + i * place.strides[1];
+      to[i] = operand.dtype == Dtype::f32 ? place.as<const float>()[from]
+                                          : to_float(place.as<const uint16_t>()[from], operand.dtype);
     }
-    place(index);
   }
 }
 
@@ -239,9 +312,7 @@ void Executor::execute(const ResolvedStep& step) {
 }
 
 void Executor::begin(const StepArrays& inputs) {
-  check(inputs);
-  sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
-            static_cast<int64_t>(inputs.rows.size())};
+  sizes_ = check(inputs);
   copy_inputs(inputs);
   if (program_.of_several_ranks())
     exchange_->begin(program_.ranks());  // nobody still reads the last step's values
@@ -269,6 +340,9 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     } else {
       execute(step);
+    }
+    for (const TakenRows& taken : options.taken) {
+      if (program_.taps()[taken.tap].step == static_cast<size_t>(step.index)) take(taken);
     }
     if (options.watch) options.watch(static_cast<size_t>(step.index), false);
   }

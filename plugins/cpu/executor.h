@@ -12,23 +12,30 @@
 
 namespace ew {
 
-// The inputs of one step, borrowed from the caller. Shapes and meaning as contracts.StepInput has them.
+// One array of a step, borrowed from the caller: words of 32 bits, which are floats where the port says so.
+struct StepArray {
+  std::span<const int32_t> values;
+  int64_t columns = 1;  // of an array of two axes
+};
+
+// The inputs of one step, as Program::ports.
 struct StepArrays {
-  struct Group {
-    std::span<const int32_t> slots;  // [T]
-    std::span<const int32_t> table;  // [B, width]
-    int64_t width = 0;
-  };
-  std::span<const int32_t> ids, positions, q_start, kv_len, rows;
-  std::vector<Group> groups;  // as Program::groups
+  std::vector<StepArray> ports;
 };
 
 // Called before a step runs, and after; see Executor::places. What it throws ends the run.
 using Watch = std::function<void(size_t step, bool before)>;
 
+// Room for the rows of a tap, [R, width].
+struct TakenRows {
+  size_t tap = 0;  // in Program::taps
+  float* to = nullptr;
+};
+
 struct RunOptions {
   std::vector<double>* seconds = nullptr;  // [steps], set if not null
   Watch watch = {};
+  std::vector<TakenRows> taken = {};  // in any order
 };
 
 class Executor {
@@ -74,9 +81,11 @@ class Executor {
     uint64_t used = 0;
   };
 
-  void check(const StepArrays& inputs) const;
-  void check_group(const StepArrays& inputs, size_t group) const;
+  Sizes check(const StepArrays& inputs) const;
+  void check_values(const StepArrays& inputs, size_t port, const Sizes& sizes) const;
+  void check_table(const StepArrays& inputs, size_t port) const;
   void copy_inputs(const StepArrays& inputs);
+  void take(const TakenRows& taken) const;
   void prepare();
   void execute(const ResolvedStep& step);
 
@@ -87,6 +96,7 @@ class Executor {
   std::vector<int32_t> inverse_;              // of the permutation that was checked last
   Memory memory_;
   Sizes sizes_;
+  size_t starts_, lengths_, rows_;  // in Program::ports: where requests begin, their lengths, the rows
   std::vector<Shape> shapes_;
   const std::vector<ResolvedStep>* steps_ = nullptr;  // those of sizes_, once a run has begun
   uint64_t clock_ = 0;

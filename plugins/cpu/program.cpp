@@ -33,6 +33,10 @@ constexpr Name<Dtype> kDtypes[] = {
     {"i4", Dtype::i4},   {"u4", Dtype::u4},     {"fp8", Dtype::fp8}, {"i5", Dtype::i5},   {"u5", Dtype::u5},
     {"i6", Dtype::i6},   {"iq4", Dtype::iq4},   {"fp4", Dtype::fp4}, {"i3", Dtype::i3},   {"u3", Dtype::u3},
     {"i2", Dtype::i2},   {"u2", Dtype::u2}};
+constexpr Name<PortCheck> kChecks[] = {{"none", PortCheck::none},       {"index", PortCheck::index},
+                                       {"row", PortCheck::row},         {"starts", PortCheck::starts},
+                                       {"lengths", PortCheck::lengths}, {"segments", PortCheck::segments},
+                                       {"slots", PortCheck::slots},     {"table", PortCheck::table}};
 // How many values along K lie side by side, and what they may be. runtime/shared/panel_layouts.py has the
 // same depths for what packs weights.
 struct Layout {
@@ -81,6 +85,7 @@ const char* name_of(Dtype dtype) { return find(kDtypes, dtype).name; }
 const char* name_of(WeightLayout layout) { return find(kLayouts, layout).name; }
 bool parse_dtype(const char* name, Dtype* out) { return parse(kDtypes, name, out); }
 bool parse_layout(const char* name, WeightLayout* out) { return parse(kLayouts, name, out); }
+bool parse_check(const char* name, PortCheck* out) { return parse(kChecks, name, out); }
 
 std::map<std::string, int64_t> layout_depths() {
   std::map<std::string, int64_t> depths;
@@ -147,6 +152,24 @@ int Program::add_cache_group(CacheGroup group, int64_t block_size) {
   group.attention_window = -1;
   groups_.push_back(std::move(group));
   return index;
+}
+
+int Program::add_port(Port port) {
+  const std::string subject = "step input " + port.name;
+  if (!steps_.empty()) fail(subject, "step inputs come before the steps");
+  if (port.group >= static_cast<int>(groups_.size())) fail(subject, "there is no such cache group");
+  if (port.dtype != Dtype::i32 && port.dtype != Dtype::f32) fail(subject, "it is neither i32 nor f32");
+  if (port.dtype != Dtype::i32 && port.check != PortCheck::none) fail(subject, "only i32 is checked");
+  if (port.shape.empty() || port.shape.size() > 2) fail(subject, "its rank is not 1 or 2");
+  for (size_t i = 0; i < port.shape.size(); ++i) {
+    if (!sane(port.shape[i])) fail(subject, "a coefficient beyond 2^40");
+    if (i > 0 && !port.shape[i].is(port.shape[i].constant)) fail(subject, "its rows differ in size");
+  }
+  for (const Port& other : ports_) {
+    if (other.name == port.name) fail(subject, "the name is taken");
+  }
+  ports_.push_back(std::move(port));
+  return static_cast<int>(ports_.size()) - 1;
 }
 
 int Program::add_weight(Weight weight, int64_t bytes) {
@@ -233,21 +256,24 @@ void Program::verify_operand(const Operand& operand, const std::string& subject)
       break;
     }
     case OperandKind::input: {
-      if (!in_list(static_cast<size_t>(input_count()))) fail(name, "there is no such step input");
-      if (operand.dtype != Dtype::i32) fail(name, "step inputs are i32");
-      const int index = operand.index;
-      if (index >= kFirstGroup &&
-          (index - kFirstGroup) % 2 == 1) {  // a block table; its width is the caller's choice
+      if (!in_list(ports_.size())) fail(name, "there is no such step input");
+      const Port& port = ports_[operand.index];
+      if (operand.dtype != port.dtype) fail(name, std::string("the step input is ") + name_of(port.dtype));
+      if (port.check == PortCheck::table) {  // its width is the caller's choice
         if (operand.rank() != 2 || operand.shape[0] != kRequests) fail(name, "its shape is not [B, blocks]");
         break;
       }
-      const Affine size = index == kQStart      ? Affine{1, 0, 1, 0}
-                          : index == kKvLen     ? kRequests
-                          : index == kRowsInput ? kRows
-                                                : kTokens;
-      const bool whole =
-          operand.rank() == 1 && operand.shape[0] == size && operand.strides[0].is(1) && operand.offset.is(0);
-      if (!whole) fail(name, "it is not the whole step input, of shape [" + size.text() + "]");
+      bool whole = operand.shape == port.shape && operand.offset.is(0);
+      int64_t stride = 1;
+      for (int i = operand.rank() - 1; whole && i >= 0; --i) {
+        whole = operand.strides[i].is(stride);
+        stride *= std::max<int64_t>(operand.shape[i].constant, 1);
+      }
+      if (!whole) {
+        std::string shape;
+        for (const Affine& size : port.shape) shape += (shape.empty() ? "" : ", ") + size.text();
+        fail(name, "it is not the whole step input, of shape [" + shape + "]");
+      }
       break;
     }
     case OperandKind::cache:
@@ -288,9 +314,26 @@ void Program::set_logits(Operand logits) {
   logits_ = std::move(logits);
 }
 
+void Program::add_tap(Tap tap) {
+  const std::string subject = "output " + tap.name;
+  if (tap.step >= steps_.size() || tap.output >= steps_[tap.step].outputs.size())
+    fail(subject, "there is no such step, or output of one");
+  const Operand& operand = tapped(tap);
+  const bool floats =
+      operand.dtype == Dtype::f32 || operand.dtype == Dtype::bf16 || operand.dtype == Dtype::f16;
+  const bool ok = floats && operand.rank() == 2 &&
+                  (operand.shape[0] == kTokens || operand.shape[0] == kRows) &&
+                  operand.shape[1].is(operand.shape[1].constant) && operand.shape[1].constant > 0;
+  if (!ok) fail(subject, "operand " + operand.name + " is not of floats, [T, width] or [R, width]");
+  taps_.push_back(std::move(tap));
+}
+
 void Program::finish() {
-  if (logits_.shape.empty() && !of_several_ranks_)
+  if (logits_.shape.empty() && taps_.empty() && !of_several_ranks_)
     throw std::invalid_argument("the program has no output named logits");
+  for (const PortCheck needed : {PortCheck::starts, PortCheck::lengths, PortCheck::row}) {
+    if (find_port(needed) < 0) throw std::invalid_argument("the program lacks an array of every step");
+  }
   finished_ = true;
 }
 
@@ -301,16 +344,11 @@ int Program::find_cache(const std::string& group, int layer) const {
   return -1;
 }
 
-std::string Program::input_name(int index) const {
-  constexpr const char* kNames[] = {"ids", "positions", "q_start", "kv_len", "rows"};
-  if (index < kFirstGroup) return kNames[index];
-  const std::string kind = (index - kFirstGroup) % 2 == 0 ? "slots:" : "block_table:";
-  return kind + groups_[(index - kFirstGroup) / 2].name;
-}
-
-int64_t Program::input_limit(int index) const {
-  if (index == kIds) return id_limit_;
-  return index == kPositions ? position_limit_ : int64_t{1} << 31;
+int Program::find_port(PortCheck check, int group) const {
+  for (size_t i = 0; i < ports_.size(); ++i) {
+    if (ports_[i].check == check && ports_[i].group == group) return static_cast<int>(i);
+  }
+  return -1;
 }
 
 }  // namespace ew

@@ -63,14 +63,22 @@ bool parse_dtype(const char* name, Dtype* out);  // false, and no change, for an
 bool parse_layout(const char* name, WeightLayout* out);
 std::map<std::string, int64_t> layout_depths();  // by name: how many values along K lie side by side
 
-// Indices of operands of kind input. Cache group g has its slots at kFirstGroup + 2g and its block table
-// behind them.
-enum StepInputIndex : int { kIds, kPositions, kQStart, kKvLen, kRowsInput, kFirstGroup };
-inline int slots_input(int group) { return kFirstGroup + 2 * group; }
-inline int table_input(int group) { return kFirstGroup + 2 * group + 1; }
+// What the values of a step's array must be; runtime/shared/step_schema.py says what each means.
+enum class PortCheck : uint8_t { none, index, row, starts, lengths, segments, slots, table };
+bool parse_check(const char* name, PortCheck* out);  // false, and no change, for an unknown name
+
+// One of the arrays that a step brings, i32 or f32. Which there are is declared in step_schema.py.
+struct Port {
+  std::string name;
+  std::vector<Affine> shape;  // of a block table [B]: its width is each step's own
+  Dtype dtype = Dtype::i32;
+  PortCheck check = PortCheck::none;
+  int group = -1;                    // the cache group that it is of
+  int64_t limit = int64_t{1} << 31;  // of an index: its values are below, because embeddings look them up
+};
 
 // A strided view; strides and offset count elements. Of kind cache: `index` is the layer's place in
-// Program::caches, and there is no shape.
+// Program::caches, and there is no shape. Of kind input: in Program::ports.
 struct Operand {
   OperandKind kind = OperandKind::buffer;
   int index = 0;
@@ -160,11 +168,19 @@ struct CacheLayer {
   int layer = 0;
 };
 
+// A value that a step gives besides its logits: an output of one of its steps, [T, width] or [R, width],
+// whose rows are taken as soon as they are there.
+struct Tap {
+  std::string name;
+  size_t step = 0, output = 0;
+};
+
 // All add_ functions throw std::invalid_argument that names the thing and what is wrong with it. Add groups,
-// weights and buffers before the steps that use them.
+// then ports, weights and buffers before the steps that use them.
 class Program {
  public:
   int add_cache_group(CacheGroup group, int64_t block_size);
+  int add_port(Port port);
   int add_weight(Weight weight, int64_t bytes);
   int add_buffer(Buffer buffer);
   void set_arena(Affine bytes);
@@ -173,12 +189,15 @@ class Program {
   void add_step(const std::string& op, std::vector<Operand> inputs, std::vector<Operand> outputs,
                 const AttributeMap& attributes, const std::string& where);
   void set_logits(Operand logits);  // [R, V]
-  void finish();                    // throws if there are no logits, which one of several ranks may lack
+  void add_tap(Tap tap);            // after its step
+  void finish();                    // throws if it gives nothing, as one of several ranks may
 
   int find_cache(const std::string& group, int layer) const;  // -1 if there is none
 
   const std::vector<CacheGroup>& groups() const { return groups_; }
   const std::vector<CacheLayer>& caches() const { return caches_; }
+  const std::vector<Port>& ports() const { return ports_; }
+  const std::vector<Tap>& taps() const { return taps_; }
   const std::vector<Weight>& weights() const { return weights_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
   const std::vector<Step>& steps() const { return steps_; }
@@ -189,11 +208,8 @@ class Program {
   bool of_several_ranks() const { return of_several_ranks_; }  // it has steps in which ranks meet
   int64_t vocab_size() const { return logits_.shape.empty() ? 0 : logits_.shape[1].constant; }
   bool finished() const { return finished_; }
-  int input_count() const { return kFirstGroup + 2 * static_cast<int>(groups_.size()); }
-  std::string input_name(int index) const;
-  // Values of this input must be below the limit, because embeddings look them up; INT32_MAX + 1 if none
-  // does.
-  int64_t input_limit(int index) const;
+  int find_port(PortCheck check, int group = -1) const;  // -1 if there is none
+  const Operand& tapped(const Tap& tap) const { return steps_[tap.step].outputs[tap.output]; }
 
  private:
   friend class StepVerifier;
@@ -201,6 +217,8 @@ class Program {
 
   std::vector<CacheGroup> groups_;
   std::vector<CacheLayer> caches_;
+  std::vector<Port> ports_;
+  std::vector<Tap> taps_;
   std::vector<Weight> weights_;
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
@@ -209,7 +227,6 @@ class Program {
   RankGroup ranks_;
   bool of_several_ranks_ = false;
   Operand logits_;
-  int64_t id_limit_ = int64_t{1} << 31, position_limit_ = int64_t{1} << 31;
   bool finished_ = false;
 };
 

@@ -22,12 +22,10 @@ std::chrono::nanoseconds seconds(double count) {
   return std::chrono::nanoseconds(static_cast<int64_t>(count * 1e9));
 }
 
-void post(RankLink& link, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
-          const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
-          const Groups& groups) {
-  const StepArrays inputs = step_arrays(ids, positions, q_start, kv_len, rows, groups);
+void post(RankLink& link, const Executor& executor, const nb::dict& arrays) {
+  const HeldArrays inputs(executor.program(), arrays);
   const nb::gil_scoped_release release;
-  post_step(link, inputs);
+  post_step(link, inputs.step);
 }
 
 void run_steps(RankLink& link, Executor& executor) {
@@ -36,12 +34,11 @@ void run_steps(RankLink& link, Executor& executor) {
   run_posted_steps(link, executor);
 }
 
-nb::object pack(const Vector<int32_t>& ids, const Vector<int32_t>& positions, const Vector<int32_t>& q_start,
-                const Vector<int32_t>& kv_len, const Vector<int32_t>& rows, const Groups& groups) {
-  const StepArrays inputs = step_arrays(ids, positions, q_start, kv_len, rows, groups);
+nb::object pack(const Executor& executor, const nb::dict& arrays) {
+  const HeldArrays inputs(executor.program(), arrays);
   uint8_t* bytes = nullptr;
-  nb::object packed = new_array<uint8_t>({packed_bytes(inputs)}, &bytes);
-  pack_step(inputs, reinterpret_cast<char*>(bytes));
+  nb::object packed = new_array<uint8_t>({packed_bytes(inputs.step)}, &bytes);
+  pack_step(inputs.step, reinterpret_cast<char*>(bytes));
   return packed;
 }
 
@@ -96,8 +93,7 @@ void bind_rank_link(nb::module_& m) {
           "meet", [](RankLink& link) { link.meet({0, link.ranks()}); },
           nb::call_guard<nb::gil_scoped_release>())
       .def("wait_done", &RankLink::wait_done, nb::call_guard<nb::gil_scoped_release>())
-      .def("post", &post, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
-           "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a)
+      .def("post", &post, "executor"_a, "arrays"_a)
       .def("begin_step", &RankLink::begin_step)
       .def("run_posted_steps", &run_steps, "executor"_a)
       .def("stop", &RankLink::stop)
@@ -106,8 +102,7 @@ void bind_rank_link(nb::module_& m) {
       .def("abandon", &RankLink::abandon, "problem"_a);
   nb::class_<MessageExchange, Exchange>(m, "MessageExchange")
       .def("__init__", &make_exchange, "rank"_a, "move"_a);
-  m.def("pack_step", &pack, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
-        "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a);
+  m.def("pack_step", &pack, "executor"_a, "arrays"_a);
   m.def("run_packed_step", &run_packed, "step"_a.noconvert(), "executor"_a);
   m.attr("CACHE_ALIGN") = RankLink::kCacheAlign;
   m.def("die_with_parent", [] { prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); });

@@ -1,91 +1,75 @@
 #include "rank_steps.h"
 
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 namespace ew {
 namespace {
 
-//   int64   T, B, R, groups, then each group's width
-//   int32   ids [T], positions [T], q_start [B+1], kv_len [B], rows [R]; each group's slots [T] and table [B,
-//   width]
-constexpr size_t kSizes = 4;
+//   int64   the number of arrays, then of each its number of words and of columns
+//   int32   the arrays, in the order of the program's ports, which is the same on all ranks
+constexpr size_t kMostPorts = 1 << 16;
 
-struct Sizes64 {
-  int64_t tokens, requests, rows, groups;
-};
+void check_bytes(size_t needed, size_t there) {
+  if (needed > there) throw std::runtime_error("the step that rank 0 sent is cut off");
+}
+
+void append(char** at, int64_t value) {
+  std::memcpy(*at, &value, sizeof value);
+  *at += sizeof value;
+}
 
 void append(char** at, std::span<const int32_t> values) {
   if (!values.empty()) std::memcpy(*at, values.data(), values.size_bytes());
   *at += values.size_bytes();
 }
 
+int64_t take_number(std::span<const char>* left) {
+  int64_t value;
+  check_bytes(sizeof value, left->size());
+  std::memcpy(&value, left->data(), sizeof value);
+  *left = left->subspan(sizeof value);
+  return value;
+}
+
 std::span<const int32_t> take(std::span<const char>* left, int64_t count) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
-  if (count < 0 || count > (int64_t{1} << 40) || bytes > left->size()) {
-    throw std::runtime_error("the step that rank 0 sent is cut off");
-  }
-  const std::span<const int32_t> found(reinterpret_cast<const int32_t*>(left->data()),
-                                       static_cast<size_t>(count));
-  *left = left->subspan(bytes);
-  return found;
+  check_bytes(
+      count < 0 || count > (int64_t{1} << 40) ? SIZE_MAX : static_cast<size_t>(count) * sizeof(int32_t),
+      left->size());
+  const std::span<const int32_t> values(reinterpret_cast<const int32_t*>(left->data()),
+                                        static_cast<size_t>(count));
+  *left = left->subspan(values.size_bytes());
+  return values;
 }
 
 }  // namespace
 
 StepArrays unpack_step(std::span<const char> left) {
-  int64_t sizes[kSizes];
-  if (left.size() < sizeof sizes) throw std::runtime_error("the step that rank 0 sent is cut off");
-  std::memcpy(sizes, left.data(), sizeof sizes);
-  const auto [tokens, requests, rows, groups] = Sizes64{sizes[0], sizes[1], sizes[2], sizes[3]};
-  left = left.subspan(sizeof sizes);
-  std::vector<int64_t> widths(static_cast<size_t>(groups));
-  if (left.size() < widths.size() * sizeof(int64_t))
-    throw std::runtime_error("the step that rank 0 sent is cut off");
-  std::memcpy(widths.data(), left.data(), widths.size() * sizeof(int64_t));
-  left = left.subspan(widths.size() * sizeof(int64_t));
+  const size_t count = static_cast<size_t>(take_number(&left));
+  check_bytes(count > kMostPorts ? SIZE_MAX : 2 * count * sizeof(int64_t), left.size());
+  std::vector<std::pair<int64_t, int64_t>> sizes(count);
+  for (auto& [words, columns] : sizes) words = take_number(&left), columns = take_number(&left);
   StepArrays step;
-  step.ids = take(&left, tokens);
-  step.positions = take(&left, tokens);
-  step.q_start = take(&left, requests + 1);
-  step.kv_len = take(&left, requests);
-  step.rows = take(&left, rows);
-  for (const int64_t width : widths) {
-    StepArrays::Group group;
-    group.slots = take(&left, tokens);
-    group.table = take(&left, requests * width);
-    group.width = width;
-    step.groups.push_back(group);
-  }
+  for (const auto& [words, columns] : sizes) step.ports.push_back({take(&left, words), columns});
   return step;
 }
 
 size_t packed_bytes(const StepArrays& step) {
-  size_t bytes = (kSizes + step.groups.size()) * sizeof(int64_t);
-  for (const auto& values : {step.ids, step.positions, step.q_start, step.kv_len, step.rows})
-    bytes += values.size_bytes();
-  for (const StepArrays::Group& group : step.groups)
-    bytes += group.slots.size_bytes() + group.table.size_bytes();
+  size_t bytes = (1 + 2 * step.ports.size()) * sizeof(int64_t);
+  for (const StepArray& array : step.ports) bytes += array.values.size_bytes();
   return bytes;
 }
 
 void pack_step(const StepArrays& step, char* at) {
-  const auto append_size = [&](size_t size) {
-    const int64_t value = static_cast<int64_t>(size);
-    std::memcpy(at, &value, sizeof value);
-    at += sizeof value;
-  };
-  append_size(step.ids.size());
-  append_size(step.kv_len.size());
-  append_size(step.rows.size());
-  append_size(step.groups.size());
-  for (const StepArrays::Group& group : step.groups) append_size(static_cast<size_t>(group.width));
-  for (const auto& values : {step.ids, step.positions, step.q_start, step.kv_len, step.rows})
-    append(&at, values);
-  for (const StepArrays::Group& group : step.groups) {
-    append(&at, group.slots);
-    append(&at, group.table);
+  append(&at, static_cast<int64_t>(step.ports.size()));
+  for (const StepArray& array : step.ports) {
+    append(&at, static_cast<int64_t>(array.values.size()));
+    append(&at, array.columns);
   }
+  for (const StepArray& array : step.ports) append(&at, array.values);
 }
 
 void post_step(RankLink& link, const StepArrays& step) {

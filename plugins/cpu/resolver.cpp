@@ -47,6 +47,8 @@ Place StepResolver::place(const Operand& operand) const {
     result.data = reinterpret_cast<char*>(const_cast<int32_t*>(memory_.inputs[operand.index]));
     for (const Affine& size : operand.shape) result.shape.push_back(size.at(sizes_));
     result.strides.assign(result.shape.size(), 1);
+    for (size_t i = result.shape.size(); i-- > 1;)
+      result.strides[i - 1] = result.strides[i] * result.shape[i];
     return result;
   }
   // The kernels of bf16 and int8 take 2 and 4 values at a time, a row's last ones being padding.

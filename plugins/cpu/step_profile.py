@@ -103,5 +103,5 @@ class StepProfile:
 
 def sizes_of(step: StepInput) -> StepSizes:
     """The sizes of a step's inputs."""
-    lengths: Sequence[int] = np.diff(step.q_start).tolist()
+    lengths: Sequence[int] = step.counts.tolist()
     return StepSizes(tuple(lengths), tuple(step.kv_len.tolist()), len(step.rows))

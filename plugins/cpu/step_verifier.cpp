@@ -30,8 +30,8 @@ void StepVerifier::data(const Operand& operand, Dtype dtype, int low, int high, 
   const std::string name = "operand " + operand.name;
   require(operand.kind != OperandKind::cache, name + " is a cache");
   // Nor a block table: its rows are wider in memory than any shape here can say.
-  const bool table = operand.kind == OperandKind::input && operand.index >= kFirstGroup &&
-                     operand.index != slots_input((operand.index - kFirstGroup) / 2);
+  const bool table =
+      operand.kind == OperandKind::input && program_.ports()[operand.index].check == PortCheck::table;
   require(!table, name + " is a block table, which only attention reads");
   require(operand.dtype == dtype, name + " has the wrong dtype");
   require(operand.rank() >= low && operand.rank() <= high,
@@ -76,9 +76,9 @@ int64_t StepVerifier::size(const Operand& operand, int dimension) const {
 void StepVerifier::look_up(const Operand& ids, const Affine& rows) {
   data(ids, Dtype::i32, 1, 1);
   if (ids.kind != OperandKind::input) return;  // a run looks at what a step computes
-  require(ids.index == kIds || ids.index == kPositions, "operand " + ids.name + " can't be looked up");
-  int64_t& limit = ids.index == kIds ? program_.id_limit_ : program_.position_limit_;
-  limit = std::min(limit, rows.constant);
+  Port& port = program_.ports_[ids.index];
+  require(port.check == PortCheck::index, "operand " + ids.name + " can't be looked up");
+  port.limit = std::min(port.limit, rows.constant);
 }
 
 void StepVerifier::leading(const Operand& a, const Operand& b) const {
@@ -86,9 +86,11 @@ void StepVerifier::leading(const Operand& a, const Operand& b) const {
           "operands " + shape_text(a) + " and " + shape_text(b) + " differ in their rows");
 }
 
-void StepVerifier::input(const Operand& operand, int index) const {
-  require(operand.kind == OperandKind::input && operand.index == index,
-          "operand " + operand.name + " must be the step input " + program_.input_name(index));
+void StepVerifier::input(const Operand& operand, PortCheck check, int group) const {
+  const int index = program_.find_port(check, group);
+  require(index >= 0 && operand.kind == OperandKind::input && operand.index == index,
+          "operand " + operand.name + " must be the step input " +
+              (index < 0 ? "that the program lacks" : program_.ports()[index].name));
 }
 
 void StepVerifier::same_shape(const Operand& a, const Operand& b) const {

@@ -47,7 +47,8 @@ class StepVerifier {
   int64_t size(const Operand& operand, int dimension) const;  // a constant from 1 to 2^31 - 1
   void look_up(const Operand& ids, const Affine& rows);       // i32 [T], of a table with that many rows
   void leading(const Operand& a, const Operand& b) const;     // the same shape but for the last dimension
-  void input(const Operand& operand, int index) const;        // that step input
+  // The step input whose values are checked so.
+  void input(const Operand& operand, PortCheck check, int group = -1) const;
   void same_shape(const Operand& a, const Operand& b) const;
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;

@@ -25,12 +25,14 @@ from enginewright.runtime.shared.contracts import (
 )
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.step_arrays import part_of
+from enginewright.runtime.shared.step_schema import Array
 
 from ..cpu.sampling import RowSampler
 from ..gpu.carried_sampling import GpuSampler, OpenedSampler
 from ..gpu.cuda_driver import Device, Graph
 from ..gpu.sampling import chosen_rows
-from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, padded, parts
+from ..steps.packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, padded, parts
 from ..steps.paged_section import cache_tensors
 from .library import Context
 
@@ -101,7 +103,7 @@ class StepMemory:
                     for source, to in copied.tolist() if copied is not None else ():
                         self.device.copy(address + to * size, address + source * size, size)
 
-    def upload(self, arrays: Mapping[str, Int32Array], shape: StepShape) -> None:
+    def upload(self, arrays: Mapping[str, Array], shape: StepShape) -> None:
         """The inputs of a step of these sizes, in one copy."""
         if self._copying:
             self.device.synchronize()
@@ -179,7 +181,7 @@ class _Found:
 
 
 def _decodes(step: StepInput) -> bool:
-    return bool((np.diff(step.q_start) == 1).all())
+    return bool((step.counts == 1).all())
 
 
 class PackedSteps:
@@ -229,7 +231,7 @@ class PackedSteps:
         self._memory.prepare(step)
         found = self._found(step)
         for members in self._parts(step):
-            part, order = of_requests(step, members) if members is not None else (step, np.arange(len(step.rows)))
+            part, order = part_of(step, members) if members is not None else (step, np.arange(len(step.rows)))
             self._run_part(part, order, step.sampling, found)
         if step.sampling is None:
             return StepOutput(tokens=None, logits=found.logits)
@@ -266,7 +268,7 @@ class PackedSteps:
         tokens, requests = self._program.most(decodes=_decodes(step))
         if len(step.ids) <= tokens and len(step.kv_len) <= requests:
             return [None]
-        return parts(np.diff(step.q_start), self._program)
+        return parts(step.counts, self._program)
 
     def _run_part(
         self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found

@@ -12,20 +12,14 @@ import numpy as np
 
 from enginewright.runtime.shared.contracts import ExecutorCaps
 from enginewright.runtime.shared.errors import BundleError, RequestError, TargetError
+from enginewright.runtime.shared.step_schema import port_names
 
-from ..steps.packed_steps import StepLimits, StepShape, bucketed, rounded
+from ..steps.packed_steps import StepLimits, StepShape, bucketed, input_shapes, rounded
 from ..steps.paged_section import (
-    IDS,
-    KV_LEN,
     LOGITS,
-    POSITIONS,
-    Q_START,
-    ROWS,
     PagedProfile,
     PagedSection,
     cache_tensors,
-    slots_name,
-    table_name,
 )
 from .block_runs import StepMemory, StepWork
 from .checks import holds_copies
@@ -100,8 +94,7 @@ class PagedEngines:
                 self._pools[tensor.name] = (memory.blocks[group.name], group.block_size, *tensor.of_slot)
                 address = memory.caches[tensor.name]
                 self._addresses |= {tensor.name: address, tensor.written: address}
-        small = [IDS, POSITIONS, Q_START, KV_LEN, ROWS]
-        small += [name_of(g.name) for g in groups for name_of in (slots_name, table_name)]
+        small = list(port_names(group.name for group in groups))
         outputs = [LOGITS, *(written if section.caches == "aliased" else ())]
         for engine in engines:
             check_tensors(engine, list(self._pools), outputs, small)
@@ -172,17 +165,8 @@ class PagedEngines:
         """A new one, bound to a step's sizes and addresses."""
         engine = self._engines[shape.profile]
         context = engine.context(0, self._memory.device, self._scratch)
-        shapes: dict[str, tuple[int, ...]] = {
-            IDS: (shape.tokens,),
-            POSITIONS: (shape.tokens,),
-            Q_START: (shape.requests + 1,),
-            KV_LEN: (shape.requests,),
-            ROWS: (shape.rows,),
-        }
-        for group in self._memory.groups:
-            shapes[slots_name(group.name)] = (shape.tokens,)
-            shapes[table_name(group.name)] = (shape.requests, shape.blocks)
-        known = {name: dims for name, dims in (shapes | self._pools).items() if name in engine.tensors}
+        shapes = input_shapes(self._memory.groups, shape) | self._pools
+        known = {name: dims for name, dims in shapes.items() if name in engine.tensors}
         addresses = self._addresses | self._memory.inputs_of(shape)
         context.bind(known, {name: addresses[name] for name in engine.tensors})
         return context

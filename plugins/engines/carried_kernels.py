@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS, SLOTS, ports_in
 
 from ..gpu.carried_kernels import load_carried, read_by_stem
 from ..gpu.compile_ahead import CompiledKernel
@@ -20,7 +21,7 @@ from ..gpu.plugin_kernels import Launch, attention_launch, combine_launch, write
 from ..gpu.specs import AttentionShape, splits_of
 from ..gpu.tiles import SCALED_FORMATS, FloatType
 from ..steps.packed_steps import StepShape
-from ..steps.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
+from ..steps.paged_section import cache_tensors
 from .block_runs import StepMemory
 from .segments import AttentionKernels, AttentionStep
 
@@ -85,9 +86,8 @@ class AttentionLaunches:
             **caches,
             **{f"{name}_before": address for name, address in caches.items()},
             **{"k": buffers[step.k], "v": buffers[step.v], "q": buffers[step.q], "out": buffers[step.out]},
-            **{"sinks": buffers["sinks"], "slopes": buffers["slopes"], "slots": inputs[slots_name(group.name)]},
-            **{"q_start": inputs[Q_START], "kv_len": inputs[KV_LEN]},
-            "block_table": inputs[table_name(group.name)],
+            **{"sinks": buffers["sinks"], "slopes": buffers["slopes"]},
+            **ports_in(inputs, (SLOTS, *ATTENTION_PORTS), group.name),
         }
         self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), given)
         if not shape.decodes:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from enginewright.runtime.shared.errors import TargetError
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
 
 from .tiles import (
     SPLIT_KEYS,
@@ -232,7 +233,7 @@ def combine_constants(value_size: int) -> dict[str, Constant]:
 
 ARGUMENTS: Mapping[KernelName, tuple[str, ...]] = {
     "paged_attention": (
-        *("q", "k_cache", "v_cache", "k_scales", "v_scales", "block_table", "q_start", "kv_len", "sinks", "slopes"),
+        *("q", "k_cache", "v_cache", "k_scales", "v_scales", *ATTENTION_PORTS, "sinks", "slopes"),
         *("requests", "blocks", "q_stride", "pool", "total", "out", "lse"),
     ),
     "listed_attention": (
@@ -259,7 +260,7 @@ def attention_spec(
     queries, form = _POINTERS[shape.dtype], read_format(shape.cache, gpu)
     types = {"q": queries, "out": "*fp32" if split_keys else queries}
     types |= _cache_types(shape, "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache])
-    types |= dict.fromkeys(("block_table", "q_start", "kv_len"), "*i32")
+    types |= dict.fromkeys(ATTENTION_PORTS, "*i32")
     types |= dict.fromkeys(("sinks", "slopes", *(("lse",) if split_keys else ())), "*fp32")
     types |= dict.fromkeys(("requests", "blocks", "q_stride", *(("pool", "total") if clamp else ())), "i32")
     constants = attention_constants(shape, gpu, tile, split_keys) | ({"CLAMP": True} if clamp else {})

@@ -26,6 +26,8 @@ import numpy.typing as npt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from enginewright.runtime.shared.contracts import Int32Array, StepInput
+from enginewright.runtime.shared.step_arrays import packed_words, unpacked_words
+from enginewright.runtime.shared.step_schema import port_names
 
 _FOREVER = timedelta(days=1000)
 _STEPS, _VALUES = 1, 2  # tags of messages
@@ -311,32 +313,28 @@ class _Receiving:
             raise RuntimeError(str(e)) from e
 
 
-def packed_step(groups: Sequence[str], step: StepInput) -> Bytes:
-    """A step as bytes, for ranks that compute and don't sample: ``groups`` are the cache groups, in some order."""
+def packed_step(groups: Sequence[str], step: StepInput, ports: Sequence[str] = ()) -> Bytes:
+    """A step as bytes, for ranks that compute and don't sample.
+
+    ``groups``: the cache groups, in some order. ``ports``: further arrays, as in ``ExecutorCaps.ports``.
+    """
+    words = packed_words(step, port_names(groups, ports))
     none = np.zeros(0, np.int32)
-    arrays = [step.ids, step.positions, step.q_start, step.kv_len, step.rows]
-    for group in groups:
-        arrays += [step.slots[group], step.block_tables[group]]
-        arrays += [step.clears.get(group, none), step.copies.get(group, none)]
-    lengths = np.array([array.size for array in arrays], np.int32)
-    return np.concatenate([lengths, *(array.reshape(-1) for array in arrays)]).astype(np.int32).view(np.uint8)
+    blocks = [of.get(group, none) for of in (step.clears, step.copies) for group in groups]
+    words.append(np.array([array.size for array in blocks], np.int32))
+    return np.concatenate([*words, *(array.reshape(-1) for array in blocks)]).astype(np.int32).view(np.uint8)
 
 
-def unpacked_step(groups: Sequence[str], packed: Bytes) -> StepInput:
+def unpacked_step(groups: Sequence[str], packed: Bytes, ports: Sequence[str] = ()) -> StepInput:
     """What ``packed_step`` was given, without sampling and what is to be returned."""
     numbers = packed.copy().view(np.int32)
-    count = 5 + 4 * len(groups)
-    ends = count + np.cumsum(numbers[:count])
-    ids, positions, q_start, kv_len, rows, *of_groups = np.split(numbers, [count, *ends])[1:-1]
-    slots, tables, clears, copies = ({g: of_groups[4 * i + n] for i, g in enumerate(groups)} for n in range(4))
+    arrays, at = unpacked_words(numbers, port_names(groups, ports))
+    count = 2 * len(groups)
+    sizes, blocks = numbers[at : at + count], numbers[at + count :]
+    lists = np.split(blocks, np.cumsum(sizes)[:-1]) if count else []
+    clears, copies = (dict(zip(groups, part, strict=True)) for part in (lists[: len(groups)], lists[len(groups) :]))
     return StepInput(
-        ids=ids,
-        positions=positions,
-        q_start=q_start,
-        kv_len=kv_len,
-        rows=rows,
-        slots=slots,
-        block_tables={g: table.reshape(len(kv_len), -1) for g, table in tables.items()},
+        arrays,
         clears={g: blocks for g, blocks in clears.items() if blocks.size},
         copies={g: pairs.reshape(-1, 2) for g, pairs in copies.items() if pairs.size},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from enginewright.runtime.shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput
 from enginewright.runtime.shared.errors import RequestError
-
-from .paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
+from enginewright.runtime.shared.step_arrays import filled
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, ROWS, Array, group_port, port_of, ports_of
 
 
 @dataclass(frozen=True)
@@ -79,55 +79,22 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
     return found
 
 
-def of_requests(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
-    """A step of some of its requests, and which of the step's rows are theirs, in the part's order.
-
-    What is to be copied or cleared before the step isn't the part's.
-    """
-    counts = np.diff(step.q_start)[list(members)]
-    tokens = np.concatenate([np.arange(step.q_start[b], step.q_start[b + 1]) for b in members])
-    place = np.full(len(step.ids), -1, np.int32)
-    place[tokens] = np.arange(len(tokens), dtype=np.int32)
-    order = np.flatnonzero(place[step.rows] >= 0)
-    part = replace(
-        step,
-        ids=step.ids[tokens],
-        positions=step.positions[tokens],
-        q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        kv_len=step.kv_len[list(members)],
-        block_tables={name: table[list(members)] for name, table in step.block_tables.items()},
-        slots={name: slots[tokens] for name, slots in step.slots.items()},
-        rows=place[step.rows[order]],
-        copies={},
-        clears={},
-    )
-    return part, order
-
-
-def padded(step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shape: StepShape) -> dict[str, Int32Array]:
-    """The inputs of a step, with the sizes of ``shape``, by the names of ``plugins.steps.paged_section``.
+def padded(
+    step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shape: StepShape, ports: Sequence[str] = ()
+) -> dict[str, Array]:
+    """The inputs of a step, with the sizes of ``shape``, by their names in ``step_schema``.
 
     Tokens of padding belong to no request and are written nowhere; requests of padding have no tokens.
     """
-    tokens, requests = len(step.ids), len(step.kv_len)
-    arrays = {
-        IDS: _longer(step.ids, shape.tokens, 0),
-        POSITIONS: _longer(step.positions, shape.tokens, 0),
-        Q_START: _longer(step.q_start, shape.requests + 1, tokens),
-        KV_LEN: _longer(step.kv_len, shape.requests, 0),
-        ROWS: _longer(rows, shape.rows, 0),
-    }
-    for group in groups:
-        arrays[slots_name(group.name)] = _longer(step.slots[group.name], shape.tokens, -1)
-        table = np.full((shape.requests, shape.blocks), -1, np.int32)
-        given = step.block_tables[group.name]
-        # A tile may begin before the window: there it may read, and mask, another block of its request.
-        table[:requests, : given.shape[1]] = (
-            given
-            if not group.window
-            else np.where((given < 0) & (np.cumsum(given >= 0, axis=1) == 0), given.max(axis=1, keepdims=True), given)
-        )
-        arrays[table_name(group.name)] = table
+    windows = {group_port(BLOCK_TABLE, group.name) for group in groups if group.window}
+    arrays = {}
+    for name, shape_of in input_shapes(groups, shape, ports).items():
+        array = rows if name == ROWS else step.arrays[name]
+        if name in windows:
+            # A tile may begin before the window: there it may read, and mask, another block of its request.
+            before = (array < 0) & (np.cumsum(array >= 0, axis=1) == 0)
+            array = np.where(before, array.max(axis=1, keepdims=True), array)
+        arrays[name] = filled(port_of(name), array, shape_of)
     return arrays
 
 
@@ -140,18 +107,12 @@ def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32
         bad = ~np.isfinite(logits).all(axis=-1)
     if not bad.any():
         return np.empty(0, np.int32)
-    return np.unique(np.searchsorted(step.q_start, step.rows[bad], side="right") - 1).astype(np.int32)
+    return np.unique(step.requests_at(step.rows[bad])).astype(np.int32)
 
 
 def rounded(size: int, sizes: Sequence[int]) -> int:
     """``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
     return min(max(1 << (size - 1).bit_length(), sizes[0]), sizes[2])
-
-
-def _longer(array: npt.NDArray[Any], size: int, value: int) -> Int32Array:
-    result = np.full(size, value, np.int32)
-    result[: len(array)] = array
-    return result
 
 
 def bucketed(size: int, sizes: Sequence[int]) -> int:
@@ -163,13 +124,12 @@ def bucketed(size: int, sizes: Sequence[int]) -> int:
     return min(max(-(-size // unit) * unit, sizes[0]), sizes[2])
 
 
-def input_shapes(groups: Sequence[CacheGroup], of: StepShape | StepLimits) -> dict[str, tuple[int, ...]]:
-    """Each input's shape in a step of these sizes."""
-    shapes: dict[str, tuple[int, ...]] = {IDS: (of.tokens,), POSITIONS: (of.tokens,), Q_START: (of.requests + 1,)}
-    shapes |= {KV_LEN: (of.requests,), ROWS: (of.rows,)}
-    for group in groups:
-        shapes |= {slots_name(group.name): (of.tokens,), table_name(group.name): (of.requests, of.blocks)}
-    return shapes
+def input_shapes(
+    groups: Sequence[CacheGroup], of: StepShape | StepLimits, ports: Sequence[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """Each input's shape in a step of these sizes; ``ports``: further ones, as in ``ExecutorCaps.ports``."""
+    named = ports_of((group.name for group in groups), ports)
+    return {name: port.sizes(of.tokens, of.requests, of.rows, of.blocks) for name, port in named}
 
 
 def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits | StepShape) -> dict[str, int]:

@@ -1,14 +1,9 @@
 """The paged form of a step in TensorRT engines: what they take and give, and what they are built from.
 
 T packed tokens of B requests, R of whose logits are wanted; tables have room for M blocks a request, the pool of a
-cache group has P blocks of K tokens. Names and meaning are those of ``contracts.StepInput``; all integers are i32.
+cache group has P blocks of K tokens. The arrays of a step are those of ``runtime.shared.step_schema``, in i32; a slot
+of -1 isn't written. Besides, there are:
 
-    ids, positions           [T]
-    q_start                  [B + 1]
-    kv_len                   [B]
-    rows                     [R]
-    slots:GROUP              [T]              for each cache group; -1: the token isn't written
-    block_table:GROUP        [B, M]
     k_cache:L, v_cache:L     [P, K, Nkv, D]   for each layer L, of the cache group's type
     k_scales:L, v_scales:L   f32 [P, K, Nkv]  of caches of 8 bits
     logits                   f32 [R, V]
@@ -32,13 +27,13 @@ NETWORK_FILE = "network.json"
 KERNELS_FOLDER = "kernels"
 """The folder in the target's folder of the code that the plugins launch, for each compute capability."""
 
-IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
+LOGITS = "logits"
 
 
 class PagedProfile(Record, frozen=True, kw_only=True):
     """Sizes of the steps of one engine, each (least, best, most). Steps of ``decode`` have one token a request.
 
-    The same holds for all cache groups. q_start has one more than B.
+    The same holds for all cache groups.
     """
 
     phase: Literal["decode", "prefill"]
@@ -81,16 +76,6 @@ class PagedSection(Record, frozen=True, kw_only=True):
     split_keys: Positive
     summed_products: Count = 0
     caches: Literal["aliased", "ordered"] = "aliased"
-
-
-def slots_name(group: str) -> str:
-    """The input with the slots of a cache group's tokens."""
-    return f"slots:{group}"
-
-
-def table_name(group: str) -> str:
-    """The input with the block table of a cache group."""
-    return f"block_table:{group}"
 
 
 class CacheTensor(NamedTuple):

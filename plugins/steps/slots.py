@@ -65,9 +65,10 @@ def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32
             f"context: a request has {longest} tokens, and a slot holds {groups[0].block_size - 1}",
             hint="Open the model with a larger context.",
         )
-    first: Int32Array = step.block_tables[groups[0].name][:, 0]
+    tables = step.block_tables
+    first: Int32Array = tables[groups[0].name][:, 0]
     for group in groups[1:]:
-        if not np.array_equal(step.block_tables[group.name][:, 0], first):
+        if not np.array_equal(tables[group.name][:, 0], first):
             raise RequestError(
                 f"step: a request's slots in {groups[0].name} and {group.name} differ",
                 hint="Give each request the same slot in every cache group.",
@@ -99,23 +100,22 @@ def plan_runs(
     """
     if (decodes_alone := _decodes(step, slot_of, capacity)) is not None:
         return [decodes_alone]
-    counts = np.diff(step.q_start)
+    counts = step.counts
     rows_of: list[list[int]] = [[] for _ in counts]  # request -> which of step.rows are its own
-    owners = np.searchsorted(step.q_start, step.rows, side="right") - 1
-    for index, owner in enumerate(owners.tolist()):
+    for index, owner in enumerate(step.requests_at(step.rows).tolist()):
         rows_of[owner].append(index)
     requests = [b for b in np.argsort(slot_of, kind="stable").tolist() if counts[b]]
     decodes = _ranges([b for b in requests if counts[b] == 1], slot_of)
     alone = np.full(len(counts), prompts_alone) if chunks_together else step.kv_len > counts
     prefills = _padded([b for b in requests if counts[b] > 1], slot_of, counts, step.kv_len, capacity, alone)
-    return [_run(step, members, slot_of, rows_of, capacity) for members in decodes + prefills]
+    starts = np.cumsum(counts) - counts  # [B], the first token of each request
+    return [_run(step, members, slot_of, starts, rows_of, capacity) for members in decodes + prefills]
 
 
 def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | None:
     """The run of a step of decodes that all want logits, as most steps are; None if it is another, or takes several."""
     count = len(slot_of)
-    each = list(range(count + 1))
-    if not count or step.q_start.tolist() != each or step.rows.tolist() != each[:-1]:
+    if not count or step.counts.tolist() != [1] * count or step.rows.tolist() != list(range(count)):
         return None
     by_slot = sorted(slot_of.tolist())
     if any(after - before > MOST_HOLES + 1 for before, after in pairwise(by_slot)):
@@ -178,15 +178,21 @@ def _padded(
 
 
 def _run(
-    step: StepInput, members: Sequence[int], slot_of: Int32Array, rows_of: Sequence[Sequence[int]], capacity: int
+    step: StepInput,
+    members: Sequence[int],
+    slot_of: Int32Array,
+    starts: Int64Array,
+    rows_of: Sequence[Sequence[int]],
+    capacity: int,
 ) -> SlotRun:
     first, last = int(slot_of[members[0]]), int(slot_of[members[-1]])
-    longest = max(int(step.q_start[b + 1] - step.q_start[b]) for b in members)
+    counts = step.counts
+    longest = max(int(counts[b]) for b in members)
     ids = np.zeros((last - first + 1, longest), np.int64)
     places = np.full_like(ids, capacity - 1)
     wanted: dict[int, int] = {}  # row of the step's logits -> index into the run's tokens
     for b in members:
-        row, start, end = int(slot_of[b]) - first, int(step.q_start[b]), int(step.q_start[b + 1])
+        row, start, end = int(slot_of[b]) - first, int(starts[b]), int(starts[b] + counts[b])
         ids[row, : end - start] = step.ids[start:end]
         places[row] = np.arange(longest) + (int(step.kv_len[b]) - (end - start))
         wanted |= {r: row * longest + int(step.rows[r]) - start for r in rows_of[b]}

@@ -129,26 +129,18 @@ def random_step(
     """
     random = np.random.default_rng(_SEED)
     requests, longest = len(sizes.lengths), max(sizes.contexts)
-    starts = np.cumsum([0, *sizes.lengths], dtype=np.int32)  # [B+1]
-    spans = zip(sizes.lengths, sizes.contexts, strict=True)
-    positions = np.concatenate([np.arange(c - n, c, dtype=np.int32) for n, c in spans])  # [T]
-    owners = np.repeat(np.arange(requests), sizes.lengths)  # [T]
     tables: dict[str, Int32Array] = {}
-    slots: dict[str, Int32Array] = {}
     for group in groups:
-        width, size = -(-longest // group.block_size), group.block_size
+        width = -(-longest // group.block_size)
         blocks = np.arange(requests * width, dtype=np.int32)
-        table = (random.permutation(blocks) if mixed_blocks else blocks).reshape(requests, width)  # [B, blocks]
-        tables[group.name] = table
-        slots[group.name] = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
-    return StepInput(
-        ids=random.integers(0, vocabulary, len(positions), dtype=np.int32),
-        positions=positions,
-        q_start=starts,
-        kv_len=np.asarray(sizes.contexts, np.int32),
-        block_tables=tables,
-        slots=slots,
-        rows=(starts[1:] - 1).astype(np.int32),
+        tables[group.name] = (random.permutation(blocks) if mixed_blocks else blocks).reshape(requests, width)
+    return StepInput.packed(
+        ids=random.integers(0, vocabulary, sum(sizes.lengths), dtype=np.int32),
+        counts=sizes.lengths,
+        kv_len=sizes.contexts,
+        tables=tables,
+        groups=groups,
+        rows=np.cumsum(sizes.lengths) - 1,
     )
 
 

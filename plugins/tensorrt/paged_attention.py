@@ -31,6 +31,7 @@ import tensorrt.plugin as trtp
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.kv_formats import KV_FORMATS
+from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
 
 from ..gpu.compile_ahead import CompiledKernel
 from ..gpu.plugin_kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
@@ -178,7 +179,7 @@ class _Attention:
 def _register_attention(scaled: bool, in_parts: bool) -> None:
     name = f"ew::{'quantized_' if scaled else ''}paged_attention{'_parts' if in_parts else ''}"
     scales = ("k_scales", "v_scales") if scaled else ()
-    read = ("q", "k_cache", "v_cache", *scales, "block_table", "q_start", "kv_len", "sinks", "slopes")
+    read = ("q", "k_cache", "v_cache", *scales, *ATTENTION_PORTS, "sinks", "slopes")
     options = {"scale": float, "window": int, "softcap": float, "has_sinks": bool, "has_slopes": bool}
     if in_parts:
         options["split_keys"] = int

@@ -10,6 +10,16 @@ from msgspec import Meta, field
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.runtime.shared.records import Record, Sha256
+from enginewright.runtime.shared.step_schema import (
+    BLOCK_TABLE,
+    IDS,
+    KV_LEN,
+    POSITIONS,
+    Q_START,
+    ROWS,
+    SLOTS,
+    group_port,
+)
 
 from ..steps.x86_levels import LevelName
 
@@ -80,13 +90,13 @@ class StepArguments:
 
 
 def arguments_of(program: LoweredProgram) -> StepArguments:
-    """Those of a program's function."""
+    """Returns those of a program's function, in the order that libraries have always had."""
     groups = program.cache_groups
     return StepArguments(
         inputs=(
-            *("ids", "positions", "rows", "q_start", "kv_len"),
-            *(f"slots:{group.name}" for group in groups),
-            *(f"block_table:{group.name}" for group in groups),
+            *(IDS, POSITIONS, ROWS, Q_START, KV_LEN),
+            *(group_port(port, group.name) for port in (SLOTS, BLOCK_TABLE) for group in groups),
+            *program.ports,
         ),
         arena=("float32", "int32", "int8", "uint16"),
         weights=tuple(use.name for use in program.weights),

@@ -16,12 +16,12 @@ from ..shared.contracts import (
     SAMPLING_OPTIONS,
     CacheGroup,
     ExecutorCaps,
-    Int32Array,
     SamplingBatch,
     StepInput,
     StepOutput,
 )
 from ..shared.errors import RequestError
+from ..shared.step_arrays import with_padding
 from .base import Executor, Pending
 
 Number = TypeVar("Number", bound=np.generic)
@@ -144,40 +144,35 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: 
     if not (more or new or rows < bucket.rows):
         return step
     numbers = np.arange(more, dtype=np.int32)  # of the tokens of padding
+    smallest = min((g.block_size for g in groups), default=1)
     if bucket.kind == "batch":
-        smallest = min((g.block_size for g in groups), default=1)
         counts = np.ones(new, np.int32)
-        positions = numbers % np.int32(smallest)
-        lengths = positions + np.int32(1)
+        lengths = numbers % np.int32(smallest) + np.int32(1)
     else:
         counts = np.zeros(new, np.int32)
         counts[:1] = more
-        positions = numbers
         lengths = counts
-    tables, slots = {}, {}
+    tables = {}
     for group in groups:
-        first, size = np.int32(padding[group.name]), group.block_size
-        place = numbers // size if bucket.kind == "tokens" else numbers // smallest
-        blocks = first + place.astype(np.int32)  # [more], of each token
+        first = np.int32(padding[group.name])
         if bucket.kind == "batch":
-            own = blocks[:, None]  # [new, 1]
+            own = (first + numbers // smallest)[:, None]  # [new, 1]: those before a block's end share it
         else:
-            width = -(-more // size)
+            width = -(-more // group.block_size)
             own = np.full((new, max(width, 1)), -1, np.int32)
             own[:1, :width] = first + np.arange(width, dtype=np.int32)
-        tables[group.name] = _stacked(step.block_tables[group.name], own)
-        slots[group.name] = np.concatenate([step.slots[group.name], blocks * np.int32(size) + positions % size])
+        tables[group.name] = own
+    requests_of_padding = StepInput.packed(
+        ids=np.zeros(more, np.int32), counts=counts, kv_len=lengths, tables=tables, groups=groups, rows=()
+    )
     filled = max(bucket.rows, rows)
-    return replace(
-        step,
-        ids=_longer(step.ids, more),
-        positions=np.concatenate([step.positions, positions]),
-        q_start=np.concatenate([step.q_start, tokens + np.cumsum(counts, dtype=np.int32)]),
-        kv_len=np.concatenate([step.kv_len, lengths]),
-        block_tables=tables,
-        slots=slots,
-        rows=np.concatenate([step.rows, np.full(filled - rows, step.rows[0] if rows else 0, np.int32)]),
+    return StepInput(
+        with_padding(step, requests_of_padding.arrays, filled),
         sampling=None if step.sampling is None else _greedy(step.sampling, filled - rows),
+        return_logits=step.return_logits,
+        hidden=step.hidden,
+        clears=step.clears,
+        copies=step.copies,
     )
 
 
@@ -202,15 +197,6 @@ def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
 
 def _longer(array: npt.NDArray[Number], more: int, value: float = 0) -> npt.NDArray[Number]:
     return np.concatenate([array, np.full(more, value, array.dtype)])
-
-
-def _stacked(table: Int32Array, more: Int32Array) -> Int32Array:
-    """Block tables of different widths, one below the other, filled up with -1."""
-    width = max(table.shape[1], more.shape[1])
-    result = np.full((len(table) + len(more), width), -1, np.int32)
-    result[: len(table), : table.shape[1]] = table
-    result[len(table) :, : more.shape[1]] = more
-    return result
 
 
 class _Stripped:

@@ -16,6 +16,7 @@ from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
 
 from ..shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from ..shared.step_schema import SLOTS, group_port
 from .block_pool import BlockPool, pool_of
 from .kinds.base import CacheKind
 from .kinds.table import kind_of
@@ -242,7 +243,7 @@ class HeldBlocks:
         """Asserts that one request holds each block that a step writes: else another one would get wrong tokens."""
         for name, pool in self.pools.items():
             holders, pins, total = pool.holders, pool.pins, pool.total_blocks
-            for block in set((step.slots[name] // self.groups[name].block_size).tolist()):
+            for block in set((step.arrays[group_port(SLOTS, name)] // self.groups[name].block_size).tolist()):
                 assert block >= total or holders(block) - pins(block) == 1, (
                     f"block {block} of {name} isn't one request's"
                 )

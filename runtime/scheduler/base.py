@@ -13,6 +13,7 @@ from enginewright.runtime.requests.request import Generation, HiddenStates, Requ
 from enginewright.runtime.requests.structured import Guided
 
 from ..shared.contracts import CacheGroup, Int32Array, StepInput
+from ..shared.step_schema import provided
 
 
 @dataclass(slots=True, eq=False)
@@ -58,15 +59,13 @@ class Batch:
     alone: bool = True
 
 
-def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> StepInput:
-    """The arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps."""
+def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports: Sequence[str] = ()) -> StepInput:
+    """Makes the arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps.
+
+    ``ports``: those that the program takes besides the ones of every step, as in ``ExecutorCaps.ports``.
+    """
     starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
-    q_start = np.zeros(len(chunks) + 1, np.int32)  # [B+1]
-    np.cumsum(counts, out=q_start[1:])
-    owner = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)  # [T], the chunk of a token
-    positions = np.arange(len(owner), dtype=np.int32) + (starts - q_start[:-1])[owner]
-    row_end = np.cumsum(rows, dtype=np.int32)  # [B]
-    tables = {name: _block_table(chunks, name) for name in groups}
+    ends, row_ends = np.cumsum(counts, dtype=np.int32), np.cumsum(rows, dtype=np.int32)  # [B] each
     sampled: list[Row] = []
     most: list[int] = []  # top logprobs that are wanted
     rules: list[LogitRules | None] = []
@@ -95,14 +94,14 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         sampling.top_allowed = np.zeros(len(sampled), np.int32)
         sampling.top_allowed[searched] = 1
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
-    return StepInput(
-        ids=np.fromiter(tokens, np.int32, len(owner)),
-        positions=positions,
-        q_start=q_start,
+    return StepInput.packed(
+        ids=np.fromiter(tokens, np.int32, int(ends[-1])),
+        counts=counts,
         kv_len=starts + counts,
-        block_tables=tables,
-        slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
-        rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
+        tables={name: _block_table(chunks, name) for name in groups},
+        groups=groups.values(),
+        rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(ends - row_ends, rows),
+        more=provided(ports, chunks),
         sampling=sampling,
         return_logits=any(isinstance(c.request, Scoring) for c in chunks),
         hidden=tuple(sorted({i for c in chunks if isinstance(c.request, HiddenStates) for i in c.request.layers})),
@@ -115,9 +114,3 @@ def _block_table(chunks: Sequence[Chunk], group: str) -> Int32Array:
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
     return padded
-
-
-def _slots(table: Int32Array, owner: Int32Array, positions: Int32Array, size: int) -> Int32Array:
-    """Where each token's key and value go: block * K + place in the block.  [T]"""
-    where: Int32Array = table[owner, positions // size] * size + positions % size
-    return where

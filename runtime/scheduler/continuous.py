@@ -83,7 +83,7 @@ class ContinuousScheduler:
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()
         # Of steps that are in flight at a time, each is followed by one of the same requests.
-        self._inputs = [StepInputs(self.groups, caps.masks) for _ in range(caps.in_flight)]
+        self._inputs = [StepInputs(self.groups, caps.masks, caps.ports) for _ in range(caps.in_flight)]
         self._flying: set[Request] = set()  # whose step was scheduled, and isn't committed
         self._leaving: set[Request] = set()  # of these, who has ended, and keeps the blocks that the step writes to
         self._decoded_last = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.structured import Guided, Masks
 
 from ..shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
+from ..shared.step_schema import BLOCK_TABLE, IDS, KV_LEN, POSITIONS, SLOTS, group_port, provided
 from .base import Chunk, step_input
 
 
@@ -24,8 +26,12 @@ class StepInputs:
     This is Python between two steps, while the cores wait, so a step of decodes costs a few additions.
     """
 
-    def __init__(self, groups: Mapping[str, CacheGroup], masks: bool = True) -> None:
-        self._groups = groups
+    def __init__(self, groups: Mapping[str, CacheGroup], masks: bool = True, ports: Sequence[str] = ()) -> None:
+        self._groups, self._ports = groups, tuple(ports)  # what ``ExecutorCaps.ports`` names
+        self._of_groups = [
+            (name, group.block_size, group_port(BLOCK_TABLE, name), group_port(SLOTS, name))
+            for name, group in groups.items()
+        ]
         self._masks = masks  # whether they go to the executor; else lists
         self._requests: list[Request] = []  # of the last step, where each decoded a token
         self._tables: list[BlockTables] = []  # of these
@@ -43,9 +49,9 @@ class StepInputs:
         last, self._last = self._last, None  # after an error nothing follows from the last step
         again = last is not None and requests == self._requests and starts == self._starts
         if last is not None and again and all(chunk.count == 1 for chunk in chunks):
-            step = self._next(last)
+            step = self._next(last, chunks)
         else:
-            step = step_input(chunks, self._groups)
+            step = step_input(chunks, self._groups, self._ports)
             # Sequences of a beam search take each other's tokens.
             decodes = all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks)
             listed = step.sampling is not None and step.sampling.masks is not None and not self._masks
@@ -62,7 +68,7 @@ class StepInputs:
         self._last = step
         return step
 
-    def _next(self, last: StepInput) -> StepInput:
+    def _next(self, last: StepInput, chunks: Sequence[Chunk]) -> StepInput:
         """The step after ``last`` in which all its requests decode again."""
         assert last.sampling is not None
         versions = [tables.version for tables in self._tables]
@@ -70,19 +76,15 @@ class StepInputs:
         if versions != self._versions:
             changed = [b for b, version in enumerate(versions) if version != self._versions[b]]
             self._versions = versions
-        tables, slots = {}, {}
-        for name, group in self._groups.items():
-            tables[name], slots[name] = self._moved(name, group.block_size, last, changed)
-        return StepInput(
-            ids=np.array([request.tokens[-1] for request in self._requests], np.int32),
-            positions=last.kv_len,
-            q_start=last.q_start,
-            kv_len=last.kv_len + 1,
-            block_tables=tables,
-            slots=slots,
-            rows=last.rows,
-            sampling=self._drawn_next(last.sampling),
-        )
+        arrays = last.arrays.copy()  # rows, and where requests begin, are the same
+        lengths = arrays[KV_LEN]
+        arrays[IDS] = np.array([request.tokens[-1] for request in self._requests], np.int32)
+        arrays[POSITIONS], arrays[KV_LEN] = lengths, lengths + 1
+        for name, size, table, slots in self._of_groups:
+            arrays[table], arrays[slots] = self._moved(name, size, arrays[table], arrays[slots], changed)
+        if self._ports:
+            arrays.update(provided(self._ports, chunks))
+        return StepInput(arrays, sampling=self._drawn_next(last.sampling))
 
     def _drawn_next(self, last: SamplingBatch) -> SamplingBatch:
         """The parameters stay; what rules say of the next tokens may change."""
@@ -95,9 +97,11 @@ class StepInputs:
             sampling.masks = Masks(self._guided, len(self._requests))
         return sampling
 
-    def _moved(self, group: str, size: int, last: StepInput, changed: Sequence[int]) -> tuple[Int32Array, Int32Array]:
+    def _moved(
+        self, group: str, size: int, table: Any, last_slots: Any, changed: Sequence[int]
+    ) -> tuple[Int32Array, Int32Array]:
         """Returns block table and slots one token further: rows ``changed`` are read anew, the others stay."""
-        table, slots = last.block_tables[group], last.slots[group] + 1
+        slots = last_slots + 1
         if changed:
             rows = [self._tables[b][group] for b in changed]
             more = max(map(len, rows)) - table.shape[1]

@@ -6,16 +6,18 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from . import step_schema
 from .dtypes import stored_bytes
 from .kv_formats import SCALED_CACHES, CacheDtype
 from .records import Count, Positive, Record
+from .step_schema import BLOCK_TABLE, IDS, KV_LEN, POSITIONS, Q_START, ROWS, SLOTS, Array, group_port
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -267,28 +269,146 @@ class SamplingBatch:
 _OPTION_NAMES = (*SAMPLING_OPTIONS, *SAMPLING_LISTS, *(name for names in SAMPLING_LISTS.values() for name in names))
 
 
-@dataclass
 class StepInput:
-    """One step over T packed tokens of B requests; the same for every target. All integer arrays are int32.
+    """One step over T packed tokens of B requests, the same for every target. ``step_schema`` declares its arrays.
 
     Request b owns tokens q_start[b]:q_start[b+1]; after the step its cache holds kv_len[b] tokens, so its first token
     of this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
+
+    Args:
+        arrays: by their names in programs; None takes ``ports``.
+        ports: the arrays as keywords, those of cache groups as a mapping by group.
+
+    Attributes:
+        arrays: by their names in programs.
+        sampling: what is drawn at the rows; None: no tokens are sampled.
+        return_logits: whether the logits of the rows are wanted.
+        hidden: hidden states that are wanted, at the rows.
+        clears: cache group -> [n], blocks to make zero before the step.
+        copies: cache group -> [n, 2], blocks (from, to) to copy one after the other, after that and before the step.
     """
 
-    ids: Int32Array  # [T]
-    positions: Int32Array  # [T]
-    q_start: Int32Array  # [B+1], q_start[0] = 0, q_start[B] = T
-    kv_len: Int32Array  # [B]
-    block_tables: dict[str, Int32Array]  # cache group -> [B, blocks], padded with -1; -1 also before a window
-    slots: dict[str, Int32Array]  # cache group -> [T], block * K + slot in block
-    rows: Int32Array  # [R], the tokens (indices into T) whose logits are wanted
-    sampling: SamplingBatch | None = None  # None: no tokens are sampled
-    return_logits: bool = False
-    hidden: tuple[int, ...] = ()  # hidden states that are wanted, at the rows
-    clears: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n], blocks to make zero, then
-    copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy one
-    # after the other, both before the step
-    # Reserved: adapter ids [B], input embeddings [T, H].
+    __slots__ = ("arrays", "clears", "copies", "hidden", "return_logits", "sampling")
+
+    def __init__(
+        self,
+        arrays: dict[str, Array] | None = None,
+        *,
+        sampling: SamplingBatch | None = None,
+        return_logits: bool = False,
+        hidden: tuple[int, ...] = (),
+        clears: dict[str, Int32Array] | None = None,
+        copies: dict[str, Int32Array] | None = None,
+        **ports: Any,
+    ) -> None:
+        self.arrays = step_schema.flat(ports) if arrays is None else arrays
+        self.sampling, self.return_logits, self.hidden = sampling, return_logits, hidden
+        self.clears: dict[str, Int32Array] = {} if clears is None else clears
+        self.copies: dict[str, Int32Array] = {} if copies is None else copies
+
+    @classmethod
+    def packed(
+        cls,
+        *,
+        ids: Int32Array,
+        counts: npt.ArrayLike,
+        kv_len: npt.ArrayLike,
+        tables: Mapping[str, Int32Array],
+        groups: Iterable[CacheGroup],
+        rows: npt.ArrayLike,
+        more: Mapping[str, Array] | None = None,
+        **others: Any,
+    ) -> StepInput:
+        """Makes a step of requests whose tokens follow each other: positions, where they begin, and their slots.
+
+        Args:
+            ids: token ids, [T].
+            counts: tokens of each request, [B].
+            kv_len: tokens in its cache after the step, [B].
+            tables: cache group -> blocks of each request, [B, M].
+            groups: the cache groups, with their blocks' sizes.
+            rows: tokens whose outputs are wanted, [R].
+            more: arrays of ports that have a provider, by name.
+            others: further arguments of a step, such as ``sampling``.
+        """
+        lengths = np.asarray(kv_len, np.int32)
+        tokens = np.asarray(counts, np.int32)
+        starts = np.zeros(len(tokens) + 1, np.int32)
+        np.cumsum(tokens, out=starts[1:])
+        owners = np.repeat(np.arange(len(tokens), dtype=np.int32), tokens)  # [T], the request of a token
+        positions = np.arange(len(owners), dtype=np.int32) + (lengths - starts[1:])[owners]
+        arrays: dict[str, Array] = {
+            IDS: ids,
+            POSITIONS: positions,
+            Q_START: starts,
+            KV_LEN: lengths,
+            ROWS: np.asarray(rows, np.int32),
+        }
+        for group in groups:
+            size, table = group.block_size, tables[group.name]
+            arrays[group_port(SLOTS, group.name)] = _slots(table, owners, positions, size)
+            arrays[group_port(BLOCK_TABLE, group.name)] = table
+        arrays.update(more or {})
+        return cls(arrays, **others)
+
+    @property
+    def ids(self) -> Int32Array:
+        """Token ids, [T]."""
+        return self.arrays[IDS]  # type: ignore[return-value]
+
+    @property
+    def positions(self) -> Int32Array:
+        """The place of each token in its request, [T]."""
+        return self.arrays[POSITIONS]  # type: ignore[return-value]
+
+    @property
+    def q_start(self) -> Int32Array:
+        """The first token of each request, and T, [B+1]."""
+        return self.arrays[Q_START]  # type: ignore[return-value]
+
+    @property
+    def kv_len(self) -> Int32Array:
+        """Tokens of each request after the step, [B]."""
+        return self.arrays[KV_LEN]  # type: ignore[return-value]
+
+    @property
+    def rows(self) -> Int32Array:
+        """The tokens (indices into T) whose outputs are wanted, [R]."""
+        return self.arrays[ROWS]  # type: ignore[return-value]
+
+    @property
+    def slots(self) -> dict[str, Int32Array]:
+        """Cache group -> block * K + slot in block of each token, [T]."""
+        return step_schema.by_group(self.arrays, SLOTS)
+
+    @property
+    def block_tables(self) -> dict[str, Int32Array]:
+        """Cache group -> blocks of each request, [B, M], padded with -1; -1 also before a window."""
+        return step_schema.by_group(self.arrays, BLOCK_TABLE)
+
+    @property
+    def counts(self) -> Int32Array:
+        """Tokens of each request in this step, [B]."""
+        starts = self.q_start
+        return starts[1:] - starts[:-1]
+
+    def requests_at(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Returns the request that each of some tokens (indices into T) belongs to."""
+        return np.searchsorted(self.q_start, rows, side="right") - 1
+
+    def changed(self, **changes: Any) -> StepInput:
+        """Makes the step with other arrays, as keywords of the ports, or other attributes."""
+        others = {name: changes.pop(name, getattr(self, name)) for name in _STEP_OPTIONS}
+        return StepInput(self.arrays | step_schema.flat(changes), **others)
+
+
+def _slots(table: Int32Array, owner: Int32Array, positions: Int32Array, size: int) -> Int32Array:
+    """Returns where each token's key and value go: block * K + place in the block, [T]."""
+    places: Int32Array = table[owner, positions // size] * size + positions % size
+    return places
+
+
+_STEP_OPTIONS = tuple(name for name in StepInput.__slots__ if name != "arrays")
 
 
 NO_TOKEN = -1
@@ -324,6 +444,7 @@ class ExecutorCaps:
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
     ``owners``: ranks that divide keys and values: see ``kv_cache.cache_manager``.
     ``hidden``: hidden states that it can give: i is what goes into layer i, the last what the final norm gives.
+    ``ports``: arrays of steps that its program takes besides those of every step (``step_schema.PORTS``).
     """
 
     ragged: bool = True
@@ -338,6 +459,7 @@ class ExecutorCaps:
     owners: int = 1
     lacks: tuple[str, ...] = ()
     hidden: tuple[int, ...] = ()
+    ports: tuple[str, ...] = ()
 
 
 Default = float | int | bool | list[str | list[int]]

@@ -129,9 +129,9 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 class Operand(Record, frozen=True, kw_only=True):
     """A strided view. ``strides`` and ``offset`` count elements.
 
-    kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of a step
-    input (ids, positions, rows, q_start, kv_len, slots:GROUP, block_table:GROUP); ``cache``: a layer's KV cache, whose
-    name is ``GROUP/LAYER`` and whose shape and strides are empty; its dtype says nothing, the group has it.
+    kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of an array
+    of the step, as ``step_schema`` names them; ``cache``: a layer's KV cache, whose name is ``GROUP/LAYER`` and whose
+    shape and strides are empty; its dtype says nothing, the group has it.
     """
 
     kind: Literal["buffer", "weight", "input", "cache"]
@@ -185,7 +185,8 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class LoweredProgram(Record, frozen=True, kw_only=True):
-    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned.
+    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned. ``ports`` are the
+    arrays of a step that it takes besides those of every step: see ``step_schema``.
 
     Of a rank's program ``regions`` are the same for memory that ranks share, by (region, bytes), and ``ranks`` the
     first of those that compute its steps together, and how many they are.
@@ -200,6 +201,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
     arena_bytes: Affine = field(default_factory=Affine)
     regions: tuple[tuple[int, Affine], ...] = ()
     ranks: tuple[int, int] = (0, 1)
+    ports: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Stable text: the same program gives the same bytes."""

@@ -70,7 +70,7 @@ class Driver:
                 positions=positions.astype(np.int32),
                 q_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
                 kv_len=np.asarray([self.lengths[r] for r in work], np.int32),
-                block_tables={g: np.ascontiguousarray(tables) for g in self.groups},
+                block_table={g: np.ascontiguousarray(tables) for g in self.groups},
                 slots=slots,
                 rows=np.arange(len(ids), dtype=np.int32),
                 return_logits=True,

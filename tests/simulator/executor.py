@@ -376,10 +376,8 @@ class SimulatedExecutor:
 
 
 def _digest(step: StepInput) -> int:
-    arrays: list[Int32Array] = [step.ids, step.positions, step.q_start, step.kv_len, step.rows]
-    arrays += [*step.block_tables.values(), *step.slots.values(), *step.copies.values(), *step.clears.values()]
     digest = 0
-    for array in arrays:
+    for array in (*step.arrays.values(), *step.copies.values(), *step.clears.values()):
         digest = zlib.crc32(np.ascontiguousarray(array), digest)
     if step.sampling is not None:
         digest = zlib.crc32(step.sampling.seed, zlib.crc32(step.sampling.counter, digest))

@@ -121,7 +121,7 @@ def swapped_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: SimulatedExecutor, step: Any) -> Any:
         for name, table in step.block_tables.items():
             if self.steps % 5 == 4 and table.shape[1] > 2 and (table[:, :3] >= 0).all():
-                step.block_tables[name] = table[:, [1, 0, *range(2, table.shape[1])]]
+                step.arrays[f"block_table:{name}"] = table[:, [1, 0, *range(2, table.shape[1])]]
         return submit(self, step)
 
     monkeypatch.setattr(SimulatedExecutor, "submit", wrong)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, cast
@@ -130,7 +129,7 @@ class Doubled:
         sizes = {group.name: group.block_size for group in self.inner.cache_groups}
         tables = {n: np.concatenate((t[:, : self.tokens // sizes[n]], t), 1) for n, t in step.block_tables.items()}
         kv_len, positions = step.kv_len + np.int32(self.tokens), step.positions + np.int32(self.tokens)
-        return self.inner.submit(replace(step, block_tables=tables, kv_len=kv_len, positions=positions))
+        return self.inner.submit(step.changed(block_table=tables, kv_len=kv_len, positions=positions))
 
 
 def far(model: str, work: Workload) -> Report:

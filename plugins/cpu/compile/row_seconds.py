@@ -74,5 +74,5 @@ def row_seconds(
 
 def _all_rows(step: StepInput) -> StepInput:
     count = len(step.ids)
-    step.rows, step.sampling = np.arange(count, dtype=np.int32), sampling_batch([PLAIN] * count)
+    step = step.changed(rows=np.arange(count, dtype=np.int32), sampling=sampling_batch([PLAIN] * count))
     return step

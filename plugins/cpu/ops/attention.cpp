@@ -83,7 +83,7 @@ void verify_kv_write(StepVerifier& v) {
   const CacheGroup& cached = v.cache(v.in(3), &group);
   verify_cached_rows(v, v.in(0), cached, cached.key_size);
   verify_cached_rows(v, v.in(1), cached, cached.value_size);
-  v.input(v.in(2), slots_input(group));
+  v.input(v.in(2), PortCheck::slots, group);
   v.divides(group);
 }
 
@@ -123,7 +123,7 @@ void verify_rope_kv_write(StepVerifier& v) {
   v.require(cached.key_size <= kLongestHead, "cache group " + cached.name + " has heads of more than 2^10");
   v.data(v.out(), Dtype::f32, 3, 3);
   v.same_shape(v.in(0), v.out());
-  v.input(v.in(4), slots_input(group));
+  v.input(v.in(4), PortCheck::slots, group);
   v.divides(group);
   v.attributes().interleaved = v.flag("interleaved");
 }
@@ -159,9 +159,9 @@ const CacheGroup& verify_attention(StepVerifier& v) {
                 v.out().shape[0] == kTokens && v.out().shape[2].is(cached.value_size),
             "operands " + shape_text(v.in(0)) + ", " + shape_text(v.out()) + " don't fit cache group " +
                 cached.name);
-  v.input(v.in(2), table_input(group));
-  v.input(v.in(3), kQStart);
-  v.input(v.in(4), kKvLen);
+  v.input(v.in(2), PortCheck::table, group);
+  v.input(v.in(3), PortCheck::starts);
+  v.input(v.in(4), PortCheck::lengths);
   for (size_t i = 5; i < inputs; ++i) v.vector(v.in(i), heads);
   a.scale = static_cast<float>(v.number("scale"));
   a.softcap = static_cast<float>(v.number("softcap"));

@@ -22,7 +22,7 @@ void verify_take_rows(StepVerifier& v) {
   v.data(v.in(0), Dtype::f32, 2, 3);
   v.data(v.out(), Dtype::f32, v.in(0).rank(), v.in(0).rank());
   if (v.in(1).kind == OperandKind::input) {
-    v.input(v.in(1), kRowsInput);
+    v.input(v.in(1), PortCheck::row);
     v.require(v.in(0).shape[0] == kTokens,
               "operand " + shape_text(v.in(0)) + " has not the tokens that rows counts");
   } else {

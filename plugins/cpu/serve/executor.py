@@ -110,6 +110,7 @@ class CpuExecutor(HostBlocks):
             verifies=True,
             row_seconds=row_seconds,
             masks=True,
+            ports=program.ports,
             hidden=tuple(sorted(self._hidden)),
         )
         self.profile: StepProfile | None = None

@@ -25,6 +25,27 @@ inline std::vector<Affine> dense(const std::vector<Affine>& shape) {
   return strides;
 }
 
+// The arrays of every step, in the order of step_schema.py: these, then slots and block table of each cache
+// group.
+enum StepInputIndex : int { kIds, kPositions, kQStart, kKvLen, kRowsInput, kFirstGroup };
+inline int slots_input(int group) { return kFirstGroup + 2 * group; }
+inline int table_input(int group) { return kFirstGroup + 2 * group + 1; }
+
+inline void add_ports(Program* program) {
+  const auto add = [program](const std::string& name, const Affine& size, PortCheck check, int group = -1) {
+    program->add_port({name, {size}, Dtype::i32, check, group});
+  };
+  add("ids", kTokens, PortCheck::index);
+  add("positions", kTokens, PortCheck::index);
+  add("q_start", {1, 0, 1, 0}, PortCheck::starts);
+  add("kv_len", kRequests, PortCheck::lengths);
+  add("rows", kRows, PortCheck::row);
+  for (size_t g = 0; g < program->groups().size(); ++g) {
+    add("slots:" + program->groups()[g].name, kTokens, PortCheck::slots, static_cast<int>(g));
+    add("block_table:" + program->groups()[g].name, kRequests, PortCheck::table, static_cast<int>(g));
+  }
+}
+
 inline std::string numbered(std::string name, size_t number) { return name.append(std::to_string(number)); }
 
 struct StepPlan {
@@ -49,6 +70,7 @@ struct Plan {
 
   void build(Program* program) const {
     for (const CacheGroup& group : groups) program->add_cache_group(group, kBlock);
+    add_ports(program);
     for (const Weight& weight : weights) program->add_weight(weight, weight.bytes());
     for (const Buffer& buffer : buffers) program->add_buffer(buffer);
     program->set_arena(arena);
@@ -144,7 +166,9 @@ struct StepData {
     if (sample) rows.push_back(static_cast<int32_t>(ids.size()) - 1);
   }
 
-  StepArrays arrays() const { return {ids, positions, q_start, kv_len, rows, {{slots, table, width}}}; }
+  StepArrays arrays() const {
+    return {{{ids}, {positions}, {q_start}, {kv_len}, {rows}, {slots}, {table, width}}};
+  }
 };
 
 inline std::vector<int32_t> sequence(int length, int seed, int vocab) {

@@ -247,9 +247,9 @@ void executors_run_what_is_posted() {
   ew::Executor executor(model.program, {4}, 1, "portable");
   const std::vector<int32_t> ids = {5, 36, 1}, far = {5, 37, 1}, places = {0, 1, 2}, starts = {0, 3},
                              lengths = {3}, rows = {0, 2}, slots = {96, 97, 98}, table = {3};
-  ew::StepArrays step{ids, places, starts, lengths, rows, {{slots, table, 1}}};
+  ew::StepArrays step{{{ids}, {places}, {starts}, {lengths}, {rows}, {slots}, {table}}};
   for (int count = 0; count < 50; ++count) {
-    step.ids = count % 3 == 1 ? far : ids;
+    step.ports[0] = {count % 3 == 1 ? far : ids};
     ew::post_step(first, step);
     if (count % 3 == 1) {
       CHECK_THROWS(executor.run(step), std::invalid_argument);
@@ -257,7 +257,7 @@ void executors_run_what_is_posted() {
       executor.run(step);
     }
   }
-  step.ids = ids;
+  step.ports[0] = {ids};
   ew::post_step(first, step);
   executor.run(step);
   first.wait_done();

@@ -96,6 +96,7 @@ class CudaExecutor:
             max_requests=section.requests,
             shared_blocks=True,
             lacks=self._place.lacks(kernels),
+            ports=program.ports,
         )
         self._launcher = launcher = self._place.launcher(kernels, section)
         limits = limits_of(section, self.cache_groups, context)

@@ -12,6 +12,7 @@ import torch
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_schema import port_of
 
 from ...gpu.call import Call
 from ...gpu.carried_kernels import CarriedKernels
@@ -94,8 +95,8 @@ def specs_of(
     logits = None
     for shape in _shapes(section):
         inputs = {
-            name: torch.empty(size, dtype=torch.int32, device=_META)
-            for name, size in input_shapes(bound.groups, shape).items()
+            name: torch.empty(size, dtype=TORCH_DTYPES[port_of(name).dtype], device=_META)
+            for name, size in input_shapes(bound.groups, shape, program.ports).items()
         }
         _, logits = bound.bound(shape, inputs)
     if logits is not None:

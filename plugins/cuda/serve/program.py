@@ -16,6 +16,7 @@ from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
 from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.step_schema import Q_START
 
 from ...gpu.call import Call, DeviceArray
 from ...gpu.sampling_calls import SamplingMemory
@@ -31,7 +32,6 @@ from ...gpu.step_calls import (
 )
 from ...gpu.tiles import FORMS, GpuLimits, Tile
 from ...steps.packed_steps import StepLimits, StepShape
-from ...steps.paged_section import Q_START
 from .exchange import Exchange
 from .ops import (
     EXCHANGED,
@@ -120,7 +120,7 @@ class CudaProgram:
     def bound(self, shape: StepShape, inputs: Mapping[str, Tensor]) -> tuple[list[Work], Tensor | None]:
         """What runs a step of these sizes, in order, and its logits [R, V]; None of ranks that have none.
 
-        ``inputs``: by the names of ``plugins.steps.paged_section``, int32 at addresses that stay. Raises BundleError
+        ``inputs``: by the names of ``runtime.shared.step_schema``, int32 at addresses that stay. Raises BundleError
         for a program that isn't of this form.
         """
         self._sizes = (shape.tokens, shape.requests, shape.rows)
@@ -239,8 +239,8 @@ class CudaProgram:
             self._lists[window] = torch.empty(size, dtype=torch.int32, device=self.device)
         if window not in self._listed:
             self._listed.add(window)
-            q_start = self._inputs[Q_START] if self._mixed else None
-            call = work_call(kv_len, self._lists[window], window, self.limits.requests, q_start=q_start)
+            starts = self._inputs[Q_START] if self._mixed else None
+            call = work_call(kv_len, self._lists[window], window, self.limits.requests, q_start=starts)
             works.append(self.launch(call))
         return self._lists[window]
 

@@ -76,7 +76,7 @@ def open_part(told: bytes, rank: int) -> Opened:
         collectives.open(store, executor.device)
         while True:
             packed, _ = mail.next_step()
-            executor.submit(unpacked_step(groups, packed))
+            executor.submit(unpacked_step(groups, packed, program.ports))
 
     return mail, run_steps
 

@@ -108,7 +108,7 @@ class RankedCudaExecutor:
         self._own.check(step)  # nothing has been sent yet: the others don't wait
         self._others.raise_if_lost()
         try:
-            self._others.mail.post(packed_step(self._order, step), np.zeros(0, np.uint8))
+            self._others.mail.post(packed_step(self._order, step, self.caps.ports), np.zeros(0, np.uint8))
             return _Sent(self, self._own.submit(step))
         except SilentRankError as e:
             self._others.lose(e.rank, e.problem, e)

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.shared.step_arrays import part_of
+from enginewright.runtime.shared.step_schema import port_of
 
 from ...gpu.sampling import (
     chosen_rows,
@@ -36,7 +38,6 @@ from ...steps.packed_steps import (
     StepShape,
     bucketed,
     input_shapes,
-    of_requests,
     padded,
     parts,
     rounded,
@@ -146,12 +147,12 @@ class CudaSteps:
             return self._by_rows(step)
         shape = self._shape_of(step, _blocks_of(step))
         bound = self._bound_for(shape)
-        arrays = padded(step, step.rows, self._program.groups, shape)
+        arrays = padded(step, step.rows, self._program.groups, shape, self._program.program.ports)
         if bound.copied is not None:
             bound.copied.synchronize()
         staged = bound.staged.numpy()
         for name, array in arrays.items():
-            staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1)
+            staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1).view(np.int32)
         write_options(staged, bound.places, step.sampling, shape.rows)
         bound.uploaded.copy_(bound.staged, non_blocking=True)
         if bound.copied is not None:
@@ -192,8 +193,8 @@ class CudaSteps:
     def _in_parts(self, step: StepInput) -> _Started:
         """Requests that don't fit into one step, one part after the other; their logits together."""
         found: Tensor | None = None
-        for members in parts(np.diff(step.q_start), self):
-            part, order = of_requests(replace(step, sampling=None, return_logits=True), members)
+        for members in parts(step.counts, self):
+            part, order = part_of(step.changed(sampling=None, return_logits=True), members)
             logits = self.start(part).logits
             if logits is None:
                 continue
@@ -204,17 +205,17 @@ class CudaSteps:
 
     def _by_rows(self, step: StepInput) -> _Started:
         """More rows than there is room for: the step runs again for the others, which writes the same."""
-        pieces, once = [], replace(step, sampling=None, return_logits=True, copies={}, clears={})
+        pieces, once = [], step.changed(sampling=None, return_logits=True, copies={}, clears={})
         for start in range(0, len(step.rows), self._limits.rows):
             rows = step.rows[start : start + self._limits.rows]
-            logits = self.start(replace(once, rows=rows)).logits
+            logits = self.start(once.changed(rows=rows)).logits
             pieces += [logits] if logits is not None else []
         found = torch.cat(pieces) if pieces else None
         return self._started(step, found, self._draw_apart(found, step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
         tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
-        single = np.diff(step.q_start) == 1
+        single = step.counts == 1
         decodes = bool(single.all())
         limits = self._limits
         return StepShape(
@@ -231,10 +232,12 @@ class CudaSteps:
         if shape in self._bound:
             self._bound.move_to_end(shape)
             return self._bound[shape]
-        sizes = input_shapes(self._program.groups, shape)
+        ports = self._program.program.ports
+        sizes = input_shapes(self._program.groups, shape, ports)
         words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
         places, staged, uploaded = self._upload_memory(words)
         inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
+        inputs |= {name: inputs[name].view(torch.float32) for name in ports if port_of(name).dtype == "f32"}
         with self._counted("late_binds"):
             works, logits = self._program.bound(shape, inputs)
         copied = torch.cuda.Event() if staged.is_pinned() else None

@@ -15,20 +15,23 @@ from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.step_schema import (
+    ATTENTION_PORTS,
+    IDS,
+    KV_LEN,
+    POSITIONS,
+    Q_START,
+    ROWS,
+    port_names,
+    port_of,
+)
 
 from ...graphs.emit_model import emit_call, model_of
 from ...graphs.graph import GraphBuilder, Value
 from ...graphs.weights import ExternalWeights
 from ...steps.paged_section import (
-    IDS,
-    KV_LEN,
     LOGITS,
-    POSITIONS,
-    Q_START,
-    ROWS,
     cache_tensors,
-    slots_name,
-    table_name,
 )
 from .network import (
     KV_WRITE,
@@ -59,6 +62,7 @@ class PagedBuilder(GraphBuilder):
         self.caches: dict[str, tuple[str, ...]] = {}  # by what a write gives for keys, or for values: all it gives
         groups = [group.stored_as(floats) for group in program.cache_groups]
         self.groups = {layer: group for group in groups for layer in group.layers}
+        self.ports = port_names(group.name for group in groups)
         self.own: Mapping[Any, Callable[[Node, Mapping[str, Any]], Value]] = {
             ew.kv_write.default: self._kv_write,
             ew.paged_attention.default: self._paged_attention,
@@ -75,8 +79,8 @@ class PagedBuilder(GraphBuilder):
         """The whole graph; weights are external data."""
         vocabulary = int(self.expressions(self.program.logits)[-1])
         self.outputs[LOGITS] = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["R", vocabulary])
-        for name, shape in ((IDS, ["T"]), (POSITIONS, ["T"]), (ROWS, ["R"]), (Q_START, ["B + 1"]), (KV_LEN, ["B"])):
-            self._add_input(name, TensorProto.INT32, shape)
+        for name in (IDS, POSITIONS, ROWS, Q_START, KV_LEN):  # in the order that networks have always had
+            self._add_input(name, TensorProto.INT32, _shape_of(name))
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._add_placeholder(node)
@@ -94,12 +98,14 @@ class PagedBuilder(GraphBuilder):
     def _add_placeholder(self, node: Node) -> None:
         """Integers have 32 bits outside and 64 in the graph; what only plugins read stays as it is."""
         name = str(node.target)
-        if name in (IDS, POSITIONS, ROWS):
+        if name not in self.ports:
+            return
+        if port_of(name).check in ("index", "row"):
             self.names[node] = self.op("Cast", name, to=TensorProto.INT64)
-        elif name in (Q_START, KV_LEN) or name.startswith((slots_name(""), table_name(""))):
-            if name not in self.inputs:
-                self._add_input(name, TensorProto.INT32, ["T"] if name.startswith(slots_name("")) else ["B", "M"])
-            self.names[node] = name
+            return
+        if name not in self.inputs:
+            self._add_input(name, TensorProto.INT32, _shape_of(name))
+        self.names[node] = name
 
     def _narrow(self, value: object) -> str:
         return self._in_type(self.cast(value, torch.float32), self.element)
@@ -127,7 +133,7 @@ class PagedBuilder(GraphBuilder):
 
     def _paged_attention(self, node: Node, a: Mapping[str, Any]) -> Value:
         caches = self.caches[str(self.value(a["k_cache"]))]
-        given = [self._narrow(a["q"]), *caches, *(self.value(a[name]) for name in ("block_table", "q_start", "kv_len"))]
+        given = [self._narrow(a["q"]), *caches, *(self.value(a[name]) for name in ATTENTION_PORTS)]
         for name in ("sinks", "slopes"):
             given.append("" if a[name] is None else self.wide(self.cast(a[name], torch.float32)))
         out = f"{PAGED_ATTENTION}_{len(self.nodes)}"
@@ -135,6 +141,10 @@ class PagedBuilder(GraphBuilder):
         self._plugin(QUANTIZED_PAGED_ATTENTION if len(caches) > 2 else PAGED_ATTENTION, given, (out,), **fixed)
         self._types[out] = self.element
         return out
+
+
+def _shape_of(name: str) -> list[int | str | None]:
+    return ["B + 1" if size == "B+1" else size for size in port_of(name).shape]
 
 
 def describe_network(program: Program, weights: ExternalWeights, floats: FloatDtype) -> Network:

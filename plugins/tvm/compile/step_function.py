@@ -10,8 +10,10 @@ import tvm
 from tvm import relax, tirx
 
 from enginewright.plugins.steps.x86_levels import Level
+from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
+from enginewright.runtime.shared.step_schema import port_of
 
 from ..section import RUN_STEP, STEP, StepArguments, arguments_of, stored_type
 from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
@@ -125,10 +127,10 @@ class _Parameters:
     weight_types: Sequence[str]
 
     def __post_init__(self) -> None:
-        def dims(name: str) -> int:
-            return 2 if name.startswith("block_table:") else 1
-
-        self._inputs = {name: _vector(f"input{i}", "int32", dims(name)) for i, name in enumerate(self.given.inputs)}
+        self._inputs = {
+            name: _vector(f"input{i}", DTYPES[port.dtype].tvm, len(port.shape))
+            for i, (name, port) in enumerate((name, port_of(name)) for name in self.given.inputs)
+        }
         self._arena = {dtype: _vector(f"arena_{dtype}", dtype) for dtype in self.given.arena}
         kinds = [relax.TensorType(dtype=dtype, ndim=1) for dtype in self.weight_types]
         self._weights = relax.Var("weights", relax.TupleType(kinds))

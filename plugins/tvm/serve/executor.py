@@ -55,7 +55,7 @@ class TvmExecutor(HostBlocks):
         self._bundle, self._target = bundle, target
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
-        self.caps = ExecutorCaps(shared_blocks=True, masks=True)
+        self.caps = ExecutorCaps(shared_blocks=True, masks=True, ports=program.ports)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         self._level, self._kernels = level, section.kernels
@@ -198,16 +198,7 @@ class TvmStep:
         return arena.view(np.float32)[start : start + rows * columns].reshape(rows, columns)
 
     def _named(self, step: StepInput) -> list[tuple[str, Array]]:
-        named = {
-            "ids": step.ids,
-            "positions": step.positions,
-            "rows": step.rows,
-            "q_start": step.q_start,
-            "kv_len": step.kv_len,
-            **{f"slots:{name}": array for name, array in step.slots.items()},
-            **{f"block_table:{name}": array for name, array in step.block_tables.items()},
-        }
-        return [(name, named[name]) for name in self._given.inputs]
+        return [(name, step.arrays[name]) for name in self._given.inputs]
 
     def _input(self, name: str, array: Array) -> Any:
         """It in memory where TVM takes it, which stays as long as its shape does."""

@@ -82,7 +82,7 @@ def _logits(
     output = runnable.run(
         StepInput(
             **{name: inputs[name] for name in ("ids", "positions", "q_start", "kv_len", "rows")},
-            block_tables={g: inputs[f"block_table:{g}"] for g in groups},
+            block_table={g: inputs[f"block_table:{g}"] for g in groups},
             slots={g: inputs[f"slots:{g}"] for g in groups},
             return_logits=True,
         )

@@ -215,7 +215,7 @@ def step_input(
         positions=np.array(positions, int32),
         q_start=q_start.astype(int32),
         kv_len=np.array(lengths, int32),
-        block_tables={group: table.copy() for group in groups},
+        block_table={group: table.copy() for group in groups},
         slots={group: np.array(slots, int32) for group in groups},
         rows=np.array(rows if rows is not None else q_start[1:] - 1, int32),
         sampling=sampling,

@@ -197,8 +197,8 @@ def test_two_groups_have_tables_of_their_own() -> None:
         b.step("kv_write", [x, x, b.input(f"slots:{name}"), b.cache(f"{name}/{i}")], [])
     program = b.build(blocks={"one": 2, "two": 4})
     step = step_input([[1, 2, 3]], groups=["one", "two"])
-    step.slots["two"] += 3 * 32
-    step.block_tables["two"] += 3
+    step.arrays["slots:two"] += 3 * 32
+    step.arrays["block_table:two"] += 3
     program.run(step)
     for name, layer, block in (("one", 0, 0), ("two", 1, 3)):
         np.testing.assert_array_equal(program.cache_arrays(name, layer)[1][block, 0, :3], table[[1, 2, 3]])

@@ -17,30 +17,24 @@ ONES = np.ones((6, 8), np.float32)
 
 def set_entry(name: str, index: int, value: int) -> Callable[[StepInput], None]:
     def change(step: StepInput) -> None:
-        array = getattr(step, name)
-        array = array["full"] if isinstance(array, dict) else array
-        array.reshape(-1)[index] = value
+        step.arrays[name].reshape(-1)[index] = value
 
     return change
 
 
 def cut(name: str) -> Callable[[StepInput], None]:
     def change(step: StepInput) -> None:
-        array = getattr(step, name)
-        if isinstance(array, dict):
-            array["full"] = array["full"][..., :-1]
-        else:
-            setattr(step, name, array[:-1])
+        step.arrays[name] = step.arrays[name][..., :-1]
 
     return change
 
 
 def as_int64(step: StepInput) -> None:
-    step.ids = step.ids.astype(np.int64)  # type: ignore[assignment]
+    step.arrays["ids"] = step.ids.astype(np.int64)  # type: ignore[assignment]
 
 
 def other_group(step: StepInput) -> None:
-    step.slots["sliding"] = step.slots["full"]
+    step.arrays["slots:sliding"] = step.arrays["slots:full"]
 
 
 # The step: two requests, 3 tokens behind 31, and 1 token behind nothing; blocks 0 and 1, and 2.
@@ -49,11 +43,11 @@ BAD_STEPS: list[tuple[Callable[[StepInput], None], str]] = [
     (set_entry("ids", 0, -1), r"ids\[0\] = -1"),
     (set_entry("positions", 1, -4), r"positions\[1\] = -4"),
     (set_entry("rows", 0, 4), r"rows\[0\] = 4 is not in \[0, 4\)"),
-    (set_entry("slots", 0, 8 * 32), r"slots:full\[0\] = 256 is not in \[0, 256\)"),
-    (set_entry("slots", 0, -1), r"slots:full\[0\] = -1"),
-    (set_entry("slots", 1, 3), r"slots:full\[1\] = 3 is not where block_table:full has it, 32"),
-    (set_entry("block_tables", 0, 8), r"block_table:full\[0, 0\] = 8 is not in \[0, 8\)"),
-    (set_entry("block_tables", 0, -1), r"block_table:full\[0, 0\] = -1"),
+    (set_entry("slots:full", 0, 8 * 32), r"slots:full\[0\] = 256 is not in \[0, 256\)"),
+    (set_entry("slots:full", 0, -1), r"slots:full\[0\] = -1"),
+    (set_entry("slots:full", 1, 3), r"slots:full\[1\] = 3 is not where block_table:full has it, 32"),
+    (set_entry("block_table:full", 0, 8), r"block_table:full\[0, 0\] = 8 is not in \[0, 8\)"),
+    (set_entry("block_table:full", 0, -1), r"block_table:full\[0, 0\] = -1"),
     (set_entry("q_start", 0, 1), r"q_start\[0\] is not 0"),
     (set_entry("q_start", 1, 5), r"q_start\[2\] is less than the one before"),
     (set_entry("q_start", 2, 3), "q_start ends with 3, not T = 4"),
@@ -61,10 +55,10 @@ BAD_STEPS: list[tuple[Callable[[StepInput], None], str]] = [
     (set_entry("kv_len", 0, 65), r"block_table:full has 2 blocks a request, too few for kv_len\[0\] = 65"),
     (cut("positions"), "positions has 3 entries, not T = 4"),
     (cut("kv_len"), "block table must have B = 1 rows|q_start has 3 entries"),
-    (cut("slots"), "slots:full has 3 entries, not T = 4"),
-    (cut("block_tables"), "too few for kv_len"),
+    (cut("slots:full"), "slots:full has 3 entries, not T = 4"),
+    (cut("block_table:full"), "too few for kv_len"),
     (as_int64, "ids must be an int32 array"),
-    (other_group, "slots must name the cache groups"),
+    (other_group, "the program takes no slots:sliding"),
 ]
 
 
@@ -110,11 +104,11 @@ def test_bad_sampling_parameters() -> None:
         sampling = sampling_batch(1)
         sampling = replace(sampling, **{name: np.array([value], getattr(sampling, name).dtype)})
         with pytest.raises(RequestError, match=f"sampled row 0 has a .*{message}"):
-            program.run(replace(step, sampling=sampling))
+            program.run(step.changed(sampling=sampling))
     with pytest.raises(RequestError, match="logprobs = 9"):
-        program.run(replace(step, sampling=sampling_batch(1, logprobs=9)))
+        program.run(step.changed(sampling=sampling_batch(1, logprobs=9)))
     with pytest.raises(RequestError, match="temperature must have 1 entries, not 2"):
-        program.run(replace(step, sampling=sampling_batch(2)))
+        program.run(step.changed(sampling=sampling_batch(2)))
 
 
 def test_trace_of_no_step() -> None:

@@ -50,7 +50,7 @@ def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int | None) -> None:
             positions=places,
             q_start=np.array([0, ROWS], np.int32),
             kv_len=np.array([ROWS], np.int32),
-            block_tables={g.name: np.zeros((1, 1), np.int32) for g in executor.cache_groups},
+            block_table={g.name: np.zeros((1, 1), np.int32) for g in executor.cache_groups},
             slots={g.name: places for g in executor.cache_groups},
             rows=places,
             sampling=batch(logprobs=logprobs),

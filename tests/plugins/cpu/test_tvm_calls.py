@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +108,6 @@ def test_a_thread_that_has_not_begun_runs_nothing(decoder: Decoder) -> None:
 
 def test_a_step_is_checked_before_it_begins(decoder: Decoder) -> None:
     program, step = decoder.builder.build(), step_input([[1, 2]], groups=GROUPS)
-    moved = replace(step, slots={name: slots + 1 for name, slots in step.slots.items()})
+    moved = step.changed(slots={name: slots + 1 for name, slots in step.slots.items()})
     with pytest.raises(RequestError, match=r"step: slots:.* is not where"):
         program.begin_for_tvm(moved)

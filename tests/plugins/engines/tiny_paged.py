@@ -12,8 +12,9 @@ from enginewright.plugins.gpu.choose_tiles import compile_layer
 from enginewright.plugins.gpu.compile_ahead import CompiledKernel
 from enginewright.plugins.gpu.cuda_driver import Argument
 from enginewright.plugins.gpu.specs import AttentionShape, KernelSpec
-from enginewright.plugins.steps.paged_section import cache_tensors, slots_name, table_name
+from enginewright.plugins.steps.paged_section import cache_tensors
 from enginewright.runtime.shared.contracts import CacheGroup
+from enginewright.runtime.shared.step_schema import BLOCK_TABLE, SLOTS, group_port
 from tests.plugins.gpu.fake_driver import KERNELS, FakeDevice
 from tests.plugins.steps import tiny_onnx as tiny
 
@@ -95,9 +96,9 @@ def whole() -> Model:
             caches = []
             for tensor, new in zip(cache_tensors(group, layer), (k, v), strict=True):
                 out[tensor.written] = feeds[tensor.name]
-                write(out[tensor.written], new, feeds[slots_name(group.name)])
+                write(out[tensor.written], new, feeds[group_port(SLOTS, group.name)])
                 caches.append(out[tensor.written])
-            table = feeds[table_name(group.name)]
+            table = feeds[group_port(BLOCK_TABLE, group.name)]
             y = attend(q, *caches, table, feeds["q_start"], feeds["kv_len"], group.window, SCALE)
             x = x + y.reshape(len(x), -1) @ w[f"o{layer}"]
         out["logits"] = (x @ w["head"])[feeds["rows"]].astype(np.float32)
@@ -107,7 +108,10 @@ def whole() -> Model:
     inputs |= {"kv_len": ("INT32", ("B",)), "rows": ("INT32", ("R",))}
     outputs = {"logits": ("FLOAT", ("R", tiny.V))}
     for layer, group in enumerate(GROUPS):
-        inputs |= {slots_name(group.name): ("INT32", ("T",)), table_name(group.name): ("INT32", ("B", "M"))}
+        inputs |= {
+            group_port(SLOTS, group.name): ("INT32", ("T",)),
+            group_port(BLOCK_TABLE, group.name): ("INT32", ("B", "M")),
+        }
         for tensor in cache_tensors(group, layer):
             inputs[tensor.name] = outputs[tensor.written] = ("FLOAT", ("P", BLOCK, *tensor.of_slot))
     return Model(inputs, outputs, compute)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def test_a_step_comes_back_as_it_was(changed: bool) -> None:
         q_start=some(0, 2, 3),
         kv_len=some(2, 10),
         rows=some(1, 2) if changed else some(),
-        block_tables=tables,
+        block_table=tables,
         slots={"full": some(96, 97, 128), "window": some(1, 2, 3)},
         clears={"window": some(6)} if changed else {},
         copies={"full": some(1, 2, 3, 4).reshape(2, 2)} if changed else {},

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.steps.packed_steps import StepShape, bucketed, of_requests, padded, parts, rounded
+from enginewright.plugins.steps.packed_steps import StepShape, bucketed, padded, parts, rounded
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.step_arrays import part_of
 
 GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=4)
 
@@ -23,7 +24,7 @@ def step() -> StepInput:
         positions=ints(4, 0, 1, 2, 6, 7),
         q_start=ints(0, 1, 4, 6),
         kv_len=ints(5, 3, 8),
-        block_tables={"full": np.array([[2, 3], [5, -1], [0, 1]], np.int32)},
+        block_table={"full": np.array([[2, 3], [5, -1], [0, 1]], np.int32)},
         slots={"full": ints(12, 20, 21, 22, 6, 7)},
         rows=ints(5, 0, 3),
     )
@@ -44,7 +45,7 @@ def test_padding() -> None:
 
 
 def test_a_part_of_a_step() -> None:
-    part, order = of_requests(step(), [0, 2])
+    part, order = part_of(step(), [0, 2])
     assert part.ids.tolist() == [9, 7, 8]
     assert part.q_start.tolist() == [0, 1, 3]
     assert part.kv_len.tolist() == [5, 8]
@@ -52,7 +53,7 @@ def test_a_part_of_a_step() -> None:
     assert part.slots["full"].tolist() == [12, 6, 7]
     assert part.rows.tolist() == [2, 0]
     assert order.tolist() == [0, 1]
-    whole, order = of_requests(step(), [0, 1, 2])
+    whole, order = part_of(step(), [0, 1, 2])
     assert whole.ids.tolist() == step().ids.tolist()
     assert order.tolist() == [0, 1, 2]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def step(*requests: tuple[int, int, int]) -> StepInput:
         positions=positions,
         q_start=q_start,
         kv_len=before + counts,
-        block_tables={g.name: slots[:, None] for g in GROUPS},
+        block_table={g.name: slots[:, None] for g in GROUPS},
         slots={g.name: np.repeat(slots, counts) * np.int32(C) + positions for g in GROUPS},
         rows=q_start[1:] - 1,
     )
@@ -84,7 +83,7 @@ def test_decodes_and_prompts_of_one_step() -> None:
 
 def test_rows_are_the_steps() -> None:
     one = step((1, 0, 4), (2, 0, 4))
-    one = replace(one, rows=np.array([6, 0, 3], np.int32))
+    one = one.changed(rows=np.array([6, 0, 3], np.int32))
     (run,) = runs(one)
     np.testing.assert_array_equal(one.ids[one.rows[run.order]], run.ids.reshape(-1)[run.wanted])
     assert sorted(run.order.tolist()) == [0, 1, 2]
@@ -101,7 +100,7 @@ def test_wrong_slots(requests: Sequence[tuple[int, int, int]], error: str) -> No
 
 def test_slots_that_differ_between_groups() -> None:
     one = step((1, 0, 3))
-    one.block_tables["b"] = one.block_tables["b"] + np.int32(1)
+    one.arrays["block_table:b"] = one.block_tables["b"] + np.int32(1)
     with pytest.raises(RequestError, match="a request's slots in a and b differ"):
         runs(one)
 

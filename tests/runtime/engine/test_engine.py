@@ -70,7 +70,7 @@ def test_the_toy_notices_a_wrong_table(toy: Toy) -> None:
     submit = executor.submit
 
     def wrong(step: Any) -> Any:
-        step.block_tables["g0"] = step.block_tables["g0"][::-1].copy()
+        step.arrays["block_table:g0"] = step.block_tables["g0"][::-1].copy()
         return submit(step)
 
     executor.submit = wrong

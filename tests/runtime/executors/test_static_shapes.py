@@ -176,7 +176,7 @@ def step(*counts: int, start: int = 0, rows: int | None = None) -> StepInput:
         positions=positions,
         q_start=np.cumsum([0, *counts], dtype=np.int32),
         kv_len=np.asarray([start + c for c in counts], np.int32),
-        block_tables=tables,
+        block_table=tables,
         slots=slots,
         rows=np.arange(wanted, dtype=np.int32),
         sampling=sampling if wanted else None,

@@ -207,7 +207,7 @@ def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     drafts.begin(requests, ())
     chunks = (Chunk(requests[0], 1, DRAFT_ROWS, [5] * (DRAFT_ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
     ints = np.zeros(DRAFT_ROWS + 3, np.int32)
-    step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
+    step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_table={}, slots={}, rows=ints)
     drafts.after_step(Batch(chunks, step), 9.0)
     assert [drafts.times.seconds(rows) for rows in range(1, DRAFT_ROWS + 1)] == before
 
@@ -236,7 +236,7 @@ def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, deco
         more = 0.2 * (rows - decoding)
         lost, tried = lost + more, tried + (more > 0)
         ints = np.zeros(rows, np.int32)
-        step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
+        step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_table={}, slots={}, rows=ints)
         drafts.after_step(Batch(tuple(chunks), step), 1.0 + more)
         for chunk in chunks:
             if chunk.draft:

@@ -46,9 +46,9 @@ def test_steps_of_a_scheduler(toy: Callable[..., Any], monkeypatch: pytest.Monke
     """Requests that come and go, are preempted in the small pool, and decode for long in between."""
     anew: list[int] = []
 
-    def counted(chunks: Any, groups: Any) -> StepInput:
+    def counted(chunks: Any, *rest: Any) -> StepInput:
         anew.append(len(chunks))
-        return step_input(chunks, groups)
+        return step_input(chunks, *rest)
 
     monkeypatch.setattr(step_inputs, "step_input", counted)
     executor = toy(blocks)

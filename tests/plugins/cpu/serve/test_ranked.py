@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +147,7 @@ def test_a_wrong_step_is_refused_and_the_ranks_stay(
         monkeypatch.undo()
         step = seen[0]
         for _ in range(3):
-            wrong = submit(replace(step, ids=step.ids + 10_000))
+            wrong = submit(step.changed(ids=step.ids + 10_000))
             with pytest.raises(RequestError, match="ids"):
                 wrong.result()
         never_asked = submit(step)

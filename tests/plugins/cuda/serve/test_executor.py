@@ -625,7 +625,7 @@ def refused(changed: dict[str, float]) -> None:
     steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
     step = cases.step_input(made.step({"a": [1], "b": [2]}), cases.as_options([{}, changed]))
     if not changed:
-        step.ids = step.ids[:0]
+        step.arrays["ids"] = step.ids[:0]
     steps.start(step)
 
 

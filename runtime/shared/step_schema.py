@@ -1,0 +1,140 @@
+"""The arrays of a step, declared once: what goes into a program, how long each array is, and how it is padded.
+
+A program takes *ports*. The executors of every target, the messages between ranks, the padding to fixed sizes, the
+capture of models and the tests read them from here. Symbols of sizes: T tokens, B requests, R rows, M blocks of the
+longest block table. To add a port, add a row to ``PORTS`` with a provider, and an op that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BundleError
+
+Array = npt.NDArray[np.int32] | npt.NDArray[np.float32]
+Value = TypeVar("Value")
+
+Size = Literal["T", "B", "B+1", "R", "M"] | int
+"""A symbol, or a number that is the same in every step of a program."""
+
+Check = Literal["none", "index", "row", "starts", "lengths", "segments", "slots", "table"]
+"""What the values of a port must be, which the interpreter of the cpu target looks at before a step runs.
+
+index: in the table that looks them up. row: in [0, T). starts: from 0 to T, never less than the one before. lengths: at
+least the request's tokens of the step. segments: in [0, T], never less than the one before. table: a block of the pool
+for every key that is read. slots: the places that the group's table has for the tokens.
+"""
+
+Provider = Callable[[Sequence[Any]], Array]
+"""Makes the array of a step from its chunks (``runtime.scheduler.base.Chunk``), in the order of their tokens."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One array of a step.
+
+    Attributes:
+        name: as programs have it; of a cache group GROUP it is ``name:GROUP``.
+        shape: sizes of its axes.
+        dtype: "i32" or "f32".
+        by_group: one array for each cache group.
+        check: what its values must be.
+        padding: the value at places of padding; None repeats the last entry.
+        provider: makes it; None: ``StepInput.packed`` does, with the others that every step has.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: Literal["i32", "f32"] = "i32"
+    by_group: bool = False
+    check: Check = "none"
+    padding: int | None = 0
+    provider: Provider | None = None
+
+    def sizes(self, tokens: int, requests: int, rows: int, blocks: int) -> tuple[int, ...]:
+        """Returns its shape in a step of such sizes."""
+        named = {"T": tokens, "B": requests, "B+1": requests + 1, "R": rows, "M": blocks}
+        return tuple(named[size] if isinstance(size, str) else size for size in self.shape)
+
+
+IDS, POSITIONS, Q_START, KV_LEN, ROWS = "ids", "positions", "q_start", "kv_len", "rows"
+SLOTS, BLOCK_TABLE = "slots", "block_table"
+
+PORTS: dict[str, Port] = {
+    port.name: port
+    for port in (
+        Port(IDS, ("T",), check="index"),
+        Port(POSITIONS, ("T",), check="index"),
+        Port(Q_START, ("B+1",), check="starts", padding=None),
+        Port(KV_LEN, ("B",), check="lengths"),
+        Port(ROWS, ("R",), check="row"),
+        Port(SLOTS, ("T",), by_group=True, check="slots", padding=-1),
+        Port(BLOCK_TABLE, ("B", "M"), by_group=True, check="table", padding=-1),
+    )
+}
+"""By name. Those without a provider are in every step, in this order; a program names the others that it takes."""
+
+ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
+"""What attention reads, as arguments of its ops and kernels: the table of its cache group, and where requests are."""
+
+
+def group_port(port: str, group: str) -> str:
+    """Returns the name of a cache group's array: ``slots:GROUP``, ``block_table:GROUP``."""
+    return f"{port}:{group}"
+
+
+def port_of(name: str) -> Port:
+    """Returns the port of an array's name. Raises BundleError for a name that no port has."""
+    port = PORTS.get(name.partition(":")[0])
+    if port is None or port.by_group != (":" in name):
+        raise BundleError(
+            f"program: {name!r} isn't an array of a step; there are {', '.join(PORTS)}",
+            hint="Install the version of Enginewright, or the package, that the bundle was exported with.",
+        )
+    return port
+
+
+def port_names(groups: Iterable[str], more: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns the names of a step's arrays: those of every step, each cache group's, then ``more``."""
+    return tuple(name for name, _ in ports_of(groups, more))
+
+
+def ports_of(groups: Iterable[str], more: Iterable[str] = ()) -> Iterator[tuple[str, Port]]:
+    """Yields name and port of a step's arrays, in the order of ``port_names``."""
+    every = [port for port in PORTS.values() if port.provider is None]
+    yield from ((port.name, port) for port in every if not port.by_group)
+    for group in groups:
+        yield from ((group_port(port.name, group), port) for port in every if port.by_group)
+    yield from ((name, port_of(name)) for name in more)
+
+
+def ports_in(values: Mapping[str, Value], ports: Iterable[str], group: str) -> dict[str, Value]:
+    """Returns port -> value, of values by the arrays' names; those of cache groups are ``group``'s."""
+    return {port: values[group_port(port, group) if PORTS[port].by_group else port] for port in ports}
+
+
+def provided(names: Iterable[str], chunks: Sequence[Any]) -> dict[str, Array]:
+    """Returns the arrays of ports that have a provider. ``chunks``: of the step."""
+    return {name: provider(chunks) for name in names if (provider := port_of(name).provider) is not None}
+
+
+def by_group(arrays: Mapping[str, Array], port: str) -> dict[str, Any]:
+    """Returns cache group -> its array of ``port``."""
+    prefix = f"{port}:"
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def flat(ports: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns the arrays by their names in programs, where ports of cache groups may be mappings by group."""
+    found: dict[str, Array] = {}
+    for name, value in ports.items():
+        if PORTS[name].by_group:
+            found.update({group_port(name, group): array for group, array in value.items()})
+        else:
+            found[name] = value
+    return found
