@@ -124,7 +124,7 @@ class Steps:
             groups=self._groups,
             rows=wanted,
             sampling=_greedy(len(wanted)) if sampled else None,
-            return_logits=not sampled,
+            outputs=() if sampled else ("logits",),
         )
 
     # ---- figures

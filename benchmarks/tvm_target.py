@@ -51,7 +51,7 @@ def step_of(groups: Sequence[CacheGroup], past: int, new: int, requests: int, vo
         block_table={g.name: table for g in groups},
         slots={g.name: slots for g in groups},
         rows=(starts[1:] - 1).astype(np.int32),
-        return_logits=True,
+        outputs=("logits",),
     )
 
 

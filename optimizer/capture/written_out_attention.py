@@ -24,6 +24,7 @@ from enginewright.passes.ir.program import Program, named_symbol
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED, Source
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.step_schema import Q_START
 
 from .attention_interface import AttentionCapture
 from .known_values import Sequence, UnknownError, known_nodes
@@ -319,7 +320,7 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
         out = program.call(
             ew.attention.default,
             *arguments,
-            program.inputs["q_start"],
+            program.inputs[Q_START],
             layer,
             meaning.scale,
             meaning.window,

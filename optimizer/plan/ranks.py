@@ -178,7 +178,7 @@ def alone(program: LoweredProgram) -> LoweredProgram:
     steps = tuple(s.model_copy(update={without[s.op]: ()}) if s.op in without else s for s in program.steps)
     buffers = tuple(b.model_copy(update={"region": 0, "offset": None}) for b in program.buffers)
     planned = plan_arena(
-        program.model_copy(update={"steps": steps, "buffers": buffers, "regions": (), "ranks": (0, 1)})
+        program.model_copy(update={"steps": steps, "buffers": buffers, "regions": (), "ranks": (0, 1), "taps": {}})
     )
     return planned.model_copy(update={"steps": tuple(s for s in program.steps if s.op not in _MESSAGES)})
 

@@ -6,7 +6,6 @@ The references of the ``ew`` ops are plain torch, and so have gradients, where t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +15,7 @@ from enginewright.passes.ir.scaled import Rotated, Scaled, rotated
 from enginewright.passes.ir.stacked_weights import Stack, SwapAxes
 from enginewright.passes.ir.two_of_four import TwoOfFour, best_two, scores_of
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr, Zeros
-from enginewright.passes.ops.attention import attention
+from enginewright.passes.ops.attention import attention, of_one_request, request_spans
 from enginewright.runtime.shared.errors import PassError
 
 from .straight_through import straight_through
@@ -118,20 +117,19 @@ def attention_of_sequences(given: Mapping[str, Any]) -> torch.Tensor:
     Where nothing but the causal mask matters it is torch's own kernel, else the op's reference.
     """
     q, k, v = given["q"], given["k"], given["v"]  # [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
-    bounds = given["q_start"].tolist()
-    lengths = [stop - start for start, stop in pairwise(bounds)]
+    spans = request_spans(given)
+    lengths = [stop - start for start, stop in spans]
     windowed = 0 < given["window"] < max(lengths, default=0)
     if windowed or given["softcap"] or given["sinks"] is not None or given.get("slopes") is not None:
-        return torch.cat([_reference(given, start, stop) for start, stop in pairwise(bounds)])
+        return torch.cat([_reference(given, start, stop) for start, stop in spans])
     if len(set(lengths)) == 1:
         return _causal(q, k, v, len(lengths), given["scale"])
-    parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+    parts = [slice(start, stop) for start, stop in spans]
     return torch.cat([_causal(q[p], k[p], v[p], 1, given["scale"]) for p in parts])
 
 
 def _reference(given: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
-    own = {name: given[name][start:stop] for name in ("q", "k", "v")}
-    result: torch.Tensor = attention(**{**given, **own, "q_start": torch.tensor([0, stop - start])})
+    result: torch.Tensor = attention(**of_one_request(given, start, stop))
     return result
 
 

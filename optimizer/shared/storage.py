@@ -101,7 +101,7 @@ def _shared_tables(bundle: Bundle) -> dict[str, str]:
     """Weights that are a table of tokens and a linear's too, and what to call them."""
     tables: dict[str, str] = {}
     linears: set[str] = set()
-    for program in bundle.programs.values():
+    for program in (one for entries in bundle.entries.values() for one in entries.values()):
         for step in program.steps:
             for name in (_place(o.name)[1] for o in step.inputs if o.kind == "weight"):
                 if "embedding" in step.op:

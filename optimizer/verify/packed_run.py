@@ -9,6 +9,7 @@ import numpy as np
 
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.shared.contracts import FloatArray, Int32Array, StepInput
+from enginewright.runtime.shared.step_schema import LOGITS
 
 PROMPTS = (40, 26)
 """Tokens before the decode steps. The first prompt, and the second one's decode steps, go on into another KV block."""
@@ -74,7 +75,7 @@ def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, 
                 tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
                 groups=executor.cache_groups,
                 rows=np.arange(ends[-1]),
-                return_logits=True,
+                outputs=(LOGITS,),
             )
         ).result()
         assert output.logits is not None

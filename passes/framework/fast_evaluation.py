@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from enginewright.passes.ir.weights import Concat, WeightExpr
 from enginewright.runtime.shared.weight_formats import SCALED
 
 from ..formats.rounding import TORCH_DTYPES
+from ..ops.attention import of_one_request, request_spans
 from ..ops.epilogue import finish_linear
 from ..ops.experts import grouped_linear
 from ..ops.quantization import groups_of, scales_as_floats
@@ -228,14 +228,11 @@ def _linear_in_pieces(
 
 def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
     """Attention of one request after the other: no scores between tokens that can't see each other."""
-    bounds = given["q_start"].tolist()
     results = []
-    for i, (start, stop) in enumerate(pairwise(bounds)):
-        own = {"q": given["q"][start:stop], "q_start": torch.tensor([0, stop - start])}
-        if target is ew.attention.default:
-            own |= {name: given[name][start:stop] for name in ("k", "v")}
-        else:
+    for i, (start, stop) in enumerate(request_spans(given)):
+        own = of_one_request(given, start, stop)
+        if target is not ew.attention.default:
             blocks = -(-int(given["kv_len"][i]) // given["k_cache"].shape[1])
             own |= {"block_table": given["block_table"][i : i + 1, :blocks], "kv_len": given["kv_len"][i : i + 1]}
-        results.append(target(**{**given, **own}))
+        results.append(target(**own))
     return torch.cat(results)

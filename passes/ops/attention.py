@@ -8,7 +8,9 @@ where ``softcap`` is not 0, then with ``slopes`` [Nq] slope * (key position - qu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -19,6 +21,17 @@ def request_of_token(q_start: torch.Tensor, tokens: int) -> torch.Tensor:
     """q_start [B+1] -> [T]: the request that each of ``tokens`` packed tokens belongs to."""
     index = torch.arange(tokens, dtype=q_start.dtype, device=q_start.device)
     return torch.searchsorted(q_start[1:].contiguous(), index, right=True)
+
+
+def request_spans(arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Returns the tokens of each request, (first, end), of an attention op's arguments by name."""
+    return list(pairwise(arguments["q_start"].tolist()))
+
+
+def of_one_request(arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Returns the arguments with tokens ``start`` to ``stop`` alone, which are one request's."""
+    tokens = {name: arguments[name][start:stop] for name in ("q", "k", "v") if name in arguments}
+    return {**arguments, **tokens, "q_start": torch.tensor([0, stop - start])}
 
 
 def attention(

@@ -271,14 +271,14 @@ class CpuProgram:
         further = {
             "sampling": sampling.options() if sampling is not None else None,
             "logprobs": logprobs_wanted(sampling),
-            "outputs": ["logits"] if step.return_logits else [],
+            "outputs": list(step.outputs),
             "profile": profile,
             "watch": watch,
         }
         result = self._asked(lambda: self._executor.run(step.arrays, **further))
         output = StepOutput(
             tokens=result.get("tokens"),
-            logits=result.get("logits"),
+            outputs={name: result[name] for name in step.outputs},
             token_logprobs=result.get("token_logprobs"),
             top_ids=result.get("top_ids"),
             top_logprobs=result.get("top_logprobs"),
@@ -397,5 +397,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         program.add_step(step.op, inputs, outputs, step.attrs, step.where)
     if "logits" in lowered.outputs:
         program.set_logits(operand(lowered.outputs["logits"], "output logits"))
+    for name, (step_number, output) in lowered.taps.items():
+        program.add_tap(name, step_number, output)
     program.finish()
     return program

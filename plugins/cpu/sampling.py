@@ -13,6 +13,7 @@ from enginewright.runtime.shared.contracts import (
     Int32Array,
     SamplingBatch,
     StepOutput,
+    as_outputs,
 )
 from enginewright.runtime.shared.errors import CapacityError, RequestError
 
@@ -48,7 +49,7 @@ class RowSampler:
             found = self._sampler.sample(rows, sampling.options(), logprobs_wanted(sampling))
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
-        return StepOutput(logits=rows if return_logits else None, **found)
+        return StepOutput(outputs=as_outputs(rows if return_logits else None), **found)
 
     def of_drawn(
         self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
@@ -60,7 +61,7 @@ class RowSampler:
 
         Raises RequestError for logprobs that there aren't.
         """
-        output = StepOutput(tokens=tokens, logits=logits if return_logits else None)
+        output = StepOutput(tokens=tokens, outputs=as_outputs(logits if return_logits else None))
         if sampling.logprobs is None:
             return output
         assert logits is not None

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.records import Positive, Record
 
@@ -51,7 +50,7 @@ def check_opened(bundle: Bundle, target: str) -> None:
     most = min(section.requests, section.chunk)
     for sizes in ((1, 1, 1), *product((section.chunk,), (1, most), (1, most))):
         if (problem := bundle.programs[target].memory_problem(*sizes)) is not None:
-            path = bundle.path / target_folder(target) / PROGRAM_FILE
+            path = bundle.path / bundle.program_file(target)
             raise BundleError(f"{path}: {problem}", hint="Export the bundle again.")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from enginewright.passes.lowering.lower_program import Lowering
-from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE
+from enginewright.runtime.bundle.reader import program_path
+from enginewright.runtime.shared.hidden_taps import hidden_taps
 from enginewright.runtime.shared.lowered_program import Operand
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -32,7 +32,7 @@ def with_own_names(lowering: Lowering, target: str) -> Lowering:
 
 
 def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progress: Progress) -> str:
-    """Writes weights/ and targets/TARGET/program.json, and gives the text of the latter.
+    """Writes weights/ and targets/TARGET/programs/decode.json, and gives the text of the latter.
 
     One weight is in memory at a time, and one expert of those that are stored one by one.
 
@@ -49,6 +49,7 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
     for done, use in enumerate(uses, 1):
         add_weight(writer, use, lowering.weights[use.name], coded=True)
         progress(ProgressEvent("emit", done, len(uses), use.name))
-    text = lowering.program.to_json()
-    writer.write_text(f"{target_folder(target)}/{PROGRAM_FILE}", text)
+    program = lowering.program.model_copy(update={"taps": hidden_taps(lowering.program)})
+    text = program.to_json()
+    writer.write_text(program_path(target), text)
     return text

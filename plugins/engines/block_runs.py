@@ -22,6 +22,7 @@ from enginewright.runtime.shared.contracts import (
     SamplingBatch,
     StepInput,
     StepOutput,
+    as_outputs,
 )
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
@@ -234,11 +235,11 @@ class PackedSteps:
             part, order = part_of(step, members) if members is not None else (step, np.arange(len(step.rows)))
             self._run_part(part, order, step.sampling, found)
         if step.sampling is None:
-            return StepOutput(tokens=None, logits=found.logits)
+            return StepOutput(tokens=None, outputs=as_outputs(found.logits))
         if found.tokens is not None:
-            return self._sampler.of_drawn(found.tokens, found.logits, step.sampling, return_logits=step.return_logits)
+            return self._sampler.of_drawn(found.tokens, found.logits, step.sampling, return_logits=step.wants_logits)
         assert found.logits is not None
-        return self._sampler.sample(found.logits, step.sampling, return_logits=step.return_logits)
+        return self._sampler.sample(found.logits, step.sampling, return_logits=step.wants_logits)
 
     def describe(self) -> dict[str, str | int]:
         """What is worth knowing, by name."""
@@ -257,7 +258,7 @@ class PackedSteps:
         """Room for what comes back of a step's rows: tokens that the GPU draws, logits where something needs them."""
         rows, sampling = len(step.rows), step.sampling
         draws = sampling is not None and self._gpu_sampler.sampler is not None
-        needed = step.return_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
+        needed = step.wants_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
         return _Found(
             np.empty(rows, np.int32) if draws else None,
             np.empty((rows, self._vocab), np.float32) if needed else None,

@@ -56,7 +56,7 @@ class CountedSteps:
         self.keys = tuple(map(key, program.steps))
         counts, first = Counter(self.keys), dict(zip(reversed(self.keys), reversed(program.steps), strict=True))
         self.kinds = tuple(StepKind(first[k], n, k) for k, n in counts.items())
-        self._once = program.model_copy(update={"steps": tuple(kind.step for kind in self.kinds)})
+        self._once = program.model_copy(update={"steps": tuple(kind.step for kind in self.kinds), "taps": {}})
         self.costs = lru_cache(1024)(self._costs)
         self.total = lru_cache(1024)(self._total)
 

@@ -14,6 +14,7 @@ from enginewright.runtime.shared.contracts import (
     SamplingBatch,
     StepInput,
     StepOutput,
+    as_outputs,
 )
 from enginewright.runtime.shared.errors import RequestError
 
@@ -85,11 +86,11 @@ class SlotSteps:
         if self._draws is not None and step.sampling is not None and len(step.rows):
             output = self._drawn(self._draws, runs, step, step.sampling)
         else:
-            logits = self._logits(runs, len(step.rows), keep=step.return_logits)
+            logits = self._logits(runs, len(step.rows), keep=step.wants_logits)
             if step.sampling is None:
-                output = StepOutput(tokens=None, logits=logits if step.return_logits else None)
+                output = StepOutput(tokens=None, outputs=as_outputs(logits if step.wants_logits else None))
             else:
-                output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+                output = self._sampler.sample(logits, step.sampling, return_logits=step.wants_logits)
         if len(owners := owners_of_bad_rows(step, logits, output.tokens)):
             self._slots.forget(slot_of[owners])  # in the caches, these numbers would spread to who gets the slot next
         return output
@@ -97,13 +98,13 @@ class SlotSteps:
     def _drawn(self, draws: Draws, runs: Sequence[SlotRun], step: StepInput, sampling: SamplingBatch) -> StepOutput:
         """A step's output, with tokens drawn where the logits are."""
         rows, logits = len(step.rows), None
-        wanted, tokens = step.return_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
+        wanted, tokens = step.wants_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
         for run in runs:
             tokens[run.order], found = draws.draw(run, sampling, logits=wanted)
             if found is not None:
                 logits = np.empty((rows, found.shape[1]), np.float32) if logits is None else logits
                 logits[run.order] = found
-        return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.return_logits)
+        return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.wants_logits)
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
         """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, CapacityError, RequestError, TrustError, shown
+from ..shared.hidden_taps import with_taps
 from ..shared.lowered_program import LoweredProgram, WeightUse
 from ..shared.panel_layouts import PANEL
 from ..shared.targets import part, sections_of
@@ -48,7 +49,10 @@ from .tokenizer_files import (
 from .tokenizer_tables import TABLES_PATH
 from .weights import INDEX_PATH, TensorEntry, WeightsIndex, expanded
 
-PROGRAM_FILE = "program.json"
+DECODE = "decode"
+"""The entry that answers requests; every target that runs programs has it."""
+
+_OLDER_PROGRAM = "program.json"  # the decode entry of bundles whose programs are older than version 7
 """The lowered program in the folder of a target that starts from one."""
 
 Load = Literal["map", "read"]
@@ -62,6 +66,11 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundle again."
 
 
+def program_path(target: str, entry: str = DECODE) -> str:
+    """Returns the file of an entry's program."""
+    return f"{target_folder(target)}/programs/{entry}.json"
+
+
 class Bundle:
     """An open bundle. ``Bundle.open`` checks it; the attributes are as they are on disk.
 
@@ -73,7 +82,7 @@ class Bundle:
         targets: target -> its manifest.
         files: every file that a manifest lists, with its size and hash.
         index: weights/index.json.
-        programs: target name -> its lowered program, for targets that have one and are ready.
+        entries: target name -> entry -> its lowered program, for targets that have some and are ready.
         buckets: target name -> the fixed sizes of its steps, for targets that have some.
         opened: target name -> what its ``check_opened`` gave, for targets that have one and are ready.
     """
@@ -94,7 +103,7 @@ class Bundle:
         for name, target in targets.items():
             self.files |= {f"{target_folder(name)}/{file}": section for file, section in target.files.items()}
         self.index = WeightsIndex()
-        self.programs: dict[str, LoweredProgram] = {}
+        self.entries: dict[str, dict[str, LoweredProgram]] = {}
         self.buckets: dict[str, BucketPlan] = {}
         self.opened: dict[str, object] = {}
         self._beside: HashedBeside | None = None
@@ -138,9 +147,8 @@ class Bundle:
             bundle._check_file(name)
         bundle.index = bundle._read_index()
         for name, target in targets.items():
-            program_path = f"{target_folder(name)}/{PROGRAM_FILE}"
-            if target.state == "ready" and program_path in bundle.files:
-                bundle.programs[name] = bundle._read_program(program_path)
+            if target.state == "ready" and (paths := bundle._program_paths(name)):
+                bundle.entries[name] = {entry: bundle._read_program(path_of) for entry, path_of in paths.items()}
             if plan_path(name) in bundle.files:
                 bundle.buckets[name] = bundle._read_plan(name)
             check = getattr(part(name, "section"), "check_opened", None)
@@ -168,15 +176,33 @@ class Bundle:
             )
         return target
 
-    def program(self, name: str) -> LoweredProgram:
-        """The lowered program of target ``name``; raises BundleError if the target is not ready or has none."""
+    @property
+    def programs(self) -> dict[str, LoweredProgram]:
+        """Target name -> the program of its entry ``decode``, for targets that have it and are ready."""
+        return {name: entries[DECODE] for name, entries in self.entries.items() if DECODE in entries}
+
+    def program(self, name: str, entry: str = DECODE) -> LoweredProgram:
+        """Returns the lowered program of an entry; raises BundleError if target ``name`` isn't ready or has none."""
         self.target(name)
-        if name not in self.programs:
+        program = self.entries.get(name, {}).get(entry)
+        if program is None:
+            there, path = ", ".join(self.entries.get(name, ())) or "none", self.path / program_path(name, entry)
             raise BundleError(
-                f"{self.path / target_folder(name) / PROGRAM_FILE} is not listed in {MANIFEST_PATH} there",
+                f"{path} is not listed in {MANIFEST_PATH} there: the entries are {there}",
                 hint="Export the bundle again.",
             )
-        return self.programs[name]
+        return program
+
+    def program_file(self, name: str, entry: str = DECODE) -> str:
+        """Returns the file of an entry's program, as the bundle lists it."""
+        return self._program_paths(name).get(entry, program_path(name, entry))
+
+    def _program_paths(self, name: str) -> dict[str, str]:
+        """Entry -> the file of its program."""
+        folder, older = f"{target_folder(name)}/programs/", f"{target_folder(name)}/{_OLDER_PROGRAM}"
+        listed = [path for path in self.files if path.startswith(folder) and path.endswith(".json")]
+        paths = {path.removeprefix(folder).removesuffix(".json"): path for path in listed}
+        return {DECODE: older} | paths if older in self.files else paths
 
     def read_bytes(self, name: str, *, unaltered: bool = False) -> bytes:
         """The contents of a listed file.
@@ -351,7 +377,7 @@ class Bundle:
         return index
 
     def _read_program(self, name: str) -> LoweredProgram:
-        program = LoweredProgram.from_json(self.read_bytes(name), source=str(self.path / name))
+        program = with_taps(LoweredProgram.from_json(self.read_bytes(name), source=str(self.path / name)))
         for use in program.weights:
             entry = self.index.tensors.get(use.name)
             if entry is None:

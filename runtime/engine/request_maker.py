@@ -22,6 +22,7 @@ from ..scheduler.continuous import ContinuousScheduler
 from ..scheduler.options import check_priority
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, RequestError, shown
+from ..shared.step_schema import HIDDEN, layers_of
 from ..text.output_text import OutputText
 from ..text.sequence_breakers import SequenceBreakers
 from ..text.tokenizer import Tokenizer
@@ -177,7 +178,7 @@ class RequestMaker:
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int], executor: Executor) -> HiddenStates:
         """Makes one that wants hidden states. Raises RequestError."""
-        if not (there := executor.caps.hidden):
+        if not (there := layers_of(HIDDEN, executor.caps.outputs)):
             raise RequestError(
                 f"hidden_states: target {executor.describe()['target']!r} gives none",
                 hint='Open the bundle with target="cpu", if it has that.',

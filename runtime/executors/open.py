@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
-from ..bundle.reader import Bundle, Load
+from ..bundle.reader import DECODE, Bundle, Load
 from ..bundle.trust import require_trust
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
@@ -124,8 +124,11 @@ def make_executor(
     blocks: Mapping[str, int],
     context: int,
     placement: Placement = Placement(),
+    entry: str = DECODE,
 ) -> Executor:
     """The executor of a target that ``choose_target`` gave, with so many blocks, for ``context`` tokens of a request.
+
+    ``entry``: which of the bundle's programs for the target it runs.
 
     Raises:
         BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
@@ -142,7 +145,9 @@ def make_executor(
             said = str(said) if field == "partition" else repr(getattr(said, "folder", said))
             name = "offload_folder" if field == "offload" else field
             raise RequestError(f"{name}: {said} is for target {owners}, not {target!r}", hint="Leave it out.")
-    return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement))
+    if entry != DECODE and not _opening(target).entries:
+        raise RequestError(f"entry: target {target!r} opens {DECODE!r} alone, not {entry!r}", hint="Leave it out.")
+    return _opening(target).make(ExecutorArguments(bundle, target, blocks, context, placement, entry))
 
 
 def open_executor(

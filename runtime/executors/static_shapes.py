@@ -169,8 +169,7 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: 
     return StepInput(
         with_padding(step, requests_of_padding.arrays, filled),
         sampling=None if step.sampling is None else _greedy(step.sampling, filled - rows),
-        return_logits=step.return_logits,
-        hidden=step.hidden,
+        outputs=step.outputs,
         clears=step.clears,
         copies=step.copies,
     )
@@ -207,8 +206,10 @@ class _Stripped:
 
     def result(self) -> StepOutput:
         output = self._pending.result()
-        found = {name: array[: self._rows] for name, array in vars(output).items() if array is not None}
-        return replace(output, **found)
+        outputs = {name: array[: self._rows] for name, array in output.outputs.items()}
+        of_rows = ("tokens", "token_logprobs", "top_ids", "top_logprobs")
+        found = {name: array[: self._rows] for name in of_rows if (array := getattr(output, name)) is not None}
+        return replace(output, outputs=outputs, **found)
 
 
 def use_lines(statistics: Sequence[Mapping[str, str | int | float]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..bundle.reader import Bundle, Load
+from ..bundle.reader import DECODE, Bundle, Load
 from ..kv_cache.pool_plan import Offloadable
 from ..ranks.partition import Partition
 from ..shared.contracts import CacheGroup
@@ -65,6 +65,7 @@ class ExecutorArguments:
     blocks: Mapping[str, int]
     context: int
     placement: Placement
+    entry: str = DECODE
 
 
 def program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
@@ -89,6 +90,7 @@ class Opening:
         variants: what ``Placement.variant`` may be.
         offloadable: of a target, its cache groups of which some blocks may wait on a disk, in steps of so many tokens
             and requests.
+        entries: whether its executor opens any entry of a bundle; others open ``decode`` alone.
         exact: whether a request's tokens are the same alone and in any batch, and from a cache or fresh.
     """
 
@@ -103,6 +105,7 @@ class Opening:
     takes: tuple[str, ...] = ()
     offloadable: Callable[[Bundle, str, int, int], Mapping[str, Offloadable]] = lambda *asked: {}
     variants: Callable[[Bundle, str], tuple[str | None, ...]] = lambda bundle, target: (None,)
+    entries: bool = False
     exact: bool = False
 
 

@@ -20,6 +20,7 @@ from enginewright.runtime.text.output_text import OutputText
 
 from ..shared.contracts import FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
+from ..shared.step_schema import HIDDEN, LOGITS, layer_output
 from .block_keys import Item, Namespace, items_of
 from .block_tables import BlockTables
 from .logit_rules import LogitRules
@@ -74,9 +75,11 @@ class Request:
 
     Attributes:
         scores: whether it wants something of all tokens of its prompt, and no new tokens.
+        outputs: names of the outputs that it wants of them: see ``step_schema.OUTPUTS``.
     """
 
     scores = False
+    outputs: tuple[str, ...] = ()
     max_tokens = 0
     search: BeamSearch | None = None
     rules: LogitRules | None = None
@@ -179,13 +182,13 @@ class PromptRequest(Request):
 
     scores = True
 
-    def accept_rows(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
-        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``; hidden states are of ``layers``."""
-        self._take(start, output, rows, layers)
+    def accept_rows(self, start: int, output: StepOutput, rows: slice) -> None:
+        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``."""
+        self._take(start, output, rows)
         if start + rows.stop - rows.start == self.prompt_length:
             self.finish("length")
 
-    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
         raise NotImplementedError
 
 
@@ -197,6 +200,8 @@ class Scoring(PromptRequest):
         logits: [S, V], to be filled, or a function that takes them chunk by chunk: the first token's position, [n, V].
     """
 
+    outputs = (LOGITS,)
+
     def __init__(
         self,
         prompt: Sequence[int],
@@ -206,7 +211,7 @@ class Scoring(PromptRequest):
         super().__init__(prompt, **common)
         self.logits = logits
 
-    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
+    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
         assert output.logits is not None
         if callable(self.logits):
             self.logits(start, output.logits[rows])
@@ -219,7 +224,7 @@ class HiddenStates(PromptRequest):
 
     Args:
         prompt, common: see ``Request``.
-        layers: as in ``ExecutorCaps.hidden``.
+        layers: i is what goes into layer i, the last what the final norm gives.
 
     Attributes:
         values: [layers, S, H], once the first have come.
@@ -227,16 +232,15 @@ class HiddenStates(PromptRequest):
 
     def __init__(self, prompt: Sequence[int], layers: Sequence[int], **common: Unpack[Common]) -> None:
         super().__init__(prompt, **common)
-        self.layers = tuple(layers)
+        self.outputs = tuple(layer_output(HIDDEN, layer) for layer in layers)
         self.values: FloatArray | None = None
 
-    def _take(self, start: int, output: StepOutput, rows: slice, layers: Sequence[int]) -> None:
-        assert output.hidden is not None
-        found = output.hidden[rows]  # [n, layers of the step, H]
-        if self.values is None:
-            self.values = np.empty((len(self.layers), self.prompt_length, found.shape[2]), np.float32)
-        own = [layers.index(layer) for layer in self.layers]
-        self.values[:, start : start + len(found)] = found[:, own].swapaxes(0, 1)
+    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
+        for number, name in enumerate(self.outputs):
+            states = output.outputs[name][rows]  # [n, H]
+            if self.values is None:
+                self.values = np.empty((len(self.outputs), self.prompt_length, states.shape[1]), np.float32)
+            self.values[number, start : start + len(states)] = states
 
 
 class Generation(Request):

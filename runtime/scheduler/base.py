@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
-from enginewright.runtime.requests.request import Generation, HiddenStates, Request, Scoring
+from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.requests.structured import Guided
 
 from ..shared.contracts import CacheGroup, Int32Array, StepInput
@@ -103,8 +103,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup], ports:
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(ends - row_ends, rows),
         more=provided(ports, chunks),
         sampling=sampling,
-        return_logits=any(isinstance(c.request, Scoring) for c in chunks),
-        hidden=tuple(sorted({i for c in chunks if isinstance(c.request, HiddenStates) for i in c.request.layers})),
+        outputs=tuple(sorted({name for c in chunks if c.request.scores for name in c.request.outputs})),
     )
 
 

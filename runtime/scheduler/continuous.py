@@ -279,7 +279,7 @@ class ContinuousScheduler:
             new_token = chunk.samples and sound >= chunk.rows - 1 - len(chunk.draft)
             return self.fail(request, not_finite(request, None if new_token else chunk.start + sound))
         if isinstance(request, PromptRequest):
-            request.accept_rows(chunk.start, output, slice(first, end), step.hidden)
+            request.accept_rows(chunk.start, output, slice(first, end))
         elif chunk.samples and isinstance(request, Generation):
             if request.search is not None:
                 request.search.take(request, top(output, end - 1, request.search.looked_at))

@@ -17,7 +17,7 @@ from . import step_schema
 from .dtypes import stored_bytes
 from .kv_formats import SCALED_CACHES, CacheDtype
 from .records import Count, Positive, Record
-from .step_schema import BLOCK_TABLE, IDS, KV_LEN, POSITIONS, Q_START, ROWS, SLOTS, Array, group_port
+from .step_schema import BLOCK_TABLE, IDS, KV_LEN, LOGITS, POSITIONS, Q_START, ROWS, SLOTS, Array, group_port
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -282,27 +282,25 @@ class StepInput:
     Attributes:
         arrays: by their names in programs.
         sampling: what is drawn at the rows; None: no tokens are sampled.
-        return_logits: whether the logits of the rows are wanted.
-        hidden: hidden states that are wanted, at the rows.
+        outputs: names of the outputs that are wanted at the rows: see ``step_schema.OUTPUTS``.
         clears: cache group -> [n], blocks to make zero before the step.
         copies: cache group -> [n, 2], blocks (from, to) to copy one after the other, after that and before the step.
     """
 
-    __slots__ = ("arrays", "clears", "copies", "hidden", "return_logits", "sampling")
+    __slots__ = ("arrays", "clears", "copies", "outputs", "sampling")
 
     def __init__(
         self,
         arrays: dict[str, Array] | None = None,
         *,
         sampling: SamplingBatch | None = None,
-        return_logits: bool = False,
-        hidden: tuple[int, ...] = (),
+        outputs: tuple[str, ...] = (),
         clears: dict[str, Int32Array] | None = None,
         copies: dict[str, Int32Array] | None = None,
         **ports: Any,
     ) -> None:
         self.arrays = step_schema.flat(ports) if arrays is None else arrays
-        self.sampling, self.return_logits, self.hidden = sampling, return_logits, hidden
+        self.sampling, self.outputs = sampling, outputs
         self.clears: dict[str, Int32Array] = {} if clears is None else clears
         self.copies: dict[str, Int32Array] = {} if copies is None else copies
 
@@ -387,6 +385,11 @@ class StepInput:
         return step_schema.by_group(self.arrays, BLOCK_TABLE)
 
     @property
+    def wants_logits(self) -> bool:
+        """True if the logits of the rows are wanted."""
+        return LOGITS in self.outputs
+
+    @property
     def counts(self) -> Int32Array:
         """Tokens of each request in this step, [B]."""
         starts = self.q_start
@@ -417,14 +420,23 @@ NO_TOKEN = -1
 
 @dataclass
 class StepOutput:
-    """What a step gives back: sampled tokens [R] and, where asked for, logprobs and logits."""
+    """Results of a step: sampled tokens [R], logprobs if wanted, and the outputs of ``StepInput.outputs`` by name."""
 
     tokens: Int32Array | None  # [R]; NO_TOKEN where the logits can't be sampled from
-    logits: FloatArray | None = None  # [R, V]
+    outputs: dict[str, FloatArray] = field(default_factory=dict)  # [R, ...] each
     token_logprobs: FloatArray | None = None  # [R], of the sampled token, or of the scored one
     top_ids: Int32Array | None = None  # [R, n]
     top_logprobs: FloatArray | None = None  # [R, n]
-    hidden: FloatArray | None = None  # [R, n, H], in the order of ``StepInput.hidden``
+
+    @property
+    def logits(self) -> FloatArray | None:
+        """The logits [R, V] if they were wanted."""
+        return self.outputs.get(LOGITS)
+
+
+def as_outputs(logits: FloatArray | None) -> dict[str, FloatArray]:
+    """Returns logits as the outputs of a step; none if there are none."""
+    return {} if logits is None else {LOGITS: logits}
 
 
 @dataclass(frozen=True)
@@ -443,7 +455,7 @@ class ExecutorCaps:
     ``masks``: sampling waits for ``SamplingBatch.masks``, and reads them; others get the tokens as lists.
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
     ``owners``: ranks that divide keys and values: see ``kv_cache.cache_manager``.
-    ``hidden``: hidden states that it can give: i is what goes into layer i, the last what the final norm gives.
+    ``outputs``: that it can give besides the logits: see ``step_schema.OUTPUTS``.
     ``ports``: arrays of steps that its program takes besides those of every step (``step_schema.PORTS``).
     """
 
@@ -458,7 +470,7 @@ class ExecutorCaps:
     masks: bool = False
     owners: int = 1
     lacks: tuple[str, ...] = ()
-    hidden: tuple[int, ...] = ()
+    outputs: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
 
 

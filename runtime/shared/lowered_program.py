@@ -23,13 +23,13 @@ from .dtypes import Dtype, stored_bytes
 from .errors import BundleError
 from .json_document import parse_shown
 from .panel_layouts import Layout
-from .records import Record, read
+from .records import Count, Record, read
 
-FORMAT_VERSION = 6
-"""The version of programs of the cuda target's form, which came last."""
+FORMAT_VERSION = 7
+"""The version of programs: 7 names the ports and the taps of a program."""
 
-CPU_FORMAT_VERSION = 5
-"""The version of programs of the cpu target's form. Older ones were never released, and aren't read."""
+OLDEST_FORMAT_VERSION = 5
+"""The oldest version that is read: ``runtime.bundle.reader`` adds what it doesn't say."""
 
 SYMBOLS = ("T", "B", "R")
 
@@ -186,13 +186,14 @@ class Step(Record, frozen=True, kw_only=True):
 
 class LoweredProgram(Record, frozen=True, kw_only=True):
     """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned. ``ports`` are the
-    arrays of a step that it takes besides those of every step: see ``step_schema``.
+    arrays of a step that it takes besides those of every step: see ``step_schema``. ``taps`` are outputs besides
+    ``outputs``: name -> (step, output of it), whose rows are taken as soon as they are there.
 
     Of a rank's program ``regions`` are the same for memory that ranks share, by (region, bytes), and ``ranks`` the
     first of those that compute its steps together, and how many they are.
     """
 
-    format_version: int = CPU_FORMAT_VERSION
+    format_version: int = FORMAT_VERSION
     cache_groups: tuple[CacheGroup, ...]
     weights: tuple[WeightUse, ...]
     buffers: tuple[Buffer, ...]
@@ -202,6 +203,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
     regions: tuple[tuple[int, Affine], ...] = ()
     ranks: tuple[int, int] = (0, 1)
     ports: tuple[str, ...] = ()
+    taps: dict[str, tuple[Count, Count]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable text: the same program gives the same bytes."""
@@ -221,7 +223,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
         version = data.get("format_version") if isinstance(data, dict) else None
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
-        if version < CPU_FORMAT_VERSION:
+        if version < OLDEST_FORMAT_VERSION:
             raise BundleError(f"{source}: program format {version} is unsupported", hint="Export the bundle again.")
         if version > FORMAT_VERSION:
             raise BundleError(

@@ -17,8 +17,9 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
 
     Blocks to copy or to clear before the step aren't the part's.
     """
-    starts, requests = step.q_start, list(members)
-    tokens = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in requests])
+    requests, counts = list(members), step.counts
+    ends = np.cumsum(counts)
+    tokens = np.concatenate([np.arange(ends[b] - counts[b], ends[b]) for b in requests])
     place = np.full(len(step.ids), -1, np.int32)
     place[tokens] = np.arange(len(tokens), dtype=np.int32)
     order = np.flatnonzero(place[step.rows] >= 0)
@@ -26,7 +27,7 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
 
     def cut(port: Port, array: Array) -> Array:
         if port.check == "starts":
-            return np.concatenate([[0], np.cumsum(step.counts[requests])]).astype(np.int32)
+            return np.concatenate([[0], np.cumsum(counts[requests])]).astype(np.int32)
         if port.check == "segments":
             return before[array]
         if port.check == "row":
@@ -35,7 +36,7 @@ def part_of(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDA
         return array[tokens] if axis == "T" else array[requests] if axis == "B" else array
 
     arrays = {name: cut(port_of(name), array) for name, array in step.arrays.items()}
-    part = StepInput(arrays, sampling=step.sampling, return_logits=step.return_logits, hidden=step.hidden)
+    part = StepInput(arrays, sampling=step.sampling, outputs=step.outputs)
     return part, order
 
 

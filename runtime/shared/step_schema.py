@@ -77,7 +77,31 @@ PORTS: dict[str, Port] = {
         Port(BLOCK_TABLE, ("B", "M"), by_group=True, check="table", padding=-1),
     )
 }
-"""By name. Those without a provider are in every step, in this order; a program names the others that it takes."""
+"""The ports by name. Those without a provider are in every step, in this order; a program names the others."""
+
+
+@dataclass(frozen=True)
+class OutputPort:
+    """One array that a step gives, at its rows.
+
+    Attributes:
+        name: as programs have it; of a layer LAYER it is ``name:LAYER``.
+        shape: sizes of its axes; V is the vocabulary, H the hidden size.
+        by_layer: one array for each layer.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    by_layer: bool = False
+
+
+LOGITS, HIDDEN = "logits", "hidden"
+
+OUTPUTS: dict[str, OutputPort] = {
+    port.name: port for port in (OutputPort(LOGITS, ("R", "V")), OutputPort(HIDDEN, ("R", "H"), by_layer=True))
+}
+"""The outputs by name. ``hidden:i`` is what goes into layer i, the last one what the final norm gives. A step names the
+ones that it wants; a program has those of its ``outputs`` and ``taps``."""
 
 ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
 """What attention reads, as arguments of its ops and kernels: the table of its cache group, and where requests are."""
@@ -86,6 +110,16 @@ ATTENTION_PORTS = (BLOCK_TABLE, Q_START, KV_LEN)
 def group_port(port: str, group: str) -> str:
     """Returns the name of a cache group's array: ``slots:GROUP``, ``block_table:GROUP``."""
     return f"{port}:{group}"
+
+
+def layer_output(output: str, layer: int) -> str:
+    """Returns the name of a layer's output: ``hidden:LAYER``."""
+    return f"{output}:{layer}"
+
+
+def layers_of(output: str, names: Iterable[str]) -> tuple[int, ...]:
+    """Returns the layers for which some outputs have ``output``, in order."""
+    return tuple(sorted(int(name.partition(":")[2]) for name in names if name.startswith(f"{output}:")))
 
 
 def port_of(name: str) -> Port:

@@ -73,7 +73,7 @@ class Driver:
                 block_table={g: np.ascontiguousarray(tables) for g in self.groups},
                 slots=slots,
                 rows=np.arange(len(ids), dtype=np.int32),
-                return_logits=True,
+                outputs=("logits",),
             )
         )
         assert out.logits is not None

@@ -75,7 +75,7 @@ def _meaning_case(folder: Path, name: str) -> Case:
     from enginewright.runtime.engine.llm import LLM
     from enginewright.runtime.requests.sampling import SamplingParams
 
-    files = {"program": "targets/cpu/program.json", "index": "weights/index.json", "manifest": "manifest.json"}
+    files = {"program": "targets/cpu/programs/decode.json", "index": "weights/index.json", "manifest": "manifest.json"}
     listed = {"program": "targets/cpu/manifest.json", "index": "manifest.json"}
     originals = {path: (folder / path).read_bytes() for path in {*files.values(), *listed.values()}}
     params = SamplingParams(max_tokens=3, temperature=0.7, seed=1)
@@ -85,7 +85,7 @@ def _meaning_case(folder: Path, name: str) -> Case:
         mutate_meaning(rng, documents)
         target = json.loads(originals["targets/cpu/manifest.json"])
         texts = {part: json.dumps(documents[part]).encode() for part in ("program", "index")}
-        target["files"]["program.json"]["bytes"] = len(texts["program"])
+        target["files"]["programs/decode.json"]["bytes"] = len(texts["program"])
         documents["manifest"]["files"][files["index"]]["bytes"] = len(texts["index"])
         written = {files[part]: text for part, text in texts.items()}
         written["manifest.json"] = json.dumps(documents["manifest"]).encode()
@@ -165,7 +165,7 @@ def _mended(originals: dict[str, bytes], path: str, data: bytes, target: str) ->
             fields = json.loads(originals[listed_in])
             entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             fields["files"][path.removeprefix(f"targets/{target}/") if own else path] = entry
-            if fields.get("tvm") and path.endswith("program.json") and len(data) % 2:
+            if fields.get("tvm") and path.endswith("programs/decode.json") and len(data) % 2:
                 fields["tvm"].pop("program", None)  # as bundles were before: then the program alone says what is right
         fields.pop("sha256", None)
         return {listed_in: _sealed(fields).encode()}
@@ -272,7 +272,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path, str], Case], str]] = {
     "target": (_bundle_case, "targets/cpu/manifest.json"),
     "index": (_bundle_case, "weights/index.json"),
     "weights": (_bundle_case, "weights/weights-00000.bin"),
-    "program": (_bundle_case, "targets/cpu/program.json"),
+    "program": (_bundle_case, "targets/cpu/programs/decode.json"),
     "buckets": (_bundle_case, "targets/cpu/buckets/plan.json"),
     "meaning": (_meaning_case, ""),
     "faulty": (_faulty_case, ""),

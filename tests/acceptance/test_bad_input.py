@@ -178,7 +178,7 @@ def _truncate_blob(bundle: Path) -> None:
 
 
 def _alter_program(bundle: Path) -> None:
-    path = bundle / "targets" / "cpu" / "program.json"
+    path = bundle / "targets" / "cpu" / "programs" / "decode.json"
     path.write_text(path.read_text().replace('"rope_table"', '"rpoe_table"', 1))
 
 
@@ -188,7 +188,7 @@ def _newer(bundle: Path) -> None:
 
 
 def _remove_program(bundle: Path) -> None:
-    (bundle / "targets" / "cpu" / "program.json").unlink()
+    (bundle / "targets" / "cpu" / "programs" / "decode.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def _remove_program(bundle: Path) -> None:
         (_truncate_blob, "weights-00000.bin"),
         (_alter_program, "rpoe"),
         (_newer, "newer"),
-        (_remove_program, "program.json"),
+        (_remove_program, "decode.json"),
     ],
 )
 def test_bundles(spoil: Callable[[Path], None], named: str, bundle: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def steps(groups: Sequence[str], vocab: int, owners: int = 1) -> Iterator[StepIn
             rows=np.array([end - 1 for end, r in zip(ends[1:], there, strict=True) if counts[r]], np.int32),
             slots=dict.fromkeys(groups, slots),
             block_table=dict.fromkeys(groups, tables[there]),
-            return_logits=True,
+            outputs=("logits",),
         )
 
 

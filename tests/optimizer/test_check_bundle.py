@@ -57,7 +57,8 @@ def test_a_bundle_that_is_whole(tiny_bundle: Path, tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [WEIGHTS, "weights/index.json", "targets/cpu/program.json", "tokenizer/tokenizer.json", "manifest.json"]
+    "name",
+    [WEIGHTS, "weights/index.json", "targets/cpu/programs/decode.json", "tokenizer/tokenizer.json", "manifest.json"],
 )
 def test_one_bit_anywhere_is_found_and_the_file_named(name: str, bundle: Path) -> None:
     """In JSON in a number or a name, so that it is JSON still."""
@@ -180,7 +181,7 @@ def test_a_program_is_verified_whoever_runs_it(target: str, bundle: Path) -> Non
     if target == "cuda":
         with_target(bundle, target)
         assert [check.target for check in check_bundle(bundle).targets] == ["cpu", "cuda"]
-    program = (bundle / "targets/cpu/program.json").read_bytes()
+    program = (bundle / "targets/cpu/programs/decode.json").read_bytes()
     arenas: list[object] = [-1, 0, 7, 64, {"T": 1}, {"T": -8, "1": 64}]
     buffers = json.loads(program)["buffers"]
     for edited in (
@@ -195,11 +196,13 @@ def test_a_program_is_verified_whoever_runs_it(target: str, bundle: Path) -> Non
 
 
 def test_the_cpu_target_s_memory_is_verified(bundle: Path) -> None:
-    path, listed = bundle / "targets/cpu/program.json", bundle / "targets/cpu/manifest.json"
+    path, listed = bundle / "targets/cpu/programs/decode.json", bundle / "targets/cpu/manifest.json"
     program, manifest = path.read_bytes(), TargetManifest.from_json(listed.read_bytes(), source="")
     for arena in (-1, 0, 7, 64):
         path.write_bytes(edited := _edited(program, arena_bytes=arena))
         entry = FileSection(bytes=len(edited), sha256=hashlib.sha256(edited).hexdigest())
-        listed.write_text(manifest.model_copy(update={"files": {**manifest.files, "program.json": entry}}).to_json())
+        listed.write_text(
+            manifest.model_copy(update={"files": {**manifest.files, "programs/decode.json": entry}}).to_json()
+        )
         with pytest.raises(BundleError, match="outside of the arena"):
             check_bundle(bundle)

@@ -110,9 +110,9 @@ class ToyExecutor:
                 NO_TOKEN
             )
         out = StepOutput(tokens=tokens if step.sampling is not None else None)
-        if step.return_logits:
-            out.logits = np.zeros((len(tokens), VOCAB), np.float32)
-            out.logits[np.arange(len(tokens)), tokens] = 1
+        if step.wants_logits:
+            out.outputs["logits"] = np.zeros((len(tokens), VOCAB), np.float32)
+            out.outputs["logits"][np.arange(len(tokens)), tokens] = 1
         if step.sampling is not None and (n := step.sampling.logprobs) is not None:
             scored = NO_TOKEN if step.sampling.scored is None else step.sampling.scored
             out.token_logprobs = -np.where(scored == NO_TOKEN, tokens, scored).astype(np.float32)
@@ -263,7 +263,7 @@ def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFi
             parts = [SourceRows(source="a", rows=(0, 16)), SourceRows(source="b", rows=(0, 24))]
             writer.weights().add("head", iter(pack(WEIGHT, "panel32")), "panel32", parts, shape=WEIGHT.shape)
             writer.weights().add("norm", WEIGHT[0])
-            writer.write_text("targets/cpu/program.json", program.to_json())
+            writer.write_text("targets/cpu/programs/decode.json", program.to_json())
             for path, data in tokenizer_files.to_files().items():
                 writer.write_bytes(path, data)
             writer.write_text("report/report.json", "{}")

@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.cpu.serve.hidden import hidden_places
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.request import Generation, HiddenStates, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError
+from enginewright.runtime.shared.hidden_taps import hidden_taps
 
 PROMPT = np.random.default_rng(3).integers(3, 256, 75).tolist()
 
@@ -93,4 +93,4 @@ def test_a_program_that_never_writes_its_logits_is_refused(tiny_bundle: Path) ->
     program = Bundle.open(tiny_bundle).program("cpu")
     elsewhere = {"logits": program.outputs["logits"].model_copy(update={"name": "nothing"})}
     with pytest.raises(BundleError, match="no step writes 'nothing', its logits"):
-        hidden_places(program.model_copy(update={"outputs": elsewhere}))
+        hidden_taps(program.model_copy(update={"outputs": elsewhere}))

@@ -103,7 +103,7 @@ def bundle(tmp_path: Path, manifest: Manifest) -> Bundle:
     with BundleWriter(tmp_path / "ports.bundle") as writer:
         for use in lowered.weights:
             writer.weights().add(use.name, weights[use.name], use.layout, shape=use.shape)
-        writer.write_text("targets/cpu/program.json", lowered.to_json())
+        writer.write_text("targets/cpu/programs/decode.json", lowered.to_json())
         writer.commit(manifest, {"cpu": TargetManifest()})
     return Bundle.open(tmp_path / "ports.bundle")
 
@@ -157,7 +157,7 @@ def test_ranks_get_them() -> None:
     for name, array in step.arrays.items():
         np.testing.assert_array_equal(came.arrays[name], array)
         assert came.arrays[name].dtype == array.dtype
-    came.return_logits = True
+    came.outputs = ("logits",)
     np.testing.assert_array_equal(one.run(came).logits, logits)
 
 

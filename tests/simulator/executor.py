@@ -25,6 +25,7 @@ from enginewright.runtime.shared.contracts import (
     StepOutput,
 )
 from enginewright.runtime.shared.errors import EnginewrightError, OffloadError
+from enginewright.runtime.shared.step_schema import layers_of
 
 from .model import (
     ALL,
@@ -297,14 +298,14 @@ class SimulatedExecutor:
 
     def _sampled(self, step: StepInput, values: Sequence[int], bad: npt.NDArray[np.bool_] | None) -> StepOutput:
         output = StepOutput(tokens=None)
-        if step.return_logits:
-            output.logits = np.zeros((len(values), VOCAB), np.float32)
-            output.logits[:, 0] = [value >> 40 for value in values]
+        if step.wants_logits:
+            logits = output.outputs["logits"] = np.zeros((len(values), VOCAB), np.float32)
+            logits[:, 0] = [value >> 40 for value in values]
             if bad is not None:
-                output.logits[bad] = np.nan
-        if step.hidden:
-            rows = [[[value >> 40, layer] for layer in step.hidden] for value in values]
-            output.hidden = np.array(rows, np.float32).reshape(len(values), len(step.hidden), 2)
+                logits[bad] = np.nan
+        for layer in layers_of("hidden", step.outputs):
+            rows = [[value >> 40, layer] for value in values]
+            output.outputs[f"hidden:{layer}"] = np.array(rows, np.float32).reshape(len(values), 2)
         if (sampling := step.sampling) is None:
             return output
         draws = _draws(step, sampling)

@@ -176,7 +176,7 @@ class World:
             in_flight=setup.in_flight,
             masks=setup.masks,
             owners=setup.owners,
-            hidden=(0, 1),
+            outputs=("hidden:0", "hidden:1"),
         )
         faults = {number - self._numbers: fault for number, fault in scenario.faults}
         self.executor = SimulatedExecutor(

@@ -61,7 +61,12 @@ class StepProbe:
         caches = {o.name for step, _ in self._kept for o in step.inputs if o.kind == "cache"}
         layers = {g.name: tuple(n for n in g.layers if f"{g.name}/{n}" in caches) for g in program.cache_groups}
         groups = tuple(g.model_copy(update={"layers": layers[g.name]}) for g in program.cache_groups if layers[g.name])
-        kept = {"cache_groups": groups, "weights": tuple(weights.values()), "steps": tuple(s for s, _ in self._kept)}
+        kept = {
+            "cache_groups": groups,
+            "weights": tuple(weights.values()),
+            "steps": tuple(s for s, _ in self._kept),
+            "taps": {},
+        }
         self._groups, self._vocabulary = groups, _known_ids(program)
         self._program = CpuProgram(
             program.model_copy(update=kept),

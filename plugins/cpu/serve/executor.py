@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
+from enginewright.runtime.bundle.reader import DECODE, Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.executors.target import Offload
@@ -19,7 +19,6 @@ from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
 
 from ..executable import NUMERICS_VERSION, CpuProgram, isas
-from .hidden import hidden_places, run_with_hidden
 
 if TYPE_CHECKING:
     from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -57,6 +56,7 @@ class CpuExecutor(HostBlocks):
         target: one whose program is the cpu target's.
         part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
         offload: the folder that blocks are offloaded to; None: all are in memory.
+        entry: which of the bundle's programs for the target runs.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -79,8 +79,9 @@ class CpuExecutor(HostBlocks):
         target: str = "cpu",
         part: tuple[LoweredProgram, Exchange] | None = None,
         offload: Offload | None = None,
+        entry: str = DECODE,
     ) -> None:
-        program, exchange = part or (bundle.program(target), None)
+        program, exchange = part or (bundle.program(target, entry), None)
         self._bundle, self._target = bundle, target
         weights = {use.name: bundle.part(use, load) for use in program.weights}
         self.blocks = dict(blocks)
@@ -104,22 +105,19 @@ class CpuExecutor(HostBlocks):
             folder="" if offload is None else offload.folder,
             slots=self._slots,
         )
-        self._hidden = hidden_places(program) if "logits" in program.outputs else {}
         self.caps = ExecutorCaps(
             shared_blocks=True,
             verifies=True,
             row_seconds=row_seconds,
             masks=True,
             ports=program.ports,
-            hidden=tuple(sorted(self._hidden)),
+            outputs=tuple(program.taps),
         )
         self.profile: StepProfile | None = None
 
     def submit(self, step: StepInput) -> Pending:
         self._bundle.check_unchanged()
         run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
-        if step.hidden:
-            run = partial(run_with_hidden, self._program, self._hidden)
         return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
 
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:

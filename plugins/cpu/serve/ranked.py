@@ -47,7 +47,6 @@ from ..executable import NUMERICS_VERSION, isas
 from ..extension import cpu_extension as _cpu
 from ..threads import available_threads, core_shares
 from .executor import CpuExecutor, tuning_of
-from .hidden import run_with_hidden
 from .rank_process import RankSetting, cache_sizes, cpu_facts
 
 RANKS_A_CORE = 8
@@ -144,8 +143,8 @@ class RankedExecutor(CpuExecutor):
             self._processes.close()
             raise
         self._tuned, self.cache_groups = note, groups
-        hidden = self.caps.hidden if how.pipeline == 1 else ()
-        self.caps = replace(self.caps, row_seconds={}, hidden=hidden, in_flight=how.pipeline, owners=how.ring)
+        outputs = self.caps.outputs if how.pipeline == 1 else ()
+        self.caps = replace(self.caps, row_seconds={}, outputs=outputs, in_flight=how.pipeline, owners=how.ring)
         self._memory: list[dict[str, list[npt.NDArray[np.uint8]]]] = [
             {group.name: [] for group in groups} for _ in range(how.ranks)
         ]
@@ -162,8 +161,6 @@ class RankedExecutor(CpuExecutor):
             self._pending[0].run()
         self._pin()
         run = self._program.run if self.profile is None else partial(self.profile.run, self._program)
-        if step.hidden:
-            run = partial(run_with_hidden, self._program, self._hidden)
         try:
             if step.copies:
                 self._link.wait_done()

@@ -99,8 +99,8 @@ class RemoteExecutor:
             self.close()
             raise
         self.cache_groups, self.blocks = whole_groups(programs, how), dict(blocks)
-        hidden = self._own.caps.hidden if how.pipeline == 1 else ()
-        self.caps = replace(self._own.caps, row_seconds={}, hidden=hidden, in_flight=how.pipeline)
+        outputs = self._own.caps.outputs if how.pipeline == 1 else ()
+        self.caps = replace(self._own.caps, row_seconds={}, outputs=outputs, in_flight=how.pipeline)
         self._order = [group.name for group in self._own.cache_groups]
 
     def submit(self, step: StepInput) -> _Sent:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.reader import DECODE, Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.target import ExecutorArguments, Opening, Placement, ServedTarget, program_groups
 from enginewright.runtime.kv_cache.pool_plan import Offloadable
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import CacheGroup
-from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.errors import MissingDependencyError, RequestError
 
 
 def _make(asked: ExecutorArguments) -> Executor:
     from .executor import CpuExecutor
 
     placement = asked.placement
+    if asked.entry != DECODE and (placement.ray is not None or placement.partition.ranks > 1):
+        raise RequestError(f"entry: ranks open {DECODE!r} alone, not {asked.entry!r}", hint="Leave the partition out.")
     if placement.ray is not None:
         return _on_machines(asked, placement.ray)
     if placement.partition.ranks > 1:
@@ -37,6 +39,7 @@ def _make(asked: ExecutorArguments) -> Executor:
         isa=placement.isa,
         load=placement.load,
         offload=placement.offload,
+        entry=asked.entry,
     )
 
 
@@ -101,6 +104,7 @@ TARGET = ServedTarget(
         groups_of=_groups,
         takes=("isa", "load", "partition", "ray", "offload"),
         offloadable=_offloadable,
+        entries=True,
         exact=True,
     ),
     carries=None,

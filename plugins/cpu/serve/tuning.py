@@ -26,7 +26,6 @@ from ..executable import TUNABLES
 from ..threads import available_threads
 
 FORMAT_VERSION: Literal[1] = 1
-_PROGRAM = "targets/cpu/program.json"
 _MOST_BYTES = 1 << 20
 
 
@@ -62,7 +61,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
 
         return cls(
             enginewright=metadata.version("enginewright"),
-            program_sha256=bundle.files[_PROGRAM].sha256,
+            program_sha256=bundle.files[bundle.program_file("cpu")].sha256,
             processor=processor_name(),
             cores=available_threads(),
             isa=isa,

@@ -18,7 +18,7 @@ from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
-from enginewright.runtime.shared.lowered_program import FORMAT_VERSION, LoweredProgram
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...cpu.threads import available_threads
@@ -119,6 +119,6 @@ def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
     """
     lowering = lower_program(program, Form("the cuda target", panels=False, floats=floats))
     groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)
-    changes = {"cache_groups": groups, "format_version": FORMAT_VERSION}
+    changes = {"cache_groups": groups}
     narrow = narrow_floats(lowering.program.model_copy(update=changes), floats)
     return with_own_names(replace(lowering, program=plan_arena(narrow)), "cuda")

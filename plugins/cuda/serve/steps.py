@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput, as_outputs
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.step_arrays import part_of
-from enginewright.runtime.shared.step_schema import port_of
+from enginewright.runtime.shared.step_schema import LOGITS, port_of
 
 from ...gpu.sampling import (
     chosen_rows,
@@ -186,7 +186,7 @@ class CudaSteps:
             if drawn.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
-        wanted = step.return_logits or (step.sampling is not None and step.sampling.logprobs is not None)
+        wanted = step.wants_logits or (step.sampling is not None and step.sampling.logprobs is not None)
         kept = logits.to(torch.float32, copy=True) if wanted and logits is not None else None
         return _Started(step, kept, tokens, ready, self._with_memory)
 
@@ -194,7 +194,7 @@ class CudaSteps:
         """Requests that don't fit into one step, one part after the other; their logits together."""
         found: Tensor | None = None
         for members in parts(step.counts, self):
-            part, order = part_of(step.changed(sampling=None, return_logits=True), members)
+            part, order = part_of(step.changed(sampling=None, outputs=(LOGITS,)), members)
             logits = self.start(part).logits
             if logits is None:
                 continue
@@ -205,7 +205,7 @@ class CudaSteps:
 
     def _by_rows(self, step: StepInput) -> _Started:
         """More rows than there is room for: the step runs again for the others, which writes the same."""
-        pieces, once = [], step.changed(sampling=None, return_logits=True, copies={}, clears={})
+        pieces, once = [], step.changed(sampling=None, outputs=(LOGITS,), copies={}, clears={})
         for start in range(0, len(step.rows), self._limits.rows):
             rows = step.rows[start : start + self._limits.rows]
             logits = self.start(once.changed(rows=rows)).logits
@@ -395,13 +395,13 @@ class _Started:
 
     def _finish(self) -> StepOutput:
         step, sampling = self.step, self.step.sampling
-        logits = self.logits.cpu().numpy() if self.logits is not None and step.return_logits else None
+        logits = self.logits.cpu().numpy() if self.logits is not None and step.wants_logits else None
         if self.tokens is None or sampling is None:
-            return StepOutput(tokens=None, logits=logits)
+            return StepOutput(tokens=None, outputs=as_outputs(logits))
         if self.ready is not None:
             self.ready.synchronize()
         tokens = self.tokens.numpy()
-        output = StepOutput(tokens=tokens, logits=logits)
+        output = StepOutput(tokens=tokens, outputs=as_outputs(logits))
         if sampling.logprobs is not None and (rows := self.logits) is not None:
             self.with_memory(lambda: add_logprobs(output, rows, tokens, sampling))
         return output

@@ -235,7 +235,7 @@ class _Compiler:
 
     def product(self, name: str, schedule: Schedule) -> _Contender:
         """A program of one step."""
-        program = self.program.model_copy(update={"steps": (self.program.steps[self.products[name]],)})
+        program = self.program.model_copy(update={"steps": (self.program.steps[self.products[name]],), "taps": {}})
         return _Contender(self, program, self.library({name: schedule}, program), _SECONDS)
 
     def steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:

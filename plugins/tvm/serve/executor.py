@@ -14,11 +14,11 @@ import numpy.typing as npt
 from enginewright.plugins.cpu.processor import processor_features
 from enginewright.plugins.steps.x86_levels import LevelName, best_level
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput, as_outputs
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
@@ -96,8 +96,8 @@ class TvmExecutor(HostBlocks):
         self.copy_blocks(step.copies)
         logits = self._step.run(step)
         if step.sampling is None:
-            return StepOutput(tokens=None, logits=logits.copy() if step.return_logits else None)
-        return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+            return StepOutput(tokens=None, outputs=as_outputs(logits.copy() if step.wants_logits else None))
+        return self._sampler.sample(logits, step.sampling, return_logits=step.wants_logits)
 
     def describe(self) -> dict[str, str | int]:
         about: dict[str, str | int] = {
@@ -225,7 +225,7 @@ def tvm_section(bundle: Bundle, target: str) -> TvmSection:
 
 def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
     """Raises BundleError if the program isn't the one that the target's libraries were compiled from."""
-    name = f"{target_folder(target)}/{PROGRAM_FILE}"
+    name = bundle.program_file(target)
     if section.program is not None and hashlib.sha256(bundle.read_bytes(name)).hexdigest() != section.program:
         raise BundleError(
             f"{bundle.path / name}: the target's libraries were compiled from another program",

@@ -55,11 +55,11 @@ class Planting:
 
     def change_program(self, change: Callable[[dict[str, Any]], None]) -> None:
         """``change`` gets the cpu program as JSON, and edits it in place."""
-        path = self.folder / _TARGET / "program.json"
+        path = self.folder / _TARGET / "programs/decode.json"
         program = json.loads(path.read_text())
         change(program)
         path.write_text(json.dumps(program))
-        self._list("program.json", self.folder / _TARGET / MANIFEST_PATH)
+        self._list("programs/decode.json", self.folder / _TARGET / MANIFEST_PATH)
 
     def _list(self, name: str, manifest: Path) -> None:
         data = (manifest.parent / name).read_bytes()

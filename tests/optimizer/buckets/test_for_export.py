@@ -51,7 +51,7 @@ def test_the_bundle_has_the_sizes_and_one_program(exported: tuple[Path, ExportRe
     assert own["tokens"] == [16, 40, 96, 200] and own["batch"] == [3, 6]
     bundle.verify_hashes()
     in_target = {name for name in bundle.files if name.startswith("targets/")}
-    assert in_target == {"targets/cpu/program.json", "targets/cpu/buckets/plan.json"}
+    assert in_target == {"targets/cpu/programs/decode.json", "targets/cpu/buckets/plan.json"}
     saved = json.loads((path / "report" / "report.json").read_text())
     assert saved["bucket_sizes"] == json.loads(json.dumps(report.to_json()["bucket_sizes"]))
 

@@ -84,7 +84,7 @@ def _logits(
             **{name: inputs[name] for name in ("ids", "positions", "q_start", "kv_len", "rows")},
             block_table={g: inputs[f"block_table:{g}"] for g in groups},
             slots={g: inputs[f"slots:{g}"] for g in groups},
-            return_logits=True,
+            outputs=("logits",),
         )
     )
     assert output.logits is not None

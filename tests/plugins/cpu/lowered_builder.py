@@ -219,7 +219,7 @@ def step_input(
         slots={group: np.array(slots, int32) for group in groups},
         rows=np.array(rows if rows is not None else q_start[1:] - 1, int32),
         sampling=sampling,
-        return_logits=return_logits,
+        outputs=("logits",) if return_logits else (),
     )
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.lowered_program import (
-    CPU_FORMAT_VERSION,
     FORMAT_VERSION,
+    OLDEST_FORMAT_VERSION,
     Buffer,
     LoweredProgram,
     Operand,
@@ -364,7 +364,7 @@ def test_bad_place(spoil: Callable[[LoweredBuilder], None], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("version", "message"), [(CPU_FORMAT_VERSION - 1, "unsupported"), (FORMAT_VERSION + 1, "newer")]
+    ("version", "message"), [(OLDEST_FORMAT_VERSION - 1, "unsupported"), (FORMAT_VERSION + 1, "newer")]
 )
 def test_programs_of_other_versions_are_not_read(version: int, message: str) -> None:
     fields = json.loads(sound_program().program().to_json())

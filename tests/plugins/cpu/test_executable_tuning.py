@@ -39,7 +39,7 @@ def logits(bundle: Bundle, tuning: dict[str, int] | None, threads: int) -> list[
     for sizes in SIZES:
         runner.fill_caches()
         step = runner.step(sizes)
-        step = step.changed(rows=np.arange(len(step.ids), dtype=np.int32), return_logits=True)
+        step = step.changed(rows=np.arange(len(step.ids), dtype=np.int32), outputs=("logits",))
         output = runner.program.run(step).logits
         assert output is not None and np.ptp(output) > 0
         found.append(output)

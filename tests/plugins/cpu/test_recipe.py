@@ -22,7 +22,8 @@ def test_a_model_that_is_fit_for_its_partitions(model: PreTrainedModel, tmp_path
     export(model, tmp_path / "one.bundle", partitions=partitions)
     export(model, tmp_path / "other.bundle")
     programs = [
-        (tmp_path / name / "targets" / "cpu" / "program.json").read_bytes() for name in ("one.bundle", "other.bundle")
+        (tmp_path / name / "targets" / "cpu" / "programs" / "decode.json").read_bytes()
+        for name in ("one.bundle", "other.bundle")
     ]
     assert programs[0] == programs[1]
 

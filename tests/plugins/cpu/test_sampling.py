@@ -54,7 +54,7 @@ def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int | None) -> None:
             slots={g.name: places for g in executor.cache_groups},
             rows=places,
             sampling=batch(logprobs=logprobs),
-            return_logits=True,
+            outputs=("logits",),
         )
     ).result()
     executor.close()

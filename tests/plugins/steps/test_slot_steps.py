@@ -65,7 +65,7 @@ def step(requests: dict[int, list[int]], rows: list[int], sampled: bool = True) 
         slots={"full": np.repeat(slots * C, counts).astype(np.int32) + positions},
         rows=np.array(rows, np.int32),
         sampling=greedy(len(rows)) if sampled else None,
-        return_logits=not sampled,
+        outputs=() if sampled else ("logits",),
     )
 
 

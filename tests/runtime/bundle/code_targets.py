@@ -19,10 +19,11 @@ def with_target(bundle: Path, name: str, *, content: bytes = b"\x7fELF", program
     """Adds target ``name`` to a bundle of the cpu target: a library, and where targets have one the program."""
     files = {LIBRARY: content}
     if name in SECTIONS:
-        files["program.json"] = program or (bundle / "targets/cpu/program.json").read_bytes()
+        files["programs/decode.json"] = program or (bundle / "targets/cpu/programs/decode.json").read_bytes()
     folder = bundle / "targets" / name
     folder.mkdir(exist_ok=True)
     for file, data in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(data)
     listed = {n: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for n, data in files.items()}
     written = {"format_version": 2, "files": listed} | (

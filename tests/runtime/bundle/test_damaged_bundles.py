@@ -128,15 +128,15 @@ def test_no_file_is_read_that_is_not_a_regular_file_of_the_bundle(bundle: Path) 
     check(bundle)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "targets/cpu/manifest.json", "targets/cpu/program.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "targets/cpu/manifest.json", "targets/cpu/programs/decode.json"])
 def test_a_file_of_gigabytes_is_not_read(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
     path, size = tmp_path / "a.bundle", 3 << 30
     shutil.copytree(tiny_bundle, path)
     os.truncate(path / name, size)
     listed = path / "targets/cpu/manifest.json"
-    if name.endswith("program.json"):
+    if name.endswith("programs/decode.json"):
         document = json.loads(listed.read_text())
-        document["files"]["program.json"]["bytes"] = size
+        document["files"]["programs/decode.json"]["bytes"] = size
         listed.write_text(json.dumps(document))
     with pytest.raises(BundleError, match=f"{re.escape(name)}: cannot be read: it has 3,221,225,472 bytes, more than"):
         Bundle.open(path)

@@ -84,7 +84,8 @@ def test_a_model_is_to_be_exported_first(tmp_path: Path, path: str, named: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["weights/weights-00000.bin", "weights/index.json", "targets/cpu/program.json", "tokenizer/tokenizer.json"]
+    "name",
+    ["weights/weights-00000.bin", "weights/index.json", "targets/cpu/programs/decode.json", "tokenizer/tokenizer.json"],
 )
 def test_every_file_is_there_with_its_size(make_bundle: Make, name: str) -> None:
     path = make_bundle()
@@ -131,7 +132,7 @@ def test_links_do_not_lead_out(make_bundle: Make, tmp_path: Path) -> None:
         (lambda i: i["blobs"][0].update(file="weights/other.bin"), r"blobs\.0: weights/other\.bin"),
         (lambda i: i["blobs"][0].update(file="../../etc/passwd"), r"blobs\.0\.file: "),
         (lambda i: i["tensors"]["norm"].update(offset=1 << 40), r"tensors\.norm: ends at byte"),
-        (lambda i: i["tensors"].pop("norm"), r"program\.json: weight 'norm' is not in"),
+        (lambda i: i["tensors"].pop("norm"), r"decode\.json: weight 'norm' is not in"),
         (lambda i: i["tensors"]["norm"].update(dtype="i32"), r"weight 'norm' needs dtype f32, .* has i32"),
         (lambda i: i["tensors"]["norm"].update(shape=[2, 3]), r"weight 'norm' needs shape \(6,\), .* has \(2, 3\)"),
         (lambda i: i["tensors"].update(norm=i["tensors"]["head"]), r"weight 'norm' needs shape"),
@@ -151,9 +152,9 @@ def test_an_index_that_is_wrong(make_bundle: Make, change: Callable[[Any], Any],
 
 def test_a_program_that_is_wrong(make_bundle: Make) -> None:
     path = make_bundle()
-    edit(path / "targets/cpu/program.json", lambda p: p["weights"][0].update(shape="wide"))
-    resize(path, "targets/cpu/program.json")
-    with pytest.raises(BundleError, match=r"program\.json: weights\.0\.shape"):
+    edit(path / "targets/cpu/programs/decode.json", lambda p: p["weights"][0].update(shape="wide"))
+    resize(path, "targets/cpu/programs/decode.json")
+    with pytest.raises(BundleError, match=r"decode\.json: weights\.0\.shape"):
         Bundle.open(path)
 
 
@@ -169,7 +170,7 @@ def test_targets(make_bundle: Make) -> None:
     with pytest.raises(BundleError, match=r"needs a GPU of SM 8\.9\n.*optimize build"):
         bundle.program("cpu")
     edit(path / "targets/cpu/manifest.json", lambda m: m.update(state="ready", needs=None, files={}))
-    with pytest.raises(BundleError, match=r"targets/cpu/program\.json is not listed"):
+    with pytest.raises(BundleError, match=r"targets/cpu/programs/decode\.json is not listed"):
         Bundle.open(path).program("cpu")
     assert (path / "manifest.json").read_bytes() == root  # a target is finished in its own folder
     (path / "targets/cpu/manifest.json").unlink()
@@ -181,7 +182,7 @@ def test_hashes_name_the_file_that_was_altered(make_bundle: Make) -> None:
     path = make_bundle()
     seen: list[int] = []
     Bundle.open(path).verify_hashes(seen.append)
-    assert "targets/cpu/program.json" in Bundle.open(path).files
+    assert "targets/cpu/programs/decode.json" in Bundle.open(path).files
     assert sum(seen) == sum(f.bytes for f in Bundle.open(path).files.values())
     blob = path / "weights/weights-00000.bin"
     data = bytearray(blob.read_bytes())
@@ -232,7 +233,7 @@ def test_opening_a_large_bundle_reads_no_weights(tmp_path: Path, manifest: Manif
     with BundleWriter(path) as writer:
         for name in names:
             writer.weights().add(name, np.zeros(16, np.float32))
-        writer.write_text("targets/cpu/program.json", program.to_json())
+        writer.write_text("targets/cpu/programs/decode.json", program.to_json())
         writer.commit(manifest, {"cpu": TargetManifest()})
     blob = path / "weights/weights-00000.bin"
     os.truncate(blob, 540_000_000)  # a hole: takes no disk
@@ -275,7 +276,9 @@ def test_the_manifest_is_of_the_programs_model(
     path = tmp_path / "a.bundle/manifest.json"
     Bundle.open(tmp_path / "a.bundle")
     edit(path, lambda m: m["model"].update(change))
-    with pytest.raises(BundleError, match=f"manifest.json: targets/cpu/program.json is of another model: {message}"):
+    with pytest.raises(
+        BundleError, match=f"manifest.json: targets/cpu/programs/decode.json is of another model: {message}"
+    ):
         Bundle.open(tmp_path / "a.bundle")
 
 
@@ -287,7 +290,7 @@ def test_a_table_of_fewer_tokens_than_the_logits_have(tiny_bundle: Path, tmp_pat
         table = next(step for step in program["steps"] if step["op"] == "embedding")["inputs"][1]
         table["shape"][0] = rows - 1
 
-    edit(tmp_path / "a.bundle/targets/cpu/program.json", fewer)
-    resize(tmp_path / "a.bundle", "targets/cpu/program.json")
+    edit(tmp_path / "a.bundle/targets/cpu/programs/decode.json", fewer)
+    resize(tmp_path / "a.bundle", "targets/cpu/programs/decode.json")
     with pytest.raises(BundleError, match=f"its table of tokens has {rows - 1} rows"):
         Bundle.open(tmp_path / "a.bundle")

@@ -89,7 +89,7 @@ def test_a_hash_allows_one_bundle(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="it is another bundle than sha256:"):
         LLM(other, target="tvm", trust=named)
     # What the manifests list is compared, whatever it is.
-    for file, reads in ((LIBRARY, "tvm"), ("targets/tvm/program.json", None), ("tokenizer/tables.bin", "cpu")):
+    for file, reads in ((LIBRARY, "tvm"), ("targets/tvm/programs/decode.json", None), ("tokenizer/tables.bin", "cpu")):
         if not (moved / file).exists():
             continue
         before = (moved / file).read_bytes()

@@ -77,12 +77,12 @@ def test_seeds() -> None:
 @pytest.mark.parametrize("chunks", [(5,), (2, 3), (1, 1, 1, 1, 1)])
 def test_scoring(chunks: tuple[int, ...]) -> None:
     logits = np.arange(10, dtype=np.float32).reshape(5, 2)
-    output = StepOutput(None, logits)
+    output = StepOutput(None, {"logits": logits})
     request = Scoring(range(5), np.empty((5, 2), np.float32))
     assert request.most_cached == 5
     for count in chunks:
         assert not request.finished
-        request.accept_rows(request.computed, output, slice(request.computed, request.computed + count), ())
+        request.accept_rows(request.computed, output, slice(request.computed, request.computed + count))
         request.computed += count
     assert request.finished
     np.testing.assert_array_equal(request.logits, logits)

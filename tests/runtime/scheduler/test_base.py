@@ -35,7 +35,7 @@ def test_a_decode_a_partial_and_a_whole_prefill() -> None:
     assert step.block_tables["g"].tolist() == [[5, 2], [0, 7], [1, -1]]
     assert step.slots["g"].tolist() == [9, 28, 29, 30, 4, 5]
     assert step.rows.tolist() == [0, 5]  # the partial prefill has none
-    assert step.sampling is not None and not step.return_logits
+    assert step.sampling is not None and not step.outputs
     assert step.sampling.temperature.tolist() == [0, 0.5]
     assert step.sampling.seed[1] == 9
     arrays = (step.ids, step.positions, step.q_start, step.kv_len, step.rows, step.slots["g"], step.block_tables["g"])
@@ -52,7 +52,7 @@ def test_nothing_is_sampled_from_part_of_a_prompt(count: int) -> None:
 def test_a_scored_prompt_wants_every_row() -> None:
     step = step_input([Chunk(request(5, [0, 1], scores=True), 1, 3), Chunk(request(2, [2]), 0, 2)], GROUPS)
     assert step.rows.tolist() == [0, 1, 2, 4]
-    assert step.return_logits
+    assert step.outputs == ("logits",)
 
 
 def test_the_counter_is_the_index_of_the_new_token() -> None:

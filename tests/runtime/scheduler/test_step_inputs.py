@@ -38,7 +38,7 @@ def assert_same(found: StepInput, expected: StepInput) -> None:
         for name, value in vars(expected.sampling).items():
             np.testing.assert_array_equal(getattr(found.sampling, name), value, err_msg=name)
             assert np.asarray(getattr(found.sampling, name)).dtype == np.asarray(value).dtype, name
-    assert found.return_logits == expected.return_logits
+    assert found.outputs == expected.outputs
 
 
 @pytest.mark.parametrize("blocks", [200, 30])

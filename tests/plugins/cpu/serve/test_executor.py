@@ -108,7 +108,7 @@ def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFi
         with BundleWriter(tmp_path / f"{cache}{name}.bundle") as writer:
             writer.weights().add("table", table)
             writer.weights().add("head", pack(HEAD, "panel32"), "panel32", shape=HEAD.shape)
-            writer.write_text("targets/cpu/program.json", program(cache).to_json())
+            writer.write_text("targets/cpu/programs/decode.json", program(cache).to_json())
             for path, data in tokenizer_files.to_files().items():
                 writer.write_bytes(path, data)
             writer.commit(manifest, {"cpu": TargetManifest()})

@@ -106,7 +106,7 @@ def step_input(inputs: Mapping[str, Tensor], sampling: SamplingBatch | None = No
     tables = {name.partition(":")[2]: a for name, a in arrays.items() if name.startswith("block_table:")}
     slots = {name.partition(":")[2]: a for name, a in arrays.items() if name.startswith("slots:")}
     wanted = sampling is None
-    return StepInput(**plain, block_table=tables, slots=slots, sampling=sampling, return_logits=wanted)
+    return StepInput(**plain, block_table=tables, slots=slots, sampling=sampling, outputs=("logits",) if wanted else ())
 
 
 def long_contexts(case: str, length: int, cache: str | None = None, given: bool = False) -> float:

@@ -507,7 +507,7 @@ def drawn() -> list[tuple[list[int], list[int]]]:
     found = []
     for chunks in ({str(i): [3 + i, 9, 40 + i] for i in range(4)}, {str(i): [7 + i] for i in range(4)}):
         step = cases.step_input(made.step(chunks), cases.as_options(options))
-        step.return_logits = True
+        step.outputs = ("logits",)
         assert step.sampling is not None
         step.sampling.logprobs = 2
         output = steps.start(step).result()

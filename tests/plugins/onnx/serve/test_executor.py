@@ -295,7 +295,7 @@ def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
         block_table=dict.fromkeys(("full", "window"), slots[:, None]),
         slots=dict.fromkeys(("full", "window"), np.repeat(slots, counts) * np.int32(tiny.CONTEXT + 1) + positions),
         rows=q_start[1:] - 1,
-        return_logits=True,
+        outputs=("logits",),
     )
 
 

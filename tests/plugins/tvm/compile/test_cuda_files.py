@@ -51,7 +51,7 @@ def logits_of(program: LoweredProgram, bundle: Bundle, *, gpu: bool) -> list[Flo
     own = CpuProgram(program, weights, blocks=blocks, threads=1)
     found = []
     for one in steps:
-        logits = own.run(one.changed(return_logits=True)).logits
+        logits = own.run(one.changed(outputs=("logits",))).logits
         assert logits is not None
         found.append(logits)
     return found

@@ -218,7 +218,7 @@ def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:
 def test_its_program_is_the_one_that_it_was_compiled_from(bundle: Path, tmp_path: Path) -> None:
     """An edit that every hash agrees with, and one that the library would follow out of its memory."""
     copy = Path(shutil.copytree(bundle, tmp_path / "b"))
-    path, listed = copy / "targets/tvm/program.json", copy / "targets/tvm/manifest.json"
+    path, listed = copy / "targets/tvm/programs/decode.json", copy / "targets/tvm/manifest.json"
     program = json.loads(path.read_bytes())
     manifest = TargetManifest.from_json(listed.read_bytes(), source="", sections=SECTIONS)
     section = manifest.section(TvmSection)
@@ -226,7 +226,7 @@ def test_its_program_is_the_one_that_it_was_compiled_from(bundle: Path, tmp_path
     for arena in (program["arena_bytes"] | {"1": 1 << 20}, -1, 0, 7):
         path.write_text(text := json.dumps(program | {"arena_bytes": arena}))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        files = {**manifest.files, "program.json": FileSection(bytes=len(text), sha256=digest)}
+        files = {**manifest.files, "programs/decode.json": FileSection(bytes=len(text), sha256=digest)}
         listed.write_text(manifest.model_copy(update={"files": files}).to_json())
         with pytest.raises(BundleError, match="compiled from another program"):
             LLM(copy, target="tvm", trust="code")

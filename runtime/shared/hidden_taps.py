@@ -1,30 +1,24 @@
-"""Hidden states of the cpu target: values of a lowered program that all later ones depend on, taken as they are made.
-
-A bundle needs nothing for it: the interpreter shows each step's values (``CpuProgram.watch``).
-"""
+"""Finds the hidden states of a lowered program: values that all later ones depend on. They become its taps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from enginewright.runtime.shared.contracts import FloatArray, StepInput, StepOutput
-from enginewright.runtime.shared.errors import BundleError
-from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand
-
-from ..executable import CpuProgram
+from .errors import BundleError
+from .lowered_program import Affine, LoweredProgram, Operand
+from .step_schema import HIDDEN, LOGITS, layer_output
 
 Place = tuple[int, int]
 """A step of the program, and which of its outputs."""
 
+TAPS_SINCE = 7
+"""The first version of programs that name their taps."""
+
 _FLOATS = ("f32", "bf16", "f16")
 
 
-def hidden_places(program: LoweredProgram) -> dict[int, Place]:
-    """Hidden state -> where it is made: 0 goes into the first layer, 1 into the second, the last out of the final norm.
+def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
+    """Returns output -> where it is made; none for a program without logits.
+
+    ``hidden:0`` goes into the first layer, ``hidden:1`` into the second, the last out of the final norm.
 
     1. On every way from the token ids to the logits lie some steps that all ways have: between two layers there is one,
        whose output is the sum of all before. What goes into a layer is the last of these before its attention.
@@ -34,6 +28,8 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
 
     Raises BundleError for a program that never writes its logits.
     """
+    if LOGITS not in program.outputs:
+        return {}
     common = _on_every_way(program)
     attention = [i for i, step in enumerate(program.steps) if step.op in ("paged_attention", "ring_attention")]
     found: dict[int, Place] = {}
@@ -44,7 +40,17 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
     last = max((i for i, step in enumerate(program.steps) if "norm" in step.op), default=-1)
     if attention and last in common and last > attention[-1] and _is_hidden(program.steps[last].outputs[0]):
         found[len(attention)] = last, 0
-    return {layer: _gathered(program, place) for layer, place in found.items()}
+    return {layer_output(HIDDEN, layer): _gathered(program, place) for layer, place in found.items()}
+
+
+def with_taps(program: LoweredProgram) -> LoweredProgram:
+    """Returns the program with what versions before 7 don't say: its taps.
+
+    Raises BundleError for a program that never writes its logits.
+    """
+    if program.format_version >= TAPS_SINCE:
+        return program
+    return program.model_copy(update={"taps": hidden_taps(program)})
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:
@@ -56,24 +62,6 @@ def _gathered(program: LoweredProgram, place: Place) -> Place:
         if later.op == "all_gather" and name in names:
             return i, names.index(name)
     return place
-
-
-def run_with_hidden(program: CpuProgram, places: Mapping[int, Place], step: StepInput) -> StepOutput:
-    """Runs as ``CpuProgram.run`` does, and returns the hidden states of ``step.hidden`` at the step's rows."""
-    found: dict[Place, FloatArray] = {}
-    wanted = {places[layer] for layer in step.hidden}
-
-    def keep(index: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
-        for at, slot in wanted:
-            if at == index and not before:
-                value, operand = arrays[slot], program.lowered.steps[at].outputs[slot]
-                assert value is not None
-                rows = step.rows if operand.shape[0] == Affine(t=1) else slice(None)
-                found[at, slot] = np.array(value[rows], np.float32)
-
-    output = program.watch(step, keep)
-    output.hidden = np.stack([found[places[layer]] for layer in step.hidden], axis=1)
-    return output
 
 
 def _is_hidden(operand: Operand) -> bool:
@@ -93,7 +81,7 @@ def _on_every_way(program: LoweredProgram) -> list[int]:
                 after.setdefault(source, set()).add(i)
         for operand in step.outputs:
             writers.setdefault(operand.name, []).append(i)
-    logits = program.outputs["logits"].name
+    logits = program.outputs[LOGITS].name
     if logits not in writers:
         raise BundleError(f"program: no step writes {logits!r}, its logits", hint="Export the bundle again.")
     needed = set(writers[logits])
