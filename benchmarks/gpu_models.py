@@ -24,6 +24,7 @@ from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
 from enginewright.plugins.cuda.serve.steps import CudaSteps
 from enginewright.plugins.gpu.specs import SAMPLING_KERNELS
 from enginewright.plugins.steps.packed_steps import StepLimits
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
@@ -85,7 +86,7 @@ class Steps:
         section = self._machine.section
         limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
         weights = self.weights
-        needed = sum(group.bytes_per_block for group in self._groups) * requests * blocks + 2 * GIB
+        needed = sum(cache_block_bytes(group) for group in self._groups) * requests * blocks + 2 * GIB
         needed += self._program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
         if not self._machine.gpu:  # nothing of it is really taken
             needed += sum(weight.nbytes for weight in weights.values())
@@ -243,7 +244,7 @@ class Steps:
             waited.append(time.perf_counter() - middle)
         counted = slice(count // 4, None)
         whole = [a + b for a, b in zip(started, waited, strict=True)][counted]
-        cached = sum(group.bytes_per_block for group in self._groups) / BLOCK_SIZE * batch * context
+        cached = sum(cache_block_bytes(group) for group in self._groups) / BLOCK_SIZE * batch * context
         read = sum(weight.nbytes for weight in self.weights.values()) + cached
         found = {
             "ms": statistics.median(whole) * 1e3,

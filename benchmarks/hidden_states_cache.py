@@ -31,6 +31,7 @@ from peers.machine import commit, machine
 
 from enginewright.plugins.cpu.serve.executor import CpuExecutor
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 
@@ -91,7 +92,7 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     hidden = sum(
         a.nbytes // options.tokens for arrays in kept.values() for a in arrays if a is not None and a.dtype != np.int32
     )
-    keys_and_values = sum(group.bytes_per_block // group.block_size for group in program.cache_groups)
+    keys_and_values = sum(cache_block_bytes(group) // group.block_size for group in program.cache_groups)
     reads = {b: read_seconds(options.folder, b * options.tokens, options.rounds) for b in (hidden, keys_and_values)}
     restore = product * share + write
     row = {

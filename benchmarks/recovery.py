@@ -29,6 +29,7 @@ import enginewright as ew
 from enginewright.optimizer.evaluate import evaluate
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.progress import ProgressEvent
 
 HERE = Path(__file__).resolve().parent
@@ -144,7 +145,7 @@ def _row(what: str, folder: Path, text: Path, model: Path, steps: int, seconds: 
         steps,
         round(seconds, 1),
         sum(f.stat().st_size for f in (folder / "weights").iterdir()),
-        sum(g.bytes_per_block // g.block_size for g in groups),
+        sum(cache_block_bytes(g) // g.block_size for g in groups),
         report.text.perplexity,
         report.comparison.perplexity,
         report.comparison.kl_mean,

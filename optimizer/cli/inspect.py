@@ -144,6 +144,7 @@ def _print_summary(bundle: Bundle) -> None:
     from enginewright.optimizer.capture.find_source import older_reader
     from enginewright.runtime.bundle.buckets import KINDS
     from enginewright.runtime.executors.open import carried_code
+    from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
     from enginewright.runtime.shared.memory import format_bytes
 
     model, summary = bundle.manifest.model, _summary(bundle)
@@ -181,7 +182,7 @@ def _print_summary(bundle: Bundle) -> None:
                 "",
                 f"KV cache {group.name!r}: {len(group.layers)} layers, {keys.heads} heads of "
                 f"{keys.size}, {group.dtype}{window}, "
-                f"{format_bytes(group.bytes_per_block // group.block_size)} a token",
+                f"{format_bytes(cache_block_bytes(group) // group.block_size)} a token",
             )
         if chosen := [step.attrs for step in program.steps if "best_blocks" in step.attrs]:
             blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.dtypes import BYTES_PER_ELEMENT
 
@@ -201,7 +202,7 @@ def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSea
 
     before, now, sizes = each("key/value heads before"), each("key/value heads"), each("numbers of a key and a value")
     errors = [f.value for f in record.metrics if f.name.startswith("relative error")]
-    total = sum(group.bytes_per_block // group.block_size for group in groups)
+    total = sum(cache_block_bytes(group) // group.block_size for group in groups)
     width = BYTES_PER_ELEMENT[groups[0].dtype]
     saved = sum((before[path] - heads) * sizes[path] * width for path, heads in now.items())
     return KvHeadsReport(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, CapacityError
 
@@ -77,7 +78,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
                 graphs=not self._library.captures_itself or (section.paged is None and self._library.tells_capturable),
             )
         except CapacityError as e:
-            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            caches = sum(cache_block_bytes(group) * self.blocks[group.name] for group in self.cache_groups)
             raise CapacityError(
                 f"memory: caches of {caches:,} bytes, and what engines need beside them, don't fit into the memory "
                 f"of {device.gpu.name}",

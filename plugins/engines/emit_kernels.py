@@ -66,12 +66,10 @@ def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape,
         arguments = bound_arguments(node)
         q, k, v = (program.value(arguments[name]) for name in ("q", "k_cache", "v_cache"))
         layer = _layer_of(node, arguments["k_cache"], inputs)
-        shape = AttentionShape(
-            heads=int(q.shape[1]),
-            kv_heads=int(k.shape[2]),
-            head_size=int(q.shape[2]),
-            value_size=int(v.shape[3]),
-            block_size=int(k.shape[1]),
+        shape = AttentionShape.from_shapes(
+            q.shape,
+            k.shape,
+            v.shape,
             dtype=dtype,
             cache=formats[layer],
             scale=float(arguments["scale"]),

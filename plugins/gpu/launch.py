@@ -86,8 +86,8 @@ def paged_attention(
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
     gpu = _gpu_of(q)
     tokens, heads, head_size = q.shape
-    _, block_size, kv_heads, value_size = v_cache.shape
-    if k_cache.shape[1:] != (block_size, kv_heads, head_size) or not q[0].is_contiguous():
+    block_size, value_size = v_cache.shape[1], v_cache.shape[3]
+    if k_cache.shape[1:] != (*v_cache.shape[1:3], head_size) or not q[0].is_contiguous():
         raise ValueError(f"paged_attention: q {tuple(q.shape)} doesn't fit a cache of {tuple(k_cache.shape)}")
     caches = _checked(LayerCaches(k_cache, v_cache, k_scales, v_scales))
     requests, blocks = block_table.shape
@@ -114,7 +114,7 @@ def paged_attention(
             raise ValueError(
                 f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens"
             )
-        workers = workers or _workers(q, kv_heads)
+        workers = workers or _workers(v_cache)
     launcher = JitLauncher(gpu.capability, interpreted=not q.is_cuda)
     for call in attention_calls(
         q,
@@ -164,11 +164,11 @@ def decode_work(
     return out
 
 
-def _workers(q: torch.Tensor, kv_heads: int) -> int:
+def _workers(v_cache: torch.Tensor) -> int:
     """Programs for each key/value head, so that every multiprocessor has four of them in all."""
-    if q.device.type != "cuda":
+    if v_cache.device.type != "cuda":
         return 3
-    return max(1, 4 * torch.cuda.get_device_properties(q.device).multi_processor_count // kv_heads)
+    return max(1, 4 * torch.cuda.get_device_properties(v_cache.device).multi_processor_count // v_cache.shape[2])
 
 
 def scratch_bytes(shape: AttentionShape, tokens: int, blocks: int, split_keys: int = SPLIT_KEYS) -> int:

@@ -76,7 +76,7 @@ def plugin_kernels(
 
 def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, pool: Number) -> Launch[Number]:
     """``kv_write`` of T tokens into a pool of P blocks."""
-    integers = (pool * shape.block_size, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
+    integers = (pool * shape.block_size, *shape.row_sizes)
     return Launch((tokens, 1, 1), kernel.threads, kernel.shared_memory, integers)
 
 
@@ -87,7 +87,7 @@ def attention_launch(
     split_keys, queries = kernel.constant("SPLIT_KEYS"), kernel.constant("QUERIES")
     assert isinstance(split_keys, int) and isinstance(queries, int)
     splits = splits_of(blocks, shape.block_size, split_keys) if split_keys else 1
-    grid = (tiles_of_step(tokens, requests, queries), shape.kv_heads, splits)
+    grid = shape.grid(tiles_of_step(tokens, requests, queries), splits)
     integers: tuple[Number | int, ...] = (requests, blocks, shape.heads * shape.head_size)
     if "pool" in dict(kernel.spec.arguments):
         integers = (*integers, pool, tokens)

@@ -5,11 +5,11 @@ Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib import import_module
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol, SupportsInt, TypeVar, get_args
 
 from enginewright.runtime.shared.errors import TargetError
 from enginewright.runtime.shared.step_schema import ATTENTION_PORTS
@@ -91,6 +91,23 @@ class AttentionShape:
                 f"attention: queries of {self.dtype} over a cache of {self.cache}",
                 hint=f"Use a cache of {self.dtype}, int8 or fp8.",
             )
+
+    @classmethod
+    def from_shapes(
+        cls, q: Sequence[SupportsInt], keys: Sequence[SupportsInt], values: Sequence[SupportsInt], **rest: Any
+    ) -> AttentionShape:
+        """Makes it of the shapes of q [T, Nq, D] and of caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; T and P may be
+        anything. ``rest``: the other attributes."""
+        return cls(int(q[1]), int(keys[2]), int(q[2]), int(values[3]), int(keys[1]), **rest)
+
+    @property
+    def row_sizes(self) -> tuple[int, int]:
+        """Elements of a token's key and of its value, over all heads."""
+        return self.kv_heads * self.head_size, self.kv_heads * self.value_size
+
+    def grid(self, tiles: Number, splits: Number | int) -> tuple[Number, int, Number | int]:
+        """The grid of programs, each for a tile of queries, a key/value head and a part of the keys."""
+        return tiles, self.kv_heads, splits
 
     @property
     def quantized(self) -> bool:

@@ -185,13 +185,13 @@ def rope_kv_write_call(
 ) -> Call:
     """q [T, Nq, D] rotated -> out; k [T, Nkv, D] rotated, and v [T, Nkv, Dv], into the caches at ``slots``."""
     tokens, heads, size = q.shape
-    kv_heads, value_size = v.shape[1:]
-    constants: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "VALUE_SIZE": value_size}
+    _, cached, value_size = v.shape
+    constants: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": cached, "SIZE": size, "VALUE_SIZE": value_size}
     for name, tensor in (("Q", q), ("K", k), ("V", v), ("OUT", out)):
         constants |= _strides(name, tensor)
     constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
     constants |= {"FORMAT": write_format(caches.format), "HEAD_ROOM": power_of_2(heads)}
-    constants |= {"KV_ROOM": power_of_2(kv_heads), "WIDTH": power_of_2(size), "VALUE_WIDTH": power_of_2(value_size)}
+    constants |= {"KV_ROOM": power_of_2(cached), "WIDTH": power_of_2(size), "VALUE_WIDTH": power_of_2(value_size)}
     capacity = caches.keys.shape[0] * caches.keys.shape[1]
     arguments: dict[str, Argument] = {"q": q, "k": k, "v": v, "table": table, "slots": slots, "capacity": capacity}
     arguments |= {"out": out, **caches.named(None)}
@@ -200,13 +200,12 @@ def rope_kv_write_call(
 
 def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
     """k [T, Nkv, D] and v [T, Nkv, Dv] into the caches at ``slots`` [T]; heads of a token are neighbours."""
-    tokens, kv_heads, size = k.shape
     written = caches.named(None)
     given: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
     given |= {f"{name}_before": value for name, value in written.items()}
     given |= {"capacity": caches.keys.shape[0] * caches.keys.shape[1], "k_stride": k.stride(0), "v_stride": v.stride(0)}
-    constants = write_constants(kv_heads, size, v.shape[2], caches.format)
-    return Call("kv_write", in_order("kv_write", given), constants, (tokens, 1, 1))
+    constants = write_constants(k.shape[1], k.shape[2], v.shape[2], caches.format)
+    return Call("kv_write", in_order("kv_write", given), constants, (len(k), 1, 1))
 
 
 def work_size(requests: int, splits: int) -> int:
@@ -264,10 +263,20 @@ def attention_calls(
     go through it. Without it each part that a table has room for has one. ``mixed``: ``work`` lists the requests with
     one token, which are decoded; the others are prompts.
     """
-    tokens, heads, size = q.shape
-    _, block_size, kv_heads, value_size = caches.values.shape
-    form = (scale, window, softcap, sinks is not None, slopes is not None)
-    shape = AttentionShape(heads, kv_heads, size, value_size, block_size, FLOATS_OF[q.dtype], caches.format, *form)
+    tokens, heads, _ = q.shape
+    shape = AttentionShape.from_shapes(
+        q.shape,
+        caches.keys.shape,
+        caches.values.shape,
+        dtype=FLOATS_OF[q.dtype],
+        cache=caches.format,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks is not None,
+        slopes=slopes is not None,
+    )
+    block_size, value_size = shape.block_size, shape.value_size
     requests, blocks = table.shape
     if split_keys is None:
         split_keys = SPLIT_KEYS if decodes or mixed else 0
@@ -280,7 +289,7 @@ def attention_calls(
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:
         arguments = in_order("paged_attention", given | {"out": parts, "lse": lse})
         constants = attention_constants(shape, gpu, tile, keys) | ({"SKIP_SINGLES": True} if mixed else {})
-        grid = (tiles_of_step(tokens, requests, tile.queries), kv_heads, splits if keys else 1)
+        grid = shape.grid(tiles_of_step(tokens, requests, tile.queries), splits if keys else 1)
         return Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)
 
     if not split_keys or mixed:
@@ -300,7 +309,7 @@ def attention_calls(
         how: dict[str, Constant] = {"MIXED": True} if mixed else {}
         arguments = in_order("listed_attention", given | combined | where | {"out": parts, "work": work})
         constants = attention_constants(shape, gpu, tile, split_keys) | how
-        grid = (min(workers, requests * splits), kv_heads, 1)
+        grid = shape.grid(min(workers, requests * splits), 1)
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
         listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
         combined |= where

@@ -96,7 +96,7 @@ class ContribBuilder(LayoutBuilder):
         if taken is None:
             return ops_attention.HANDLERS[ew.kv_write.default](b, node, a)
         for past, present in (names := cache_names(taken.layer)):
-            shape: list[str | int | None] = ["B", taken.kv_heads, "C", taken.size]
+            shape: list[str | int | None] = ["B", taken.counts[1], "C", taken.size]
             self.inputs[past] = helper.make_tensor_value_info(past, TensorProto.FLOAT, shape)
             self.outputs[present] = helper.make_tensor_value_info(present, TensorProto.FLOAT, shape)
         return tuple(present for _, present in names)
@@ -106,10 +106,9 @@ class ContribBuilder(LayoutBuilder):
         if isinstance(taken, str):
             return ops_attention.HANDLERS[ew.paged_attention.default](b, node, a)
         if taken.packed is not None:
-            given = [self._by_request(taken.packed, (taken.heads + 2 * taken.kv_heads) * taken.size), "", ""]
+            given = [self._by_request(taken.packed, sum(taken.counts) * taken.size), "", ""]
         else:
-            counts = (taken.heads, taken.kv_heads, taken.kv_heads)
-            parts = zip((taken.q, taken.k, taken.v), counts, strict=True)
+            parts = zip((taken.q, taken.k, taken.v), taken.counts, strict=True)
             given = [self._by_request(part, count * taken.size) for part, count in parts]
         pasts, presents = zip(*cache_names(taken.layer), strict=True)
         given += [*pasts, *self.once("lengths", self._lengths).split()]
@@ -123,8 +122,8 @@ class ContribBuilder(LayoutBuilder):
             3,
             (f"GroupQueryAttention_{taken.layer}", *presents),
             domain=DOMAIN,
-            num_heads=taken.heads,
-            kv_num_heads=taken.kv_heads,
+            num_heads=taken.counts[0],
+            kv_num_heads=taken.counts[1],
             scale=float(a["scale"]),
             softcap=float(a["softcap"]),
             local_window_size=int(a["window"]) or -1,
@@ -133,7 +132,7 @@ class ContribBuilder(LayoutBuilder):
             smooth_softmax=0,
         )
         self._results[node] = y
-        return self.reshape(y, -1, taken.heads, taken.size)
+        return self.reshape(y, -1, taken.counts[0], taken.size)
 
     def _view_of_heads(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
         """A view of an attention's heads beside each other is what the operator gives."""

@@ -32,7 +32,7 @@ class GroupQuery:
         node: the ``ew.paged_attention`` call.
         write: the ``ew.kv_write`` before it, which this is, too.
         layer: whose cache it is.
-        heads, kv_heads, size: Nq, Nkv and D.
+        counts, size: heads of q, k and v (Nq, Nkv, Nkv), and D.
         q, k, v: [T, heads, D], before ``table`` rotates q and k.
         packed: the [T, (Nq + 2 Nkv) D] that all three are columns of, if they are.
         table: the ``ew.rope_table`` call that q and k are rotated by in it; None: they come as they are to be.
@@ -42,8 +42,7 @@ class GroupQuery:
     node: Node
     write: Node
     layer: int
-    heads: int
-    kv_heads: int
+    counts: tuple[int, int, int]
     size: int
     q: Node
     k: Node
@@ -80,7 +79,7 @@ def _group_query(program: Program, node: Node) -> GroupQuery | str:
         q, k = q.args[0], k.args[0]
     layer = int(str(w["k_cache"].target).partition(":")[2])
     packed = _packed(program, (q, k, v))
-    return GroupQuery(node, write, layer, heads, kv_heads, size, q, k, v, packed, table, interleaved)
+    return GroupQuery(node, write, layer, (heads, kv_heads, kv_heads), size, q, k, v, packed, table, interleaved)
 
 
 def _is_own(write: object) -> bool:

@@ -25,6 +25,7 @@ from ..bundle.tokenizer_files import TokenizerFiles
 from ..executors.base import Executor
 from ..executors.open import make_executor, target_groups
 from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.kinds.table import cache_block_bytes
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
 from ..ranks.partition import Partition
 from ..requests.lookup import MODEL, NOTHING, Proposal
@@ -264,7 +265,7 @@ def open_draft(
     try:
         plan = plan_pools(both, budget - weights, config.max_requests * context, 0, enough)
     except CapacityError as e:
-        least = weights + sum(g.bytes_per_block for g in both)
+        least = weights + sum(cache_block_bytes(g) for g in both)
         raise CapacityError(
             f"speculate: memory of {format_bytes(budget)} doesn't hold the draft model's weights of "
             f"{format_bytes(weights)} and a block of both KV caches",
@@ -275,7 +276,7 @@ def open_draft(
         executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
         raise e.reworded(f"speculate: {e.message}", hint=e.hint) from e
-    taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)
+    taken = weights + sum(cache_block_bytes(g) * blocks[g.name] for g in groups)
     most = min(context, draft.model.context_length)
     return DraftModel(executor, most, draft.model.name, prefix_cache=config.prefix_cache), budget - taken
 

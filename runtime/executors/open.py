@@ -8,6 +8,7 @@ from typing import get_args
 
 from ..bundle.reader import DECODE, Bundle, Load
 from ..bundle.trust import require_trust
+from ..kv_cache.kinds.table import cache_block_bytes
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_offload, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from ..shared.contracts import CacheGroup
@@ -170,7 +171,7 @@ def open_executor(
     groups = target_groups(bundle, target, context, placement)
     sizes = bundle.buckets.get(target) if buckets else None
     padding = padding_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
-    reserved = sum(g.bytes_per_block * padding[g.name] for g in groups)
+    reserved = sum(cache_block_bytes(g) * padding[g.name] for g in groups)
     slots = _opening(target).slots(bundle, target)
     longest = groups[0].block_size if slots else context
     step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)

@@ -198,11 +198,13 @@ class CacheManager(HeldBlocks):
 
 
 def prefixes_of(held: HeldBlocks, caps: ExecutorCaps) -> Prefixes:
-    """Returns the way in which prefixes are found in these caches, by what their kinds share."""
-    sizes = {kind.size for kind in held.kinds.values() if kind.shares} or {KV_BLOCK_SIZE}
-    if caps.kept_slots:
+    """Returns the way in which prefixes are found in these caches, by what their kinds say of it."""
+    kinds = held.kinds.values()
+    ways = {kind.found_as for kind in kinds}
+    if ways == {"slots"}:
         return KeptSlots(held)
-    if caps.shared_blocks and held.kinds and len(sizes) == 1:
+    sizes = {kind.size for kind in kinds if kind.found_as == "blocks"} or {KV_BLOCK_SIZE}
+    if caps.shared_blocks and ways and "slots" not in ways and len(sizes) == 1:
         return IndexedPrefixes(held, sizes.pop())
     return Prefixes(held)
 

@@ -13,7 +13,7 @@ from ..shared.contracts import CacheGroup
 from ..shared.errors import CapacityError
 from ..shared.memory import format_bytes
 from .block_pool import SPLIT_TOKENS
-from .kinds.table import block_bytes, kind_of
+from .kinds.table import cache_block_bytes, kind_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PoolPlan:
 
     @property
     def bytes(self) -> int:
-        return sum(block_bytes(g) * self.blocks[g.name] for g in self.groups)
+        return sum(cache_block_bytes(g) * self.blocks[g.name] for g in self.groups)
 
     def __str__(self) -> str:
         """Says it for people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
@@ -66,12 +66,12 @@ def plan_pools(
     """
     unit = math.lcm(*(g.block_size for g in groups), *([SPLIT_TOKENS * owners] if owners > 1 else []))
     whole = unit if owners > 1 else 1
-    unit_bytes = sum(block_bytes(g) * (unit // g.block_size) for g in groups)
+    unit_bytes = sum(cache_block_bytes(g) * (unit // g.block_size) for g in groups)
     most = range(-(-most_tokens // unit) + 1)
 
     def size(units: int, more: int = 0) -> int:
         blocks = _blocks(groups, units * unit, enough, more * unit, whole)
-        return sum(block_bytes(g) * blocks[g.name] for g in groups)
+        return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)
 
     units = bisect_right(most, budget - reserved, key=size) - 1
     if units < 1:
@@ -131,7 +131,7 @@ def plan_offload(
             for g in groups
             if g.name in some
         }
-        kept = sum(blocks[g.name] * (block_bytes(g) - moved(g)) for g in groups)
+        kept = sum(blocks[g.name] * (cache_block_bytes(g) - moved(g)) for g in groups)
         memory = kept + sum(slots.get(g.name, 0) * moved(g) for g in groups)
         return memory, sum(blocks[g.name] * moved(g) for g in groups), slots, blocks
 
@@ -177,4 +177,4 @@ def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, in
     """The smallest budget with which ``plan_pools`` holds ``tokens``."""
     unit = math.lcm(*(g.block_size for g in groups))
     blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
-    return sum(block_bytes(g) * blocks[g.name] for g in groups)
+    return sum(cache_block_bytes(g) * blocks[g.name] for g in groups)

@@ -121,7 +121,7 @@ class IndexedPrefixes(Prefixes):
 
     Args:
         held: the blocks that requests hold.
-        block_size: tokens of a block, in all groups whose kind shares blocks.
+        block_size: tokens of a block, in all groups whose blocks are found as such.
     """
 
     finds = True
@@ -130,7 +130,7 @@ class IndexedPrefixes(Prefixes):
         super().__init__(held)
         self._kinds = list(held.kinds.values())
         self.index: PrefixIndex = PrefixIndex(block_size, [kind.may_lose for kind in self._kinds], self._drop)
-        self.on_disk = all(kind.shares for kind in self._kinds)
+        self.on_disk = all(kind.found_as == "blocks" for kind in self._kinds)
         self._pools = list(held.pools.values())
         self._divided = [i for i, pool in enumerate(self._pools) if pool.split > 1]
         self.places: dict[Request, _Place] = {}

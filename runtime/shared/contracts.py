@@ -103,11 +103,6 @@ class CacheGroup(CacheGroupShape, frozen=True):
     block_size: Positive = KV_BLOCK_SIZE
 
     @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers of the group, scales included."""
-        return sum(plane.token_bytes for plane in self.planes) * self.block_size * len(self.layers)
-
-    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Key/value heads, channels of a key and of a value, and tokens of a block: Nkv, Dk, Dv, K."""
         return self.kv_heads, self.key_head_size, self.value_head_size, self.block_size

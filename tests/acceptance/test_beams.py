@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import enginewright as ew
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 
 from .tiny_configs import tiny_family
 
@@ -102,7 +103,7 @@ def test_a_search_that_runs_out_of_blocks_starts_over(served: Served, tmp_path: 
     prompts = [[40, 41, 42] * 7, [50] * 20, [60, 61] * 15, [70] * 9]
     params = [search, plain, search, plain]
     wanted = [llm.generate([prompt], one)[0] for prompt, one in zip(prompts, params, strict=True)]
-    block = sum(group.bytes_per_block for group in Bundle.open(path).program("cpu").cache_groups)
+    block = sum(cache_block_bytes(group) for group in Bundle.open(path).program("cpu").cache_groups)
     for prefix_cache in (True, False):
         with ew.LLM(path, memory=13 * block, prefix_cache=prefix_cache) as small:
             assert small.generate(prompts, params) == wanted

@@ -18,6 +18,7 @@ from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending
 from enginewright.runtime.executors.open import make_executor, target_groups
 from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
@@ -37,7 +38,7 @@ class Served:
         placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant), provider=work.provider)
         self.executor: Any = make_executor(bundle, work.target, blocks, context + behind, placement)
         self.engine = Engine(self.executor, SchedulerConfig())
-        self.kv_bytes = sum(group.bytes_per_block * blocks[group.name] for group in self.groups)
+        self.kv_bytes = sum(cache_block_bytes(group) * blocks[group.name] for group in self.groups)
         self.weight_bytes = sum(bundle.tensor(name).bytes for name in used_weights(bundle, work.target))
         about = ", ".join(f"{key} {value}" for key, value in self.executor.describe().items())
         self.settings = f"{about}, KV cache {'/'.join(sorted({group.dtype for group in self.groups}))}"

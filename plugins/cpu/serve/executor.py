@@ -14,6 +14,7 @@ from enginewright.runtime.bundle.reader import DECODE, Bundle, Load, tuning_path
 from enginewright.runtime.executors.base import Deferred, Pending
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.executors.target import Offload
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import OffloadError, RequestError
 from enginewright.runtime.shared.memory import check_free
@@ -88,7 +89,7 @@ class CpuExecutor(HostBlocks):
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self._slots = dict(offload.slots) if offload is not None else {}
         in_memory = {**self.blocks, **self._slots}
-        check_free(sum(g.bytes_per_block * in_memory.get(g.name, 0) for g in self.cache_groups), "a KV cache")
+        check_free(sum(cache_block_bytes(g) * in_memory.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None:
             found, self._tuned = tuning_of(bundle, isa)

@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.executors.host_blocks import cache_identity
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition, expert_shares
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
@@ -99,7 +100,7 @@ class RankedExecutor(CpuExecutor):
             found, note = tuning_of(bundle, isa)
             tuning = found.choices if found is not None else {}
         groups = whole_groups(programs, how)
-        check_free(sum(g.bytes_per_block * blocks.get(g.name, 0) for g in groups), "a KV cache")
+        check_free(sum(cache_block_bytes(g) * blocks.get(g.name, 0) for g in groups), "a KV cache")
         places = [list(_places(program, blocks)) for program in programs]
         sizes = [max((_end(place) for place in of_rank), default=0) for of_rank in places]
         spin = _SPIN if threads * how.ranks <= available_threads() else 0.0

@@ -14,6 +14,7 @@ import torch
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.ranks.rank_programs import rank_programs, whole_groups
 from enginewright.runtime.shared.contracts import (
@@ -116,7 +117,7 @@ class CudaExecutor:
             self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
         except torch.OutOfMemoryError as e:
             self._place.close()
-            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            caches = sum(cache_block_bytes(group) * self.blocks[group.name] for group in self.cache_groups)
             raise CapacityError(
                 f"memory: weights, and caches of {format_bytes(caches)}, don't fit into the memory of "
                 f"{self._place.name}",
@@ -338,7 +339,7 @@ def _budget(
 ) -> int:
     """Bytes for the caches of all ranks, with so many free on each one's GPU: as much as the rank has room for that has
     the least, in blocks."""
-    whole = sum(group.bytes_per_block for group in whole_groups(programs, how))
+    whole = sum(cache_block_bytes(group) for group in whole_groups(programs, how))
     found = []
     for program in programs:
         weights = sum(bundle.part(use).nbytes for use in program.weights)
@@ -351,7 +352,7 @@ def _budget(
                 hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses "
                 "the GPU, or take a larger one.",
             )
-        own = sum(group.bytes_per_block for group in program.cache_groups)
+        own = sum(cache_block_bytes(group) for group in program.cache_groups)
         found.append(int((free - weights - steps) * _FREE_SHARE) * whole // max(own, 1))
     return min(found)
 

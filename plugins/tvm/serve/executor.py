@@ -18,6 +18,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput, as_outputs
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
@@ -56,7 +57,7 @@ class TvmExecutor(HostBlocks):
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
         self.caps = ExecutorCaps(shared_blocks=True, masks=True, ports=program.ports)
-        check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
+        check_free(sum(cache_block_bytes(g) * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         self._level, self._kernels = level, section.kernels
         name = f"{target_folder(target)}/{section.library(level)}"

@@ -8,7 +8,7 @@ pool and by a ``BlockHolder``. A new kind is a class in a file here, and its row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from enginewright.runtime.requests.block_tables import NO_BLOCK
 from enginewright.runtime.requests.request import Request
@@ -63,11 +63,12 @@ class CacheKind:
 
     Attributes:
         may_lose: whether what comes after a lost block in a prefix may still be of use.
-        shares: whether blocks are found by the tokens that they hold, so that several requests hold one.
+        found_as: how others find what a request computed. "blocks": by their tokens, and several requests hold one;
+            "slots": one request after the other goes on in a block; "copies": at some places only, as a copy.
     """
 
     may_lose: ClassVar[bool] = False
-    shares: ClassVar[bool] = True
+    found_as: ClassVar[Literal["blocks", "slots", "copies"]] = "blocks"
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:

@@ -22,7 +22,7 @@ class SlotCache(PagedCache):
     over the others. Nothing is shared or copied. ``KeptSlots`` says what lies in which slot.
     """
 
-    shares = False
+    found_as = "slots"
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:

@@ -35,6 +35,6 @@ def kind_of(group: CacheGroup, caps: ExecutorCaps = _SHARED) -> type[CacheKind]:
     )
 
 
-def block_bytes(group: CacheGroup) -> int:
+def cache_block_bytes(group: CacheGroup) -> int:
     """Returns the bytes of one block over all layers of a cache group. Raises what ``kind_of`` raises."""
     return kind_of(group).bytes_of(group)

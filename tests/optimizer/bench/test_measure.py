@@ -15,6 +15,7 @@ from enginewright.optimizer.bench.result import BenchResult
 from enginewright.optimizer.bench.server import Server
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.shared.errors import CapacityError, RequestError
 from enginewright.runtime.shared.progress import ProgressEvent
@@ -107,7 +108,7 @@ def test_progress_ends_where_it_says(tiny_bundle: Path) -> None:
 
 def test_what_the_memory_has_no_room_for_is_left_out(tiny_bundle: Path) -> None:
     group = Bundle.open(tiny_bundle).program("cpu").cache_groups[0]
-    memory = 2 * group.bytes_per_block
+    memory = 2 * cache_block_bytes(group)
     options = BenchOptions(prompts=(5,), batches=(1, 3), contexts=(4,), steps=2, rounds=1, memory=memory)
     one, three = bench(Bundle.open(tiny_bundle), options).decodes
     assert one.omitted is None and three.step is None

@@ -11,7 +11,6 @@ import pytest
 
 from enginewright.optimizer.capture.model_source import Adapter, ModelSource, check_adapters, parse_adapters
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
-from tests.conftest import make_tiny_model
 
 
 def test_a_weight_follows_the_last_equals_sign_and_a_folder_may_have_one(tmp_path: Path) -> None:
@@ -80,10 +79,3 @@ def test_the_same_adapter_in_two_folders_is_refused(tmp_path: Path) -> None:
         check_adapters(ModelSource("base", (Adapter(one), Adapter(two, 0.5))))
     (two / "adapter_model.safetensors").write_bytes(b"others")
     check_adapters(ModelSource("base", (Adapter(one), Adapter(two, 0.5))))
-
-
-def test_a_model_object_takes_no_adapters(tmp_path: Path) -> None:
-    folder = _folder(tmp_path / "adapter", "adapter_config.json", "adapter_model.safetensors")
-    with pytest.raises(RequestError, match="lora: adapters are merged into the weights of a folder or file") as caught:
-        check_adapters(ModelSource(make_tiny_model("Llama"), (Adapter(folder),)))
-    assert caught.value.hint is not None and "merge_and_unload" in caught.value.hint

@@ -14,6 +14,7 @@ from enginewright.optimizer.recipes.recipe import list_recipes
 from enginewright.plugins.cuda.compile import emitter
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.errors import BundleError, RecipeError, SourceError
 from enginewright.runtime.shared.step_costs import StepSizes, step_costs, stored_bytes
 from tests.plugins.engines.tiny_paged import compile_kernel
@@ -105,7 +106,7 @@ def test_gpus_are_planned_with_the_cuda_target_s_program(
     assert (cost.activations_read, cost.activations_written) == (2 * tokens * k, 2 * tokens * n)
     assert bytes_of * n * k <= cost.weights < bytes_of * n * k * 1.2 and cost.multiply_adds == tokens * n * k
     group = program.cache_groups[0]
-    assert group.bytes_per_block == 2 * 2 * group.kv_heads * group.key_head_size * 32 * len(group.layers)
+    assert cache_block_bytes(group) == 2 * 2 * group.kv_heads * group.key_head_size * 32 * len(group.layers)
 
 
 def test_recipes_that_gpus_run_alike_are_one(only_config: Path) -> None:

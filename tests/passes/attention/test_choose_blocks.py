@@ -13,6 +13,7 @@ from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.errors import RecipeError
 from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
 
@@ -50,7 +51,7 @@ def test_summaries_take_their_share_of_a_cache() -> None:
     (group,) = choosing(Shape(), ContextOptions(best=32, whole_layers=1)).cache_groups
     channels = -(-group.key_head_size // 16) * 16
     more = len(group.layers) * group.kv_heads * 2 * 2 * channels  # the least and the greatest, in bf16
-    assert group.bytes_per_block == plain.bytes_per_block + more
+    assert cache_block_bytes(group) == cache_block_bytes(plain) + more
 
 
 def test_chunks_change_nothing_and_the_choice_something() -> None:

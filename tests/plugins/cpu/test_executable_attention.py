@@ -11,6 +11,7 @@ import torch
 
 from enginewright.passes.ops.attention import block_estimates
 from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import StepInput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 
@@ -181,7 +182,7 @@ def test_cache_memory(isa: str) -> None:
     attention.run(program, step_input([list(range(40))], groups=[GROUP], tables=[[5, 3]]))
     k, v = program.cache_arrays(GROUP, 0)
     assert k.shape == (64, 2, 8, 32) and v.shape == (64, 2, 32, 4)
-    assert program.cache_bytes == k.nbytes + v.nbytes == 64 * attention.builder.groups[0].bytes_per_block
+    assert program.cache_bytes == k.nbytes + v.nbytes == 64 * cache_block_bytes(attention.builder.groups[0])
     np.testing.assert_array_equal(k[5].transpose(2, 0, 1), attention.k[:32])
     np.testing.assert_array_equal(v[3, :, :8].transpose(1, 0, 2), attention.v[32:])
     assert not k[3, ..., 8:].any() and not k[[0, 1, 2, 4, 6]].any()  # the rest is untouched zeros

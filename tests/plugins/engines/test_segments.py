@@ -22,6 +22,7 @@ from enginewright.plugins.engines.segments import (
 )
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.errors import BundleError
 from tests.runtime.tensorrt_bundles import plan
 
@@ -111,7 +112,7 @@ def test_a_schedule_opens_and_is_written_as_it_was_read(tmp_path: Path, manifest
     read = schedule_of(bundle, TARGET)
     assert SegmentSchedule.from_json(read.to_json(), source="s") == read
     assert [type(step) for step in read.steps] == [SegmentStep, AttentionStep, SegmentStep]
-    assert read.cache_groups[0].bytes_per_block == 2 * (4 + 4) * 32
+    assert cache_block_bytes(read.cache_groups[0]) == 2 * (4 + 4) * 32
     assert [p.holds(17, 1) for p in read.profiles] == [False, True]
 
 

@@ -27,9 +27,9 @@ def test_what_goes_into_the_operator(family: str, overrides: dict[str, Any], pac
     assert list(found) == program.nodes_of(ew.paged_attention.default) and len(found) == 2
     for layer, taken in enumerate(found.values()):
         assert isinstance(taken, GroupQuery)
-        assert (taken.layer, taken.heads) == (layer, 4) and taken.heads % taken.kv_heads == 0
+        assert (taken.layer, taken.counts[0]) == (layer, 4) and taken.counts[0] % taken.counts[1] == 0
         assert (taken.packed is not None, taken.table is not None) == (packed, rotated)
         assert (taken.q.target is ew.rope.default) == (family == "llama" and not rotated)
         assert taken.write.target is ew.kv_write.default
         if taken.packed is not None:
-            assert int(program.shape(taken.packed)[-1]) == (taken.heads + 2 * taken.kv_heads) * taken.size
+            assert int(program.shape(taken.packed)[-1]) == sum(taken.counts) * taken.size

@@ -10,6 +10,7 @@ from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import choose_target, context_of, make_executor, open_executor, target_groups
 from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.errors import BundleError, CapacityError, RequestError
 from tests.plugins.steps import tiny_onnx as tiny
@@ -57,7 +58,7 @@ def test_context(bundle: Bundle) -> None:
 
 
 def test_slots_from_memory(bundle: Bundle) -> None:
-    one = sum(g.bytes_per_block for g in target_groups(bundle, "onnx", 16))
+    one = sum(cache_block_bytes(g) for g in target_groups(bundle, "onnx", 16))
     for memory, most, slots in ((3 * one, 8, 3), (3 * one - 1, 8, 2), (100 * one, 8, 8)):
         config = SchedulerConfig(most)
         executor = open_executor(bundle, "onnx", 16, Placement(threads=1), config, memory=memory, buckets=True)

@@ -20,6 +20,7 @@ from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padding_blocks, use_lines
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
@@ -114,7 +115,7 @@ def test_logits_of_a_prompt_in_chunks_have_the_same_bits(bundles: dict[str, Path
 
 def test_a_bundle_with_buckets_is_served_with_them(bundles: dict[str, Path]) -> None:
     prompts, params = traffic(7)
-    block = Bundle.open(bundles["int8"]).program("cpu").cache_groups[0].bytes_per_block
+    block = cache_block_bytes(Bundle.open(bundles["int8"]).program("cpu").cache_groups[0])
     with LLM(bundles["int8"], memory=26 * block, max_requests=4) as llm:
         found, info = llm.generate(prompts, params), llm.info()
     assert found == run(LLM(bundles["int8"], buckets=False), prompts, params)

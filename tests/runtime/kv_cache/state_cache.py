@@ -26,7 +26,7 @@ class StateCache(CacheKind):
     """
 
     may_lose = True
-    shares = False
+    found_as = "copies"
 
     @classmethod
     def takes(cls, group: CacheGroup, caps: ExecutorCaps) -> bool:

@@ -18,7 +18,7 @@ from enginewright.runtime.kv_cache.kinds import table
 from enginewright.runtime.kv_cache.kinds.paged import PagedCache
 from enginewright.runtime.kv_cache.kinds.slot import SlotCache
 from enginewright.runtime.kv_cache.kinds.summaries import SummariesCache
-from enginewright.runtime.kv_cache.kinds.table import block_bytes, kind_of
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes, kind_of
 from enginewright.runtime.kv_cache.kinds.window import WindowCache
 from enginewright.runtime.kv_cache.pool_plan import enough_for_windows, plan_pools
 from enginewright.runtime.requests.request import BeamSearch, Generation
@@ -204,12 +204,12 @@ def test_no_states_go_to_a_disk(opened: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_state")
 def test_memory_is_planned_by_kinds() -> None:
-    assert block_bytes(STATE) == 4 * 2 * 4 * 6
-    assert block_bytes(FULL) == 4 * 2 * (4 + 6) * SIZE
+    assert cache_block_bytes(STATE) == 4 * 2 * 4 * 6
+    assert cache_block_bytes(FULL) == 4 * 2 * (4 + 6) * SIZE
     assert enough_for_windows([FULL, STATE], 3, 100) == {"state": 6 * LONGEST}
     plan = plan_pools([FULL, STATE], 100_000, 30 * LONGEST, 0, {"state": 6 * LONGEST})
     assert plan.blocks == {"full": 144, "state": 12} and plan.tokens == 144 * SIZE
-    assert plan.bytes == 144 * block_bytes(FULL) + 12 * block_bytes(STATE) <= 100_000
+    assert plan.bytes == 144 * cache_block_bytes(FULL) + 12 * cache_block_bytes(STATE) <= 100_000
 
 
 def test_each_group_is_of_the_first_kind_that_takes_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.kv_cache.pool_plan import Offloadable, PoolPlan, bytes_for, plan_offload, plan_pools
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.errors import CapacityError
@@ -31,7 +32,7 @@ CHOOSING = CacheGroup("some", (1, 3, 4), kv_heads=2, key_head_size=16, value_hea
 @pytest.mark.parametrize("budget", [150_000, 400_000, 1_000_000, 20_000_000])
 def test_most_blocks_may_wait_on_a_disk(budget: int, layers: int) -> None:
     both, waits = (FULL, CHOOSING), 8192 * layers
-    stays = 8192 + CHOOSING.bytes_per_block - waits
+    stays = 8192 + cache_block_bytes(CHOOSING) - waits
     plan, slots = plan_offload(both, budget, 10**9, 10_000, {"some": Offloadable(layers, 3)})
     blocks, some = plan.blocks["some"], slots["some"]
     assert plan.blocks["full"] == blocks and plan.tokens == 32 * blocks <= 10_016

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.kv_cache.pool_plan import PoolPlan, bytes_for, enough_for_windows, plan_pools
 from enginewright.runtime.requests.request import BeamSearch, Generation
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -53,7 +54,7 @@ def test_no_group_ever_gets_less_than_would_matter() -> None:
             assert plan.tokens >= held >= min(plan.tokens, enough[group.name])
         if plan.tokens >= most:  # all of it, or as much as fits of windows
             left = budget - plan.bytes
-            assert left < sum(g.bytes_per_block for g in made) or set(plan.blocks.values()) == {plan.tokens // 32}
+            assert left < sum(cache_block_bytes(g) for g in made) or set(plan.blocks.values()) == {plan.tokens // 32}
         assert bytes_for(made, plan.tokens, enough) <= plan.bytes
 
 

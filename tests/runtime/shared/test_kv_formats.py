@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.kv_formats import CACHES, KV_FORMATS, SCALED_CACHES, CacheDtype, CacheName
 
@@ -19,7 +20,7 @@ def test_every_name_is_of_one_format() -> None:
 @pytest.mark.parametrize("dtype", [dtype for dtype in KV_FORMATS if dtype not in SCALED_CACHES])
 def test_a_cache_without_scales_is_stored_as_its_target_computes(dtype: CacheDtype) -> None:
     group = CacheGroup("full", (0, 3), 2, 24, 16, dtype=dtype)
-    assert [group.stored_as(to).bytes_per_block for to in ("f32", "f16")] == [2 * 32 * 2 * 40 * n for n in (4, 2)]
+    assert [cache_block_bytes(group.stored_as(to)) for to in ("f32", "f16")] == [2 * 32 * 2 * 40 * n for n in (4, 2)]
 
 
 @pytest.mark.parametrize("dtype", SCALED_CACHES)

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from enginewright.runtime.bundle import weights as stored
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import CacheGroup
 from enginewright.runtime.shared.lowered_program import (
     Affine,
@@ -151,7 +152,7 @@ def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int)
     found = attention(StepSizes((1, 1), (33, 7)), group)
     assert found.kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
     assert found.products == {"bf16": (33 + 7) * 4 * (16 + 24)}
-    assert group.bytes_per_block == 32 * 2 * (key + value)
+    assert cache_block_bytes(group) == 32 * 2 * (key + value)
 
 
 @pytest.mark.parametrize(("lengths", "tokens"), [((1, 1, 1), 3), ((9,), 9)])

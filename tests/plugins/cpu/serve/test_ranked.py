@@ -27,6 +27,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.executors import open as opening
 from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.ranks.partition import Partition
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import StepInput
@@ -112,7 +113,7 @@ def test_hidden_states_profile_and_blocks_are_those_of_one_process(tiny_bundle: 
         # A block of all ranks goes elsewhere and comes back.
         group = executor.cache_groups[0].name
         kept = executor.read_block(group, 0)
-        assert kept.size == executor.cache_groups[0].bytes_per_block
+        assert kept.size == cache_block_bytes(executor.cache_groups[0])
         assert kept.any()
         executor.write_block(group, 1, kept)
         np.testing.assert_array_equal(executor.read_block(group, 1), kept)

@@ -20,6 +20,7 @@ from enginewright.plugins.steps.linear_io import LinearIo
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import target_groups
 from enginewright.runtime.executors.target import Placement
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.errors import MissingDependencyError
 from enginewright.runtime.shared.progress import silent
 from tests.conftest import make_tiny_model
@@ -66,7 +67,7 @@ def test_a_file_of_16_bits(family: str, recipe: str, tmp_path: Path) -> None:
         io = variant_io(bundle, "onnx", provider, None)
         assert (io.variant, {g.dtype for g in io.cache_groups}) == (variant, {dtype})
     wide, narrow = (target_groups(bundle, "onnx", 64, Placement(provider=p)) for p in ("cpu", "cuda"))
-    assert [g.bytes_per_block for g in wide] == [2 * g.bytes_per_block for g in narrow]
+    assert [cache_block_bytes(g) for g in wide] == [2 * cache_block_bytes(g) for g in narrow]
     model = onnx.load(tmp_path / "b" / "model.f16.onnx", load_external_data=False)
     kinds = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
     assert {kind for name, kind in kinds.items() if name.startswith(("past", "present"))} == {TensorProto.FLOAT16}

@@ -15,6 +15,7 @@ from enginewright.plugins.onnx.serve.executor import OnnxExecutor, linear_io, sl
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
 from enginewright.runtime.engine.llm import LLM
+from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.contracts import CacheGroup, StepInput
@@ -168,7 +169,7 @@ def test_what_it_says_of_itself(make: Callable[[int], OnnxExecutor]) -> None:
     assert executor.cache_groups[1] == CacheGroup(
         "window", (1,), tiny.NKV, tiny.D, tiny.DV, window=tiny.WINDOW, block_size=tiny.CONTEXT + 1
     )
-    assert sum(g.bytes_per_block for g in executor.cache_groups) == SLOT_BYTES
+    assert sum(cache_block_bytes(g) for g in executor.cache_groups) == SLOT_BYTES
     about = executor.describe()
     assert {k: about[k] for k in ("target", "provider", "threads", "variant")} == {
         "target": "onnx",
