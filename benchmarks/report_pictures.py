@@ -55,7 +55,7 @@ def draw_page(bundle: Path, folder: Path) -> None:
         try:
             for scheme in ("light", "dark"):
                 browser.forget(f"{server.url}/")
-                browser.open(f"{server.url}/", 1280, 960, scheme, at=READY)
+                browser.open(f"{server.url}/", 1280, 940, scheme, at=READY)
                 parameters(browser, temperature="0", max_tokens="300")
                 for number, question in enumerate(QUESTIONS, 1):
                     browser.say(question)
