@@ -1,5 +1,7 @@
 """Pictures for README and the docs, drawn by Chromium: a bundle's report, and the page of `optimize serve`.
 
+README has the report's figures in a table too.
+
     make pictures
 
 or, for a bundle that is there:
@@ -13,12 +15,15 @@ view: run it on an idle machine.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from peers.marked_table import MarkedTable, line
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "use" / "images"
@@ -28,6 +33,21 @@ OTHERS, LOAD_SECONDS, SEEN_SECONDS = 4, 600, 15
 PICTURES = {"report-light.png": (True, 690), "report-dark.png": (False, 690), "report.png": (True, 1440)}
 """Name: whether it is light, and its height; all are 1,120 pixels wide."""
 WIDTH = 1120
+TABLE = MarkedTable("report_pictures.py")
+
+
+def table(bundle: Path) -> str:
+    """Returns the figures that the picture of a bundle's report shows, as a table of Markdown."""
+    figures = json.loads((bundle / "report" / "report.json").read_text(encoding="utf-8"))
+    model = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["model"]["name"]
+    text, exported = figures["verification"][0]["text"], figures["exported"]
+    names, cells = ["model", "bundle", "same token as the source"], [f"{model}, {figures['recipe']}"]
+    cells += [f"{figures['bundle_bytes'] / 2**20:.1f} MiB", f"{text['top1_agreement']:.1%} of {text['tokens']:,}"]
+    for shape in figures["rooflines"][0]["shapes"]:
+        names.append(f"{shape['name']}, tok/s")
+        cells.append(f"{shape['tokens'] / shape['seconds']:,.0f}")
+    where = f"{exported['cores']} cores of {exported['processor']}, {exported['date'][:10]}."
+    return "\n".join([line(names), line(["---", *["---:"] * (len(names) - 1)]), line(cells), "", where])
 
 
 def draw(page: Path, picture: Path, *, light: bool, height: int) -> None:
@@ -75,11 +95,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where they go")
+    parser.add_argument("--readme", type=Path, default=REPOSITORY / "README.md", help="the file that has the table")
     parser.add_argument("--page", action="store_true", help="the page of optimize serve too")
     options = parser.parse_args(arguments)
     for name, (light, height) in PICTURES.items():
         draw(options.bundle / "report" / "report.html", options.folder / name, light=light, height=height)
         print(f"{options.folder / name}: {(options.folder / name).stat().st_size:,} bytes")
+    TABLE.put(options.readme, table(options.bundle))
     if options.page:
         draw_page(options.bundle, options.folder)
     return 0
