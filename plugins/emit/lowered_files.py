@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.runtime.bundle.reader import program_path
-from enginewright.runtime.shared.hidden_taps import hidden_taps
 from enginewright.runtime.shared.lowered_program import Operand
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -49,7 +48,6 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
     for done, use in enumerate(uses, 1):
         add_weight(writer, use, lowering.weights[use.name], coded=True)
         progress(ProgressEvent("emit", done, len(uses), use.name))
-    program = lowering.program.model_copy(update={"taps": hidden_taps(lowering.program)})
-    text = program.to_json()
+    text = lowering.program.to_json()
     writer.write_text(program_path(target), text)
     return text

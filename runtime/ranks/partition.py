@@ -36,7 +36,7 @@ from ..shared.arena import ALIGNMENT, plan_arena, plan_region
 from ..shared.contracts import CacheGroup
 from ..shared.dtypes import stored_bytes
 from ..shared.errors import RequestError
-from ..shared.hidden_taps import hidden_taps
+from ..shared.hidden_taps import add_taps
 from ..shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
 from ..shared.panel_layouts import PANEL
 from ..shared.records import Record
@@ -116,7 +116,7 @@ def partition(program: LoweredProgram, how: Partition) -> tuple[LoweredProgram, 
     for link in range(how.pipeline - 1):
         found = list(plan_region(found, how.pipeline + 1 + link))
     planned = (plan_arena(_narrowed(_told_who_sends(one, found))) for one in found)
-    return tuple(one.model_copy(update={"taps": hidden_taps(one)}) for one in planned)
+    return tuple(map(add_taps, planned))
 
 
 def _narrowed(program: LoweredProgram) -> LoweredProgram:

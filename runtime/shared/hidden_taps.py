@@ -43,6 +43,11 @@ def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
     return {layer_output(HIDDEN, layer): _gathered(program, place) for layer, place in found.items()}
 
 
+def add_taps(program: LoweredProgram) -> LoweredProgram:
+    """Returns the program with its hidden states as taps. Raises what ``hidden_taps`` raises."""
+    return program.model_copy(update={"taps": hidden_taps(program)})
+
+
 def with_taps(program: LoweredProgram) -> LoweredProgram:
     """Returns the program with what versions before 7 don't say: its taps.
 
@@ -50,7 +55,7 @@ def with_taps(program: LoweredProgram) -> LoweredProgram:
     """
     if program.format_version >= TAPS_SINCE:
         return program
-    return program.model_copy(update={"taps": hidden_taps(program)})
+    return add_taps(program)
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:

@@ -17,6 +17,7 @@ from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
+from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.progress import Progress
 
 from ...emit.base import EmitOptions
@@ -61,4 +62,4 @@ class CpuEmitter:
 def lower_for_cpu(program: Program) -> Lowering:
     """The program as the target runs it: memory planned. Raises what ``lower_program`` raises."""
     lowering = lower_program(program)
-    return replace(lowering, program=plan_arena(lowering.program))
+    return replace(lowering, program=plan_arena(add_taps(lowering.program)))

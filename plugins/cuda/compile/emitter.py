@@ -18,6 +18,7 @@ from enginewright.runtime.bundle.buckets import plan_path
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.ranks.partition import Partition, partition
 from enginewright.runtime.shared.arena import plan_arena
+from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
@@ -121,4 +122,4 @@ def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:
     groups = tuple(group.stored_as(floats) for group in lowering.program.cache_groups)
     changes = {"cache_groups": groups}
     narrow = narrow_floats(lowering.program.model_copy(update=changes), floats)
-    return with_own_names(replace(lowering, program=plan_arena(narrow)), "cuda")
+    return with_own_names(replace(lowering, program=plan_arena(add_taps(narrow))), "cuda")

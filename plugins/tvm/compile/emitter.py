@@ -16,6 +16,7 @@ from enginewright.plugins.steps.x86_levels import LEVELS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.shared.arena import plan_arena
 from enginewright.runtime.shared.errors import MissingDependencyError
+from enginewright.runtime.shared.hidden_taps import add_taps
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 from ...emit.base import EmitOptions
@@ -78,4 +79,4 @@ def lower_for_tvm(program: Program) -> Lowering:
     Raises what ``lower_program`` raises.
     """
     lowering = lower_program(program, Form("the tvm target"))
-    return with_own_names(replace(lowering, program=plan_arena(lowering.program)), "tvm")
+    return with_own_names(replace(lowering, program=plan_arena(add_taps(lowering.program))), "tvm")

@@ -58,11 +58,11 @@ def test_a_file_that_is_fetched_decides_where_no_recipe_is_named(tmp_path: Path)
     before = asked(**{**said, "targets": ["cpu"]})
     found = before.of(path)
     assert (before.recipe.name, found.recipe.name, found.recipe_from) == ("f32", "gguf", "gguf")
-    assert found.source == path and found.recipe.weights.keep_blocks
+    assert found.source.path == path and found.recipe.weights.keep_blocks
     assert found.recipe.kv_cache.dtype == "int8" and found.recipe.target_tables() == before.recipe.target_tables() != ()
     assert found.context_length == 64 and found.on_progress is silent
     assert asked(targets=["onnx"]).of(path).targets == ("onnx",)
     for other in (asked(recipe="f32"), asked(recipe=Recipe(name="mine"))):
-        assert other.of(path).recipe == other.recipe and other.of(path).source == path
+        assert other.of(path).recipe == other.recipe and other.of(path).source.path == path
     assert asked().of(quantized_file(tmp_path / "b.gguf", kind="F16")).recipe.name == "f32"
     assert asked().of(tmp_path).recipe.name == "f32"

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.export import stages as export_stages
 from enginewright.optimizer.export.stages import Clock, warn_of_few_bits
 from enginewright.optimizer.recipes.recipe import load_recipe
@@ -53,14 +54,14 @@ def test_the_disk_has_room_for_all_targets_and_shared_weights_once(
 
 def test_the_source_s_bytes_are_those_of_its_weights_files(tmp_path: Path) -> None:
     (tmp_path / "file.gguf").write_bytes(bytes(70))
-    assert export_stages.source_bytes(tmp_path / "file.gguf") == 70
+    assert export_stages.source_bytes(ModelSource(tmp_path / "file.gguf")) == 70
     for name, size in (("a.safetensors", 10), ("b.safetensors", 20), ("other.safetensors", 40)):
         (tmp_path / name).write_bytes(bytes(size))
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert export_stages.source_bytes(tmp_path) == 30
+    assert export_stages.source_bytes(ModelSource(tmp_path)) == 30
     (tmp_path / "model.safetensors").write_bytes(bytes(50))  # the one that is read where there are both
-    assert export_stages.source_bytes(str(tmp_path)) == 50
+    assert export_stages.source_bytes(ModelSource(str(tmp_path))) == 50
 
 
 def _gguf(**elements: int) -> SimpleNamespace:

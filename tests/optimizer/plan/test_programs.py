@@ -117,7 +117,7 @@ def test_recipes_that_gpus_run_alike_are_one(only_config: Path) -> None:
 
 def test_a_bundle_without_a_lowered_program(tiny_bundle: Path) -> None:
     bundle = Bundle.open(tiny_bundle)
-    bundle.programs.clear()
+    bundle.entries.clear()
     with pytest.raises(BundleError, match=r"none of the bundle's targets \(cpu\) has a lowered program") as error:
         _of_bundle(bundle, [])
     assert "--target cpu" in str(error.value.hint)
