@@ -43,6 +43,10 @@ from .model import (
 )
 
 
+_NAN = np.uint64(2**64 - 1)
+"""The second cell of a place that is NaN, where a block leaves the executor's memory."""
+
+
 class ViolationError(AssertionError):
     """An invariant that does not hold."""
 
@@ -188,14 +192,18 @@ class SimulatedExecutor:
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
         """See ``kv_cache.disk_tier.BlockMemory``."""
         size = self._size(group)
-        return self._cells[group][:, block * size : (block + 1) * size].copy().reshape(-1).view(np.uint8)
+        cells = self._cells[group][:, block * size : (block + 1) * size].copy()
+        cells[1, self._bad[group][block * size : (block + 1) * size]] = _NAN
+        return cells.reshape(-1).view(np.uint8)
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
         """See ``kv_cache.disk_tier.BlockMemory``."""
         size = self._size(group)
         check(not self._is_written(group, block), "a block is written while a step in flight writes to it")
-        self._cells[group][:, block * size : (block + 1) * size] = payload.view(np.uint64).reshape(2, size)
-        self._bad[group][block * size : (block + 1) * size] = False
+        cells = payload.view(np.uint64).reshape(2, size)
+        self._cells[group][:, block * size : (block + 1) * size] = cells
+        self._bad[group][block * size : (block + 1) * size] = cells[1] == _NAN
+        self._poisoned |= bool((cells[1] == _NAN).any())
 
     # A step
 
