@@ -23,7 +23,8 @@ NATIVE ?= OFF
 BUILD = $(PIP) --no-build-isolation --config-settings=build-dir=build/editable \
   --config-settings=cmake.define.EW_BUILD_TESTS=OFF --config-settings=cmake.define.EW_NATIVE=$(NATIVE) --no-deps --editable .
 REQUIREMENTS := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-  e = p['optional-dependencies']; print(*p['dependencies'], *e['cli'], *e['export'][1:], sep='\n')
+  e = p['optional-dependencies']; \
+  print(*p['dependencies'], *e['cli'], *e['structured'], *e['serve'][1:], *e['export'][1:], sep='\n')
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 CPP := CMakeLists.txt $(shell find plugins -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
@@ -84,6 +85,7 @@ $(VENV)/.installed: $(VENV)/.export
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
 demo: $(VENV)/.tools  ## fetch SmolLM2, export it, and ask it a question
+	@echo "Installing PyTorch and what serving needs, and compiling the kernels: some minutes"
 	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export NATIVE=ON; status=$$?; wait; exit $$status
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
 	$(BIN)/optimize export "$$model" --output $(BUNDLE) --force; \

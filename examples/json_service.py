@@ -63,7 +63,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--text", help="answer this text, and end")
     options = parser.parse_args()
-    with ew.LLM(options.model) as llm:
+    try:
+        llm = ew.LLM(options.model)
+    except ew.EnginewrightError as e:
+        parser.exit(e.exit_code, f"error: {e}\n")
+    with llm:
         if options.text is None:
             uvicorn.run(application(llm), port=options.port, log_level="warning")
         else:

@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from enginewright.runtime.bundle.hub_id import HubId, parse_hub_id
+from enginewright.runtime.bundle.hub_id import HubId, near_names, parse_hub_id
 from enginewright.runtime.shared.errors import SourceError
 
 
@@ -29,10 +29,10 @@ def find_here(source: str | os.PathLike[str], *, revision: str | None = None, op
         return Path(text)
     wanted = parse_hub_id(text)
     if wanted is None:
-        raise SourceError(
-            f"{said}{text} doesn't exist",
-            hint="Pass a Hugging Face folder, a GGUF file, or a model's id on the Hub, such as org/name.",
-        )
+        hint = "a Hugging Face folder, a GGUF file, or a model's id on the Hub, such as org/name."
+        if option == "against":  # which takes what is compared with: bundles, too
+            hint = f"a bundle, {hint}{near_names(Path(text), files='.gguf')}"
+        raise SourceError(f"{said}{text} doesn't exist", hint=f"Pass {hint}")
     if revision is not None:
         if wanted.revision is not None:
             raise SourceError(

@@ -93,8 +93,11 @@ def command(
             raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])
     elif len(target or ()) > 1:
         raise typer.BadParameter("--against compares one target", param_hint="--target")
+    from enginewright.optimizer.capture.hub_id import find_here
     from enginewright.optimizer.check_bundle import check_bundle
 
+    if against is not None:
+        find_here(against, option="against")  # fails before the bundle is read
     with stage_bars(hidden=quiet) as show:
         found = check_bundle(
             bundle,

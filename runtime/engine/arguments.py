@@ -167,7 +167,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
             hint = "Pass text or a list of integers."
             raise RequestError(f"{name}: {shown(i)} at place {place} isn't a token id", hint=hint) from None
     if not ids:
-        raise RequestError(f"{name}: it is empty", hint="Pass at least one token.")
+        raise RequestError(f"{name}: it is empty", hint="Pass a text, or at least one token.")
     if len(ids) > most:
         raise ContextError(
             f"{name}: it has {len(ids)} tokens; the context of {context} tokens has room for {most}",

@@ -391,7 +391,7 @@ def _prompts(model: Model, body: CompletionBody) -> tuple[list[Given], tuple[int
                 text = model.tokenizer.decode([i for i in prompt if i >= 0], skip_special_tokens=False)
             found.append(Given(text, prompt))
         if not found[-1].ids:
-            raise RequestError("prompt: it is empty", hint="Pass at least one token.")
+            raise RequestError("prompt: it is empty", hint="Pass a text, or at least one token.")
     return found, ()
 
 

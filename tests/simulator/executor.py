@@ -42,7 +42,6 @@ from .model import (
     tokens_of,
 )
 
-
 _NAN = np.uint64(2**64 - 1)
 """The second cell of a place that is NaN, where a block leaves the executor's memory."""
 
