@@ -83,7 +83,7 @@ def test_files_are_made_without_a_gpu_and_are_the_same_each_time(tmp_path: Path)
     assert said[1] == "CUDA source for 9.0, which nothing here runs"
     for op in ("linear", "paged_attention", "rms_norm", "rope_kv_write", "embedding", "gated_activation"):
         assert f"__launch_bounds__(128) {op}_" in source
-    names = {path.name for path in folder.iterdir()}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert ("kernels-sm_90.cubin" in names) == (shutil.which("nvcc") is not None) and "step-sm_90.so" in names
     for name in names:
         assert (folder / name).read_bytes() == (tmp_path / "two/targets/tvm" / name).read_bytes(), name

@@ -64,7 +64,8 @@ def records_for(bundle: Path, path: Path, schedule: Schedule = OTHER) -> Path:
 
 
 def of_tvm(bundle: Path) -> set[str]:
-    return {path.name for path in (bundle / "targets/tvm").iterdir()}
+    folder = bundle / "targets/tvm"
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
