@@ -1,4 +1,4 @@
-"""What a build may be worse by than the one before: a budget, and a check of each thing that may have become worse."""
+"""Budgets of `verify --against`: limits on how much worse a build may be, and the check of each limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HINT = "See docs/use/commands/verify.md for the keys of a budget."
 
 
 class Budget(Section):
-    """How much worse than what it is compared with a bundle may be. ``inf`` sets no limit.
+    """Limits on how much worse a bundle may be than the one that it is compared with. ``inf`` sets no limit.
 
     ``tokens_changed``: share of the suite's tokens before which another token is the likeliest. ``kl_mean``,
     ``kl_max``: KL divergence in nats, on average over these tokens, and of the worst. ``kl_layer``: the largest mean of
@@ -125,14 +125,14 @@ def within(name: str, measured: float, limit: float, detail: str = "") -> Check:
 
 
 def shown(check: Check) -> str:
-    """What was measured, and what is allowed: "1.3, at most 1.02"; "" of what wasn't compared."""
+    """The measured value and its limit, such as "1.3, at most 1.02"; "" if nothing was compared."""
     if check.outcome == "not compared" or check.measured is None:
         return ""
     return number(check.measured) + ("" if check.limit is None else f", {limit_of(check)}")
 
 
 def limit_of(check: Check) -> str:
-    """What is allowed, in words."""
+    """The limit in words."""
     if isinstance(check.limit, str) or check.limit is None:
         return check.limit or ""
     return "no limit" if math.isinf(check.limit) else f"at most {number(check.limit)}"

@@ -74,7 +74,7 @@ class _Keys(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What an adapter's configuration says. Module names are those of the model that it was trained on.
+    """An adapter's configuration. Module names are those of the model that it was trained on.
 
     Attributes:
         path: of adapter_config.json, for messages.

@@ -166,7 +166,7 @@ class AdapterMerge:
     ) -> tuple[str, bool]:
         """The weight that a module's tensors adapt; True with the name of a tensor of the checkpoint.
 
-        Raises SourceError where there is none.
+        Raises SourceError if there is no such weight.
         """
         if (parameter := self._wrapped_parameter(opened, name)) is not None:
             return parameter, False
@@ -271,7 +271,7 @@ class AdapterMerge:
     def _replaced(self, opened: _OpenAdapter, name: str, ours: str, expr: WeightExpr) -> str:
         """The parameter that a tensor takes the place of: of modules_to_save, a bias, or a saved table or head.
 
-        Raises SourceError where there is none, or it isn't one that the adapter trains.
+        Raises SourceError if there is no such parameter, or the adapter doesn't train it.
         """
         keys = opened.config.keys
         target = ours.replace(f"{_WRAPPED}.", ".")
@@ -325,7 +325,10 @@ class _Kind:
 def _steps(
     opened: _OpenAdapter, module: str, tensors: Mapping[str, WeightExpr], shape: tuple[int, ...], kind: _Kind
 ) -> list[Step]:
-    """What a module's factors do: the product, and a bias. Raises SourceError for one that is missing or misshapen."""
+    """Returns the steps that add a module's low-rank product and bias.
+
+    Raises SourceError for a tensor that is missing or misshapen.
+    """
     config = opened.config
     first, second = ("embedding_A", "embedding_B") if kind.table else ("A", "B")
     wanted = {first, second, *(["magnitude"] if config.keys.use_dora else [])}

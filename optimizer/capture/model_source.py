@@ -1,4 +1,4 @@
-"""What a model is made from: a folder, a GGUF file, a Hub id or a model object, and the adapters merged into it.
+"""Sources of models: a folder, a GGUF file, a Hub id or a model object, and the adapters merged into it.
 
 Nothing here needs torch or transformers: arguments are checked before these are imported.
 """
@@ -45,7 +45,7 @@ class Adapter:
         return self.folder.resolve().name
 
     def describe(self) -> AdapterSection:
-        """What a manifest says of the adapter. Raises SourceError if the file of weights can't be read."""
+        """Returns the adapter's entry in a manifest. Raises SourceError if the file of weights can't be read."""
         return AdapterSection(name=self.name, weight=self.weight, sha256=weights_digest(self.folder))
 
 
@@ -78,7 +78,7 @@ class ModelSource:
         return cast("PreTrainedModel", self.model)
 
     def at(self, model: Path) -> ModelSource:
-        """The same with its model on this disk."""
+        """Returns the source with its model at a path on this disk."""
         return replace(self, model=model)
 
 

@@ -77,7 +77,7 @@ def measure_against(
 
 
 def _bisect(source: ModelSource, recipe: str | Path | None) -> str:
-    """The command that goes through the passes one by one; "" where there is none: for model objects and adapters."""
+    """Returns the command that bisects the passes; "" for model objects and adapters, which it doesn't take."""
     if source.path is None or source.adapters:
         return ""
     words = ["optimize", "bisect", str(source.model), *(["--recipe", str(recipe)] if recipe is not None else [])]

@@ -246,12 +246,12 @@ class DividedPool(BlockPool):
 
     @property
     def free_blocks(self) -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return sum(part.free_blocks for part in self.parts)
 
     @property
     def shared_blocks(self) -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return sum(part.shared_blocks for part in self.parts)
 
     def available(self, tenant: str = "", *, force: bool = False) -> int:
@@ -263,17 +263,17 @@ class DividedPool(BlockPool):
         return [part.available(tenant, force=force) for part in self.parts]
 
     def owner_of(self, block: int) -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return block % self.owners
 
     def available_like(self, block: int, tenant: str = "") -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return self.parts[block % self.owners].available(tenant)
 
     def owners_of_next(
         self, table: Sequence[int], count: int, tenant: str = "", *, force: bool = False, owner: int | None = None
     ) -> list[int]:
-        """See ``BlockPool``.
+        """Implements ``BlockPool``.
 
         A split that has been begun keeps its owner. Another one is of who has most, and of several that have, of the
         one next to the last split's owner. So an empty pool gives 0 1 2 2 1 0 0 1 2: then all have as much to do for a
@@ -298,7 +298,7 @@ class DividedPool(BlockPool):
         return owners
 
     def certain(self, sequences: int) -> tuple[int, int]:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         if sequences > 1:  # all sequences of a search may have their blocks of one owner
             return self.total_blocks // self.owners, 1
         return self.total_blocks, self.split
@@ -308,39 +308,39 @@ class DividedPool(BlockPool):
         return self.parts[owner].allocate(tenant) * self.owners + owner
 
     def share(self, block: int) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].share(block // self.owners)
 
     def pin(self, block: int) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].pin(block // self.owners)
 
     def unpin(self, block: int) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].unpin(block // self.owners)
 
     def pins(self, block: int) -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return self.parts[block % self.owners].pins(block // self.owners)
 
     def release(self, block: int) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].release(block // self.owners)
 
     def keep(self, block: int, tenant: str) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].keep(block // self.owners, tenant)
 
     def drop(self, block: int) -> None:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         self.parts[block % self.owners].drop(block // self.owners)
 
     def holders(self, block: int) -> int:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         return self.parts[block % self.owners].holders(block // self.owners)
 
     def states(self, first: int, last: int) -> bytes:
-        """See ``BlockPool``."""
+        """Implements ``BlockPool``."""
         owners = self.owners
         return b"".join(
             self.parts[b % owners].states(b // owners, b // owners + 1)

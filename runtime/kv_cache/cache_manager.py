@@ -48,7 +48,7 @@ class CacheManager(HeldBlocks):
         self.prefixes = prefixes_of(self, caps) if prefix_cache else Prefixes(self)
         self._guard = guard
         self._disk: DiskTier | None = None
-        # Of the kinds, those that have something to do; most have not.
+        # Only the kinds that override a method are asked: most don't.
         self._after_steps = [k.after_step for k in self.kinds.values() if _has(k, CacheKind.after_step)]
         self._before_drafts = [k.before_drafts for k in self.kinds.values() if _has(k, CacheKind.before_drafts)]
         self._rollbacks = [k.rollback for k in self.kinds.values() if _has(k, CacheKind.rollback)]

@@ -1,6 +1,6 @@
 """Which KV blocks each request holds, and what the next step must do to blocks before it writes.
 
-What a group's blocks hold, and for how long, is its kind's to say (``kinds``). A block that others read is never
+The kind of a group decides what its blocks hold, and for how long (``kinds``). A block that others read is never
 written: the part of it that is used is copied, by the next step. A block that may hold numbers that aren't finite is
 cleared before it is anybody's again.
 """

@@ -44,7 +44,7 @@ class Prefixes:
 
     Attributes:
         finds: whether anything is ever found.
-        index: the tree of blocks by their tokens; None where there is none.
+        index: the tree of blocks by their tokens; None if blocks aren't found by tokens.
         on_disk: whether blocks may be kept on a disk.
         use: the counts so far.
     """

@@ -32,8 +32,8 @@ class WindowCache(PagedCache):
     def enough_tokens(cls, group: CacheGroup, requests: int, step_tokens: int, split_tokens: int) -> int:
         """See ``CacheKind``.
 
-        That is what requests hold, with the chunk of one that begins after another's, and as much again, for prefixes:
-        ``BlockPool`` leaves other tenants up to half of the pool.
+        The pool holds the blocks of the requests and the chunk of a request that begins after another's, and as many
+        blocks again for prefixes: ``BlockPool`` leaves other tenants up to half of the pool.
         """
         return 2 * _held_tokens(group, requests, 2 * step_tokens, split_tokens or group.block_size)
 
@@ -66,7 +66,7 @@ class WindowCache(PagedCache):
         self._give_back(request, min(self.first_block(request.computed), since) - 1)
 
     def _window_tokens(self, sequences: int) -> int:
-        """Returns the most tokens that so many sequences ever hold blocks for."""
+        """Returns the largest number of tokens that ``sequences`` sequences hold blocks for at a time."""
         return _held_tokens(self.group, sequences, self.step_tokens, self._unit)
 
     def _give_back(self, request: Request, at: int) -> None:

@@ -10,7 +10,7 @@ from enginewright.runtime.requests.request import Request
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps
 
 SNAPSHOT_TOKENS = 16
-"""A state is kept for others after each so many tokens, if a block is free."""
+"""Tokens between two states that are kept for other requests, if a block is free."""
 
 
 class StateCache(CacheKind):

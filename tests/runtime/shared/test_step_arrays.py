@@ -1,4 +1,4 @@
-"""Steps cut, joined and sent array by array: a part that is computed alone is what it is in the whole."""
+"""Tests of cutting, padding and packing steps: a part has the arrays that its requests have in the whole step."""
 
 from __future__ import annotations
 
