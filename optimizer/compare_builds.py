@@ -484,11 +484,10 @@ def _layers(
     tokens = [torch.tensor(ids, dtype=torch.int32) for ids in sequences]
     own = BundleRun(new, str(new.path), target=target)
     if older is not None:
-        found = layer_divergence(BundleRun(older, str(older.path), target=target), own, tokens)
+        found = layer_divergence(BundleRun(older, str(older.path), target=target), own, tokens, progress)
     else:
         run = SourceRun(source, str(source), context_length=new.model.context_length)
-        found = layer_divergence(run, own, tokens)
-    progress(ProgressEvent("layers", 1, 1, ""))
+        found = layer_divergence(run, own, tokens, progress)
     return "the two have other layers, or what a layer gets is not a value of its own" if found is None else found
 
 

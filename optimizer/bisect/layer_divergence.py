@@ -16,6 +16,7 @@ import torch
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.runtime.shared.contracts import FloatArray
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
 
 from .runs import Run
 from .values import LOGITS, ValueName, Values, layer_number
@@ -36,7 +37,9 @@ class LayerDivergence:
     kl_max: float
 
 
-def layer_divergence(reference: Run, other: Run, sequences: Sequence[torch.Tensor]) -> list[LayerDivergence] | None:
+def layer_divergence(
+    reference: Run, other: Run, sequences: Sequence[torch.Tensor], progress: Progress = silent
+) -> list[LayerDivergence] | None:
     """The divergence of what each layer gets, in the order of layers, and last that of the logits.
 
     A run computes the sequences twice, and once more for each of its layers.
@@ -44,6 +47,7 @@ def layer_divergence(reference: Run, other: Run, sequences: Sequence[torch.Tenso
     Args:
         reference, other: two runs of one model.
         sequences: token ids, int32 [S] each.
+        progress: called with the stage "layers" before each layer and after the last.
 
     Returns:
         None where the two have other layers, or one of them hasn't the input of a layer or of its last norm as a value.
@@ -62,9 +66,11 @@ def layer_divergence(reference: Run, other: Run, sequences: Sequence[torch.Tenso
     if found[0][2].keys() != found[1][2].keys():
         return None
     rows = []
-    for layer in found[0][2]:
+    for index, layer in enumerate(found[0][2]):
+        progress(ProgressEvent("layers", index, len(found[0][2]), f"layer {layer}"))
         lenses = [run.values(sequences, {last: streams[layer]})[LOGITS] for run, _, streams, last in found]
         rows.append(_divergence(layer, lenses[0], lenses[1]))
+    progress(ProgressEvent("layers", len(rows), len(rows), ""))
     return [*rows, _divergence(None, found[0][1], found[1][1])]
 
 

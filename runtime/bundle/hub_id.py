@@ -102,15 +102,17 @@ def _first_bytes(path: str) -> bytes:
 
 
 def check_there(path: str | os.PathLike[str]) -> None:
-    """Raises BundleError for what neither is there nor could be an id on the Hub, for those who run models as well."""
+    """Raises BundleError unless ``path`` may be a bundle or a model: for commands that run both."""
     text = os.fspath(path)
-    if os.path.lexists(text) or parse_hub_id(text) is not None:
-        return
-    raise BundleError(
-        f"{shown_path(text)} doesn't exist",
-        hint="Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
-        + near_names(Path(text), files=".gguf"),
-    )
+    hint = "Pass a bundle, a GGUF file, a Hugging Face folder, or a model's id on the Hub, such as org/name."
+    if not os.path.lexists(text):
+        if parse_hub_id(text) is None:
+            raise BundleError(f"{shown_path(text)} doesn't exist", hint=hint + near_names(Path(text), files=".gguf"))
+    elif os.path.isdir(text) and not os.path.lexists(os.path.join(text, MANIFEST_PATH)) and not is_model(text):
+        missing = f"it has neither {MANIFEST_PATH} nor config.json"
+        raise BundleError(f"{text} is neither a bundle nor a model: {missing}", hint=hint)
+    elif os.path.isfile(text) and not is_model(text):
+        raise BundleError(f"{text} is a file, but no GGUF file", hint=hint)
 
 
 def shown_path(path: str) -> str:

@@ -11,6 +11,7 @@ servers send (llama.cpp, Ollama, LM Studio, SGLang, OpenRouter, Open WebUI), and
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import secrets
@@ -530,12 +531,19 @@ def decoded(
             ignored.append(name)
         else:
             hint = "Leave it out; with --unknown-fields ignore, the server leaves such fields out itself."
-            raise RequestError(f"{shown(name)}: there is no such field", hint=hint)
+            raise RequestError(f"{shown(name)}: there is no such field", hint=_near_field(name, kind) + hint)
     try:
         return msgspec.convert(given, kind, strict=True), ignored
     except (msgspec.ValidationError, RecursionError) as e:
         field, colon, rest = _named(str(e)).partition(":")
         raise RequestError(names.get(field, field) + colon + rest) from e
+
+
+def _near_field(name: str, kind: type[Fields]) -> str:
+    """Returns a question that names the body's field with nearly this name; empty if there is none."""
+    known = (*kind.__struct_fields__, *kind.renamed)
+    near = difflib.get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+    return f"Did you mean {near[0]}? " if near else ""
 
 
 @cache
@@ -559,6 +567,7 @@ def _whole(value: Any) -> Any:
 _EXACT = 2**53
 """Floats below it have all whole numbers."""
 _LONGEST_TAKEN = 1024
+_LONGEST_NAME = 64
 """The most bytes of a field that is refused unless it asks for nothing."""
 
 

@@ -12,6 +12,7 @@ from enginewright.optimizer.bisect.layer_divergence import layer_divergence
 from enginewright.optimizer.bisect.runs import Run, Tensor
 from enginewright.optimizer.bisect.source_run import SourceRun
 from enginewright.optimizer.bisect.values import LOGITS, ValueName, Values
+from enginewright.runtime.shared.progress import ProgressEvent
 from tests.conftest import make_tiny_model
 
 SEQUENCES = [torch.arange(5, 5 + n, dtype=torch.int32) for n in (9, 4)]
@@ -29,7 +30,9 @@ def run_of(family: str, scaled: int | None = None, layers: int = 3) -> SourceRun
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_what_a_layer_changes_shows_behind_it(family: str, layer: int) -> None:
-    same = layer_divergence(run_of(family), run_of(family), SEQUENCES)
+    events: list[ProgressEvent] = []
+    same = layer_divergence(run_of(family), run_of(family), SEQUENCES, events.append)
+    assert [(event.stage, event.done, event.total) for event in events] == [("layers", n, 3) for n in range(4)]
     assert same is not None
     assert [(one.layer, one.kl_mean, one.kl_max) for one in same] == [(n, 0, 0) for n in (0, 1, 2, None)]
     found = layer_divergence(run_of(family), run_of(family, scaled=layer), SEQUENCES)

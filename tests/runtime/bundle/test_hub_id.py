@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.cli.export import default_output
-from enginewright.runtime.bundle.hub_id import HubId, is_model, parse_hub_id
+from enginewright.runtime.bundle.hub_id import HubId, check_there, is_model, parse_hub_id
+from enginewright.runtime.shared.errors import BundleError
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,18 @@ def test_what_is_exported_first(
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(b"" if file == "empty" else b"GGUF....")
     assert is_model(path) == is_model(Path(path)) == model
+
+
+def test_a_folder_or_file_of_neither_kind_is_refused_with_all_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    for path, message in (
+        (tmp_path, "is neither a bundle nor a model: it has neither manifest.json nor config.json"),
+        (tmp_path / "notes.txt", "is a file, but no GGUF file"),
+        (tmp_path / "missing", "doesn't exist"),
+    ):
+        with pytest.raises(BundleError, match=message) as e:
+            check_there(path)
+        assert e.value.hint is not None and e.value.hint.startswith("Pass a bundle, a GGUF file, a Hugging Face folder")
+    (tmp_path / "config.json").write_text("{}")
+    check_there(tmp_path)
+    check_there("org/model")

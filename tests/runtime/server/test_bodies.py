@@ -215,6 +215,15 @@ def test_a_budget_that_cannot_be_kept_is_refused_by_name_or_named(agents: Server
         assert name in agents.chat("Hi", model="tools", max_tokens=9, **field).headers["x-enginewright-ignored"]
 
 
+def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RequestError, match="'max_token': there is no such field") as e:
+        decoded(b'{"model": "m", "messages": [], "max_token": 4}', ChatBody)
+    assert e.value.hint is not None and e.value.hint.startswith("Did you mean max_tokens? ")
+    with pytest.raises(RequestError, match="there is no such field") as e:
+        decoded(b'{"model": "m", "messages": [], "%s": 4}' % (b"max_token" * 100), ChatBody)
+    assert e.value.hint is not None and "Did you mean" not in e.value.hint
+
+
 def test_unknown_fields_are_refused_or_named(make_server: Callable[..., Server], tiny_bundle: Path) -> None:
     lenient = make_server(tiny_bundle, "--unknown-fields", "ignore")
     reply = lenient.chat("Hi", max_tokens=1, odd={"a": [1]}, user="u")
