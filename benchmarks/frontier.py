@@ -38,7 +38,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from convert_gguf import FILE_TYPES, copy_metadata
+from peers.convert_gguf import FILE_TYPES, copy_metadata
 from peers.engines import ENGINES
 from peers.install import install, peers_python
 from peers.loading import BUILD

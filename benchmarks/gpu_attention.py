@@ -30,12 +30,11 @@ from gpu_kernels import (
     Attention,
     AttentionStep,
     NotMeasuredError,
-    Place,
     Run,
     microseconds,
     note,
-    section_of,
 )
+from gpu_places import Place, section_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 

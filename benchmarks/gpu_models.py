@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
+from gpu_kernels import BLOCK_SIZE, GIB
+from gpu_machine import Figure, Machine, NotMeasuredError, Record
+from gpu_places import placed
 
 from enginewright.plugins.cuda.serve.program import TORCH_DTYPES, CudaProgram
 from enginewright.plugins.cuda.serve.steps import CudaSteps
@@ -27,9 +29,6 @@ from enginewright.plugins.steps.packed_steps import StepLimits
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.contracts import SamplingBatch, StepInput
 from enginewright.runtime.shared.lowered_program import LoweredProgram
-
-if TYPE_CHECKING:
-    from gpu_truth import Figure, Machine, Record
 
 NEAR_TIE = 0.1
 """The distance of the logits of two tokens, below which bfloat16 may take the other one: logits of these models are of

@@ -21,8 +21,9 @@ import tile_sweep
 import torch
 import transformers
 import triton
-from gpu_kernels import cases, narrow_described, note, section_of, tiled_described
+from gpu_kernels import cases, narrow_described, note, tiled_described
 from gpu_models import generate, serve
+from gpu_places import section_of
 from gpu_served import INDEX
 from gpu_wheels import DISTRIBUTIONS, SERVER, download
 from transformers import (

@@ -21,15 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from gpu_kernels import NotMeasuredError, placed
-
-if TYPE_CHECKING:
-    from gpu_truth import Figure, Machine, Record
+from gpu_machine import Figure, Machine, NotMeasuredError, Record
+from gpu_places import placed
 
 INDEX = "weights/index.json"
 

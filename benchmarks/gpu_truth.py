@@ -40,18 +40,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
+from gpu_machine import CAPABILITY, Figure, Machine, Record
 from gpu_wheels import pythons, unpack
-
-Record = dict[str, Any]
-Figure = tuple[Record, Callable[[], Record]]
-"""What a figure is called, and what measures it."""
-
-Mode = Literal["gpu", "looked-up", "interpreted"]
-
-CAPABILITY = "9.0"
-"""What is packed is compiled for."""
 
 STAGE_SECONDS = 525
 """The limit of a stage, all parts together: a lent machine ends a command after 600."""
@@ -63,55 +55,6 @@ _FAILED, _LOST = 74, 75
 """Exit statuses of a part: a figure failed; the GPU answers nothing any more after one, and another process goes on."""
 
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where parts run, with what was ``packed``. ``free``: bytes that a rehearsal's GPU has."""
-
-    packed: Path
-    mode: Mode = "gpu"
-    free: int = 139 << 30
-
-    @property
-    def gpu(self) -> bool:
-        return self.mode == "gpu"
-
-    @property
-    def device(self) -> str:
-        return "cuda" if self.gpu else "cpu"
-
-    @property
-    def section(self) -> Any:
-        """What programs were packed for."""
-        from gpu_kernels import section_of
-
-        return section_of(CAPABILITY)
-
-    def free_bytes(self) -> int:
-        """Says how much of the GPU's memory is free."""
-        if not self.gpu:
-            return self.free
-        import torch
-
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info()[0])
-
-    def place(self, device: str = "cpu") -> Any:
-        """See ``gpu_kernels.Place``. ``device``: of a rehearsal."""
-        from gpu_kernels import Rehearsal
-
-        from enginewright.plugins.cuda.serve import executor as cuda_blocks
-
-        if not self.gpu:
-            return Rehearsal(CAPABILITY, interpreted=self.mode == "interpreted" and device == "cpu", device=device)
-        place = cuda_blocks.place_of(self.section)
-        place.enter()
-        return place
-
-    def launcher(self, folder: str, place: Any) -> Any:
-        """Launches the kernels in a folder of what was packed."""
-        return place.launcher(self.packed / folder, self.section)
 
 
 # ---- parts
@@ -454,7 +397,7 @@ def run_part(part: Part, machine: Machine, after: int, most: int | None) -> int:
 
     A figure that raises is a line with ``error``, one that there is no memory for with ``left out``.
     """
-    from gpu_kernels import NotMeasuredError
+    from gpu_machine import NotMeasuredError
 
     failed = False
     for number, (label, measure) in enumerate(part.figures(machine), 1):

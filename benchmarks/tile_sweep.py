@@ -108,7 +108,8 @@ def compile_candidates(case: TileCase, gpu: GpuLimits, compiler: KernelCompiler,
 def _specs_of(case: TileCase, tile: Tile, gpu: GpuLimits) -> list[KernelSpec]:
     """What a step with this tile launches."""
     import torch
-    from gpu_kernels import AttentionStep, Rehearsal
+    from gpu_kernels import AttentionStep
+    from gpu_places import Rehearsal
 
     from enginewright.plugins.cuda.serve.kernels import SpecCollector
 
@@ -270,7 +271,7 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         sys.exit("tile_sweep: torch sees no GPU, or was built without CUDA")
-    from gpu_kernels import section_of
+    from gpu_places import section_of
 
     from enginewright.plugins.cuda.serve import executor as cuda_blocks
 

@@ -117,9 +117,9 @@ def check_bundle(
     bundle = Bundle.open(path, trust)
     wanted = list(dict.fromkeys(targets or bundle.targets))
     if provider is not None and not any(_has_providers(bundle, name) for name in wanted):
+        owners = " or ".join(repr(name) for name in running() if takes(name, "provider"))
         raise RequestError(
-            f"provider: {provider!r} is for target 'onnx' or 'stablehlo', and {', '.join(wanted) or 'nothing'} is "
-            "looked at",
+            f"provider: {provider!r} is for target {owners}, and {', '.join(wanted) or 'nothing'} is looked at",
             hint="Leave it out.",
         )
     for name in targets or ():

@@ -17,9 +17,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from convert_gguf import convert_gguf, copy_metadata
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from peers.convert_gguf import convert_gguf, copy_metadata
 from peers.engines import STORED
 from peers.loading import REPOSITORY, load_module
 from peers.models import MODELS, RANDOM_SIZES, TEXT_TOKENS

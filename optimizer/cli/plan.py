@@ -103,7 +103,7 @@ def command(
     from enginewright.runtime.shared.memory import parse_size
 
     options = PlanOptions(
-        devices=tuple(gpu or ("cpu",)),
+        devices=tuple(gpu or PlanOptions.devices),
         device_file=devices,
         recipes=tuple(recipe or ()),
         batches=BATCHES if batch is None else numbers("--batch", batch),

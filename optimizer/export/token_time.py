@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enginewright.optimizer.bench.token_seconds import token_seconds
-from enginewright.optimizer.plan.devices import CPU
 from enginewright.optimizer.plan.token_clock import CONTEXT
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.search.formats import TIMES_AGREE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.errors import VerificationError
+from enginewright.runtime.shared.targets import PROCESSOR
 
 
 def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
@@ -17,7 +17,7 @@ def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
     Raises VerificationError if they are more than the budget, by more than ``TIMES_AGREE``.
     """
     most = recipe.budget.max_ms_per_token
-    if most is None or recipe.budget.device not in (None, CPU):
+    if most is None or recipe.budget.device not in (None, PROCESSOR):
         return None
     taken = 1e3 * token_seconds(bundle, target, CONTEXT)
     if taken > (1 + TIMES_AGREE) * most:

@@ -15,9 +15,7 @@ from typing import Any
 from enginewright.plugins.steps.planning import Gpu, Shares
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import TargetError
-
-CPU = "cpu"
-"""The name of this machine's processor among the devices."""
+from enginewright.runtime.shared.targets import PROCESSOR
 
 
 @cache
@@ -52,7 +50,7 @@ _OWN = (
 def _own_gpu(entry: Mapping[str, Any]) -> Gpu:
     """Raises ValueError, TypeError or KeyError for what isn't one."""
     gpu = Gpu(**entry)
-    if not re.fullmatch(r"\d{1,2}\.\d", gpu.capability) or _key(gpu.name) in ("", CPU):
+    if not re.fullmatch(r"\d{1,2}\.\d", gpu.capability) or _key(gpu.name) in ("", PROCESSOR):
         raise ValueError(f"{gpu.name!r} of capability {gpu.capability!r}: such a GPU can't be")
     numbers = {"memory": gpu.memory, "bandwidth": gpu.bandwidth}
     numbers |= {f"peaks.{name}": gpu.peaks[name] for name in ("bf16", "f32")}
@@ -85,10 +83,10 @@ def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType
     found: dict[str, Gpu | None] = {}
     for name in (part for text in names for part in text.split(",")):
         key = _key(name)
-        if key not in gpus and key != CPU:
-            near = get_close_matches(key, [*gpus, CPU], 1, 0.6)
+        if key not in gpus and key != PROCESSOR:
+            near = get_close_matches(key, [*gpus, PROCESSOR], 1, 0.6)
             meant = f"Did you mean {near[0]}? " if near else ""
-            known = ", ".join([*(gpu.name for gpu in gpus.values()), CPU])
+            known = ", ".join([*(gpu.name for gpu in gpus.values()), PROCESSOR])
             raise TargetError(
                 f"gpu: {name.strip()!r} isn't a known device",
                 hint=f"{meant}Known are {known} (this machine). Others can be named in a file: --devices FILE.",

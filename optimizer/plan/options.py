@@ -10,8 +10,9 @@ from pathlib import Path
 from enginewright.plugins.steps.planning import Shares
 from enginewright.runtime.shared.contracts import ModelInfo
 from enginewright.runtime.shared.errors import RequestError
+from enginewright.runtime.shared.targets import PROCESSOR
 
-from .devices import CPU, default_shares
+from .devices import default_shares
 
 BATCHES = (1, 4, 16, 64)
 CONTEXT, PROMPT = 2048, 512
@@ -41,7 +42,7 @@ class PlanOptions:
         link_share: of a link's bandwidth that is reached; None takes that of links.toml.
     """
 
-    devices: tuple[str, ...] = (CPU,)
+    devices: tuple[str, ...] = (PROCESSOR,)
     device_file: Path | None = None
     recipes: tuple[str, ...] = ()
     batches: tuple[int, ...] = BATCHES

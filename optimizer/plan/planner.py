@@ -30,8 +30,9 @@ from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import format_bytes, free_memory
 from enginewright.runtime.shared.progress import Progress, loading, silent
 from enginewright.runtime.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.shared.targets import PROCESSOR
 
-from .devices import CPU, find_devices, known_gpus, read_devices
+from .devices import find_devices, known_gpus, read_devices
 from .engine_seconds import engine_seconds
 from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
 from .programs import PlannedModel, PlannedProgram, planning_of, target_on
@@ -145,7 +146,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
 
 
 def name_of(gpu: Gpu | None) -> str:
-    return CPU if gpu is None else gpu.name
+    return PROCESSOR if gpu is None else gpu.name
 
 
 def processes_waiting() -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 from enginewright.plugins.steps.planning import Gpu, Shares
 from enginewright.runtime.shared.contracts import ModelInfo
+from enginewright.runtime.shared.targets import PROCESSOR
 
-from .devices import CPU
 from .options import PlanOptions
 
 FORMAT_VERSION = 1
@@ -101,7 +101,7 @@ class DeviceSection:
     def of(cls, gpu: Gpu | None, room: int, shares: Shares, load: float = 0.0) -> DeviceSection:
         """Describes a GPU, or this machine."""
         if gpu is None:
-            return cls(CPU, True, room, load=round(load, 2))
+            return cls(PROCESSOR, True, room, load=round(load, 2))
         peaks = dict(gpu.peaks)
         return cls(gpu.name, False, room, int(gpu.memory), gpu.bandwidth, peaks, asdict(shares), gpu.source)
 

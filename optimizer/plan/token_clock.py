@@ -17,8 +17,9 @@ from enginewright.plugins.steps.planning import CountedSteps, Device, PlannedSte
 from enginewright.runtime.shared.lowered_program import Step
 from enginewright.runtime.shared.progress import silent
 from enginewright.runtime.shared.step_costs import StepSizes
+from enginewright.runtime.shared.targets import PROCESSOR
 
-from .devices import CPU, default_shares, find_devices
+from .devices import default_shares, find_devices
 from .engine_seconds import engine_seconds
 from .programs import planning_of, target_on
 
@@ -36,7 +37,7 @@ class TokenClock:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.device = recipe.budget.device or CPU
+        self.device = recipe.budget.device or PROCESSOR
         (gpu,) = find_devices([self.device])
         target = target_on(gpu=gpu is not None)
         planning, lower = planning_of(target), TARGETS[target].lower

@@ -37,7 +37,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 from enginewright.runtime.executors.open import TARGETS
 from enginewright.runtime.shared.errors import RecipeError
 from enginewright.runtime.shared.kv_formats import CACHES, CacheDtype
-from enginewright.runtime.shared.targets import OWN, part
+from enginewright.runtime.shared.targets import MEASURED, OWN, part
 from enginewright.runtime.shared.weight_formats import FORMATS
 
 from .bucket_section import BucketsSection
@@ -70,7 +70,7 @@ class Recipe(Section):
 
     name: str = Field(min_length=1)
     description: str = ""
-    targets: tuple[TargetName, ...] = Field(default=("cpu",), min_length=1)
+    targets: tuple[TargetName, ...] = Field(default=(MEASURED,), min_length=1)
     context_length: int | None = Field(default=None, gt=0)
     weights: WeightFormats = WeightFormats()
     kv_cache: CacheSection = CacheSection()
@@ -267,12 +267,16 @@ def recipe_file(given: str | Path | Recipe) -> Path | None:
 
 
 def with_partitions(recipe: Recipe, partitions: Sequence[str]) -> Recipe:
-    """The recipe with these in [cpu] and [engines]. Raises RecipeError for one that isn't a partition."""
-    kind = _table_of("cpu")
-    assert kind is not None
-    engines = (recipe.engines or EnginesSection()).model_copy(update={"partitions": tuple(partitions)})
+    """Returns the recipe with these in [engines] and in the targets' tables that have partitions.
+
+    Raises RecipeError for one that isn't a partition.
+    """
+    chosen: dict[str, Any] = {"partitions": tuple(partitions)}
+    kinds = {name: kind for name in _OWN_TABLES if (kind := _table_of(name)) and "partitions" in kind.model_fields}
+    engines = (recipe.engines or EnginesSection()).model_copy(update=chosen)
     try:
-        return recipe.model_copy(update={"cpu": kind(partitions=tuple(partitions)), "engines": engines})  # type: ignore[call-arg]
+        tables = {name: kind(**chosen) for name, kind in kinds.items()}
+        return recipe.model_copy(update={**tables, "engines": engines})
     except ValidationError as e:
         raise RecipeError(str(e.errors()[0]["msg"]).removeprefix("Value error, ")) from e
 

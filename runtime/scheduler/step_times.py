@@ -24,6 +24,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 
 from ..shared.errors import RequestError, shown
 from ..shared.step_costs import DRAFT_ROWS
+from ..shared.targets import PROCESSOR
 from .base import Chunk
 
 _ROW = 0.07
@@ -301,7 +302,7 @@ def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
     """Reads the steps of this machine that ``optimize plan --json`` printed. Raises RequestError naming the option."""
     try:
         plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]
-        steps = [s for p in plans if p["device"] == "cpu" for s in p["steps"]]
+        steps = [s for p in plans if p["device"] == PROCESSOR for s in p["steps"]]
         found = [(_planned(step), float(step["seconds"])) for step in steps]
     except OSError as e:
         raise RequestError(f"scheduling: plan: {plan.name}: {e.strerror}", hint="Pass the path of a file.") from e
@@ -310,7 +311,7 @@ def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
             f"scheduling: plan: {plan.name} isn't a plan with steps: {shown(e, 300)}",
             hint="Write one with: optimize plan BUNDLE --gpu cpu --json > plan.json",
         ) from e
-    recipes = {tuple(p["recipes"]) for p in plans if p["device"] == "cpu"}
+    recipes = {tuple(p["recipes"]) for p in plans if p["device"] == PROCESSOR}
     wrong = len(recipes) != 1 or any(not (math.isfinite(s) and s > 0) for _, s in found)
     if wrong or not found:
         raise RequestError(

@@ -49,7 +49,10 @@ OWN = {
 
 MEASURED = "cpu"
 """The target that is run and timed where there is no more to choose from: its kernels come with the project. A search,
-a report and a second model that guesses take it."""
+a report and a second model that guesses take it, and a recipe that names no targets exports to it."""
+
+PROCESSOR = "cpu"
+"""The name of this machine's processor among the devices of ``optimize plan``. It isn't a target's."""
 
 GROUP = "enginewright.targets"
 

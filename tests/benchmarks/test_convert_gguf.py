@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "convert_gguf.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "convert_gguf.py"
 WORDS = ["a", "b", "c"]
 
 

@@ -18,7 +18,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'engi
 
 import gpu_kernels
 import gpu_truth
-from gpu_truth import Machine, Part, Record
+from gpu_machine import CAPABILITY, Machine, Record
+from gpu_truth import Part
 
 from enginewright.plugins.gpu.tiles import NARROW_PRODUCTS
 
@@ -113,7 +114,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     packed = tmp_path_factory.mktemp("packed")
     with KernelCompiler(available_threads()) as compiler:
-        gpu_pack._pack_program(packed / "tiny", "tiny", gpu_truth.CAPABILITY, compiler)
+        gpu_pack._pack_program(packed / "tiny", "tiny", CAPABILITY, compiler)
     return packed
 
 
@@ -152,7 +153,7 @@ def figures_of(*measures: Callable[[], Record]) -> Part:
 
 
 def test_each_figure_stands_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from gpu_kernels import NotMeasuredError
+    from gpu_machine import NotMeasuredError
 
     def fails() -> Record:
         raise RuntimeError("no such kernel")

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
 import tile_sweep
-from gpu_kernels import Rehearsal
+from gpu_places import Rehearsal
 
 from enginewright.plugins.gpu.compile_workers import KernelCompiler
 from enginewright.plugins.gpu.tiles import GPUS, Tile, TileCase, attention_tiles, read_tiles

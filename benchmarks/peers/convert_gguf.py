@@ -1,6 +1,6 @@
 """Writes a GGUF file anew with its weights in another type, so that llama.cpp runs the very weights that we run.
 
-python benchmarks/convert_gguf.py MODEL.gguf OUT.gguf F32|F16|BF16|Q8_0|Q4_0 [TYPE of the table of tokens]
+python benchmarks/peers/convert_gguf.py MODEL.gguf OUT.gguf F32|F16|BF16|Q8_0|Q4_0 [TYPE of the table of tokens]
 """
 
 from __future__ import annotations
