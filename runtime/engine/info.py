@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from ..kv_cache.block_pool import DividedPool
 from ..kv_cache.block_store import own_folder
 from ..kv_cache.pool_plan import PoolPlan
 from ..ranks.partition import MOST_RANKS, Partition
-from ..requests.outputs import Pulse
 from ..scheduler.limits import SchedulerConfig
 from ..scheduler.options import scheduling_of
 from ..shared.contracts import ExecutorCaps, ModelInfo
@@ -23,7 +21,6 @@ from ..shared.errors import OffloadError, RequestError, shown
 from ..shared.memory import parse_size
 from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
-from .engine_loop import EngineLoop
 
 _NAME = (str, type(None)), "a name, or None"
 _FLAG = (bool,), "True or False"
@@ -128,23 +125,6 @@ def scheduler_config(
     chunk = check_int("prefill_chunk", chunk, 1, most)
     ahead = None if speculate == "auto" else speculate is not None
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
-
-
-def pulse(loop: EngineLoop) -> Pulse:
-    """See ``LLM.pulse``."""
-    began, scheduler = loop.step_began, loop.engine.scheduler
-    pools = scheduler.pools.values()
-    used = max((1 - pool.free_blocks / max(pool.total_blocks, 1) for pool in pools), default=0.0)
-    return Pulse(
-        0.0 if began is None else time.monotonic() - began,
-        scheduler.expected_seconds(),
-        len(scheduler.running),
-        len(scheduler.waiting),
-        used,
-        loop.steps,
-        scheduler.preemptions,
-        tuple(scheduler.helper_errors.counts.items()),
-    )
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..bundle.reader import Bundle, Load
 from ..executors.base import Executor
 from ..executors.open import choose_target, context_of, open_executor
 from ..executors.static_shapes import StaticShapes
-from ..requests.outputs import BeamSearchOutput, Pulse, RequestOutput, StreamPiece
+from ..requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
 from ..requests.sampling import BeamSearchParams, SamplingParams, check_seed
 from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from ..scheduler.options import Scheduling
@@ -27,8 +27,9 @@ from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
 from .exported import exported
-from .info import check_options, check_ray, describe, offload_of, partition_of, pulse, scheduler_config
+from .info import check_options, check_ray, describe, offload_of, partition_of, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
+from .pulse import Pulse
 from .request_maker import Options, PreparedPrompt, RequestMaker
 from .run_requests import answers, answers_async, astream, scored, stream, wanted
 
@@ -481,7 +482,7 @@ class LLM:
 
     def pulse(self) -> Pulse:
         """How the engine is doing, without waiting for its step: for a watchdog."""
-        return pulse(self._loop)
+        return Pulse.measured(self._loop)
 
     @property
     def lost(self) -> str:

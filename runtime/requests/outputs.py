@@ -1,11 +1,11 @@
-"""What a request gives back, and how the engine that runs it is doing."""
+"""What a request gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from ..shared.errors import EnginewrightError
 
@@ -240,26 +240,3 @@ class BeamSearchOutput:
 def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:
     found = {entry.token_id: Logprob(entry.logprob)}
     return found | {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
-
-
-class Pulse(NamedTuple):
-    """How an engine is doing.
-
-    Attributes:
-        step_seconds: how long the step that runs has taken; 0 for none.
-        expected_seconds: how long it should take; 0 where that isn't known yet.
-        running, waiting: requests.
-        blocks_used: share of the KV cache's blocks that requests hold.
-        steps: that were taken.
-        preemptions: how often a request had to give its blocks up.
-        helper_errors: errors of each helper that has failed; see ``scheduler.helpers``.
-    """
-
-    step_seconds: float
-    expected_seconds: float
-    running: int
-    waiting: int
-    blocks_used: float
-    steps: int
-    preemptions: int
-    helper_errors: tuple[tuple[str, int], ...] = ()

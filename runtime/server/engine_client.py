@@ -23,7 +23,7 @@ import msgspec
 
 from ..bundle import MANIFEST_PATH
 from ..bundle.reader import Bundle
-from ..requests.outputs import Pulse
+from ..engine.pulse import Pulse
 from ..shared.contracts import ModelInfo
 from ..shared.errors import EnginewrightError, RequestError
 from ..text.tokenizer import Tokenizer
@@ -234,7 +234,7 @@ class Model:
         self.state: State = "unloaded"
         self.error: EnginewrightError | None = None
         self.info: dict[str, Any] = {}
-        self.beat = Pulse(0.0, 0.0, 0, 0, 0.0, 0, 0)
+        self.beat = Pulse()
         self.created = self.last_used = time.time()
         self._numbers = itertools.count()
         self._requests: dict[int, Running] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -13,9 +14,11 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 
+from ..engine.pulse import METRICS, Metric
 from ..shared.helpers import HelperErrors
 
 if TYPE_CHECKING:
@@ -48,6 +51,13 @@ _USAGE = {
 }
 OTHER_TENANTS = "(other)"
 """The label of all tenants that have no series of their own."""
+_OF_MODELS: tuple[tuple[Metric, Callable[[Model], float]], ...] = (
+    (Metric("engine_deaths", "Engines that were lost.", counts=True), lambda model: model.deaths),
+    (Metric("engine_ready", "Whether a model answers."), lambda model: float(model.state == "ready")),
+    (Metric("replicas", "Engines that answer."), lambda model: model.replicas),
+    (Metric("requests_retried", "Requests that another replica was asked.", counts=True), lambda model: model.retried),
+)
+"""Metrics of a model that its front end knows, under our name; its engine's are those of ``Pulse``."""
 
 
 class Metrics:
@@ -153,27 +163,13 @@ class _Now(Collector):
     def __init__(self, models: Mapping[str, Model], errors: HelperErrors) -> None:
         self._models, self._errors = models, errors
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[PrometheusMetric]:
         for prefix in _PREFIXES:
             yield from self._of(prefix)
 
-    def _of(self, prefix: str) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Callable[[Model], float]]] = {
-            "num_requests_running": ("Requests that run.", lambda m: m.beat.running),
-            "num_requests_waiting": ("Requests that wait.", lambda m: m.beat.waiting),
-            "kv_cache_usage_perc": ("Share of the KV cache's blocks that requests hold.", lambda m: m.beat.blocks_used),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
-            for model in self._models.values():
-                gauge.add_metric([model.name], value(model))
-            yield gauge
-        counter = CounterMetricFamily(
-            prefix + "num_preemptions", "How often a request gave its blocks up.", labels=["model_name"]
-        )
-        for model in self._models.values():
-            counter.add_metric([model.name], model.beat.preemptions)
-        yield counter
+    def _of(self, prefix: str) -> Iterator[PrometheusMetric]:
+        for field, metric in METRICS.items():
+            yield self._family(prefix, metric, attrgetter(f"beat.{field}"))
         if prefix == "vllm:":
             config = GaugeMetricFamily(
                 "vllm:cache_config_info", "The KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
@@ -190,9 +186,8 @@ class _Now(Collector):
             adapters.add_metric(["0", "", ""], 1)
             yield adapters
         else:
-            deaths = CounterMetricFamily(prefix + "engine_deaths", "Engines that were lost.", labels=["model_name"])
-            ready = GaugeMetricFamily(prefix + "engine_ready", "Whether a model answers.", labels=["model_name"])
-            replicas = GaugeMetricFamily(prefix + "replicas", "Engines that answer.", labels=["model_name"])
+            for metric, value in _OF_MODELS:
+                yield self._family(prefix, metric, value)
             failed = CounterMetricFamily(
                 prefix + "helper_errors",
                 "Errors of helpers, whose results were left out.",
@@ -200,14 +195,15 @@ class _Now(Collector):
             )
             for helper, count in self._errors.counts.items():
                 failed.add_metric(["", helper], count)
-            retried = CounterMetricFamily(
-                prefix + "requests_retried", "Requests that another replica was asked.", labels=["model_name"]
-            )
             for model in self._models.values():
-                deaths.add_metric([model.name], model.deaths)
-                ready.add_metric([model.name], float(model.state == "ready"))
-                replicas.add_metric([model.name], model.replicas)
-                retried.add_metric([model.name], model.retried)
                 for helper, count in model.beat.helper_errors:
                     failed.add_metric([model.name, helper], count)
-            yield from (deaths, ready, replicas, retried, failed)
+            yield failed
+
+    def _family(self, prefix: str, metric: Metric, value: Callable[[Model], float]) -> PrometheusMetric:
+        """Returns a metric with the value of each model."""
+        kind = CounterMetricFamily if metric.counts else GaugeMetricFamily
+        family = kind(prefix + metric.name, metric.text, labels=["model_name"])
+        for model in self._models.values():
+            family.add_metric([model.name], value(model))
+        return family

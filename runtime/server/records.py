@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ..requests.outputs import Pulse, TokenLogprobs
+from ..engine.pulse import Pulse
+from ..requests.outputs import TokenLogprobs
 from ..shared.errors import (
     BundleError,
     CapacityError,

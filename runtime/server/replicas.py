@@ -19,7 +19,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from ..engine.info import partition_of
-from ..requests.outputs import Pulse
+from ..engine.pulse import Pulse
 from ..shared.contracts import ModelInfo
 from ..shared.errors import BundleError, EnginewrightError, RequestError
 from .engine_client import EngineLostError, Limits, Link, Model, ReplacedError, Running, UnavailableError
@@ -467,7 +466,7 @@ class Replicated(Model):
             self._carry_on(message)
         elif isinstance(message, Beat):
             link.beat = message.pulse
-            self.beat = _together([one.beat for one in self._links.values()])
+            self.beat = Pulse.merged([one.beat for one in self._links.values()])
         elif isinstance(message, Answer):
             self._answered(message)
 
@@ -655,7 +654,7 @@ class _FromReplica(Link):
         super().__init__(self._first, Greeting)
         self._model = model
         self.greeting: Greeting | None = None
-        self.beat = Pulse(0.0, 0.0, 0, 0, 0.0, 0, 0)
+        self.beat = Pulse()
         self.heard = time.monotonic()
         self._transport: asyncio.Transport | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -710,23 +709,6 @@ class _FromReplica(Link):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-def _together(beats: list[Pulse]) -> Pulse:
-    """How replicas are doing, as one engine: sums, the longest step, the share of all blocks."""
-    if not beats:
-        return Pulse(0.0, 0.0, 0, 0, 0.0, 0, 0)
-    longest = max(beats, key=lambda one: one.step_seconds)
-    return Pulse(
-        longest.step_seconds,
-        longest.expected_seconds,
-        sum(one.running for one in beats),
-        sum(one.waiting for one in beats),
-        sum(one.blocks_used for one in beats) / len(beats),
-        sum(one.steps for one in beats),
-        sum(one.preemptions for one in beats),
-        tuple(sum((Counter(dict(one.helper_errors)) for one in beats), Counter()).items()),
-    )
 
 
 async def _beside(work: Callable[[], Any]) -> Any:

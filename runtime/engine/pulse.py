@@ -1,0 +1,128 @@
+"""``Pulse``: how an engine is doing, read without waiting for its step.
+
+A gauge is one field of ``Pulse``: what measures it, how the gauges of several engines become one, and the name and help
+of its metric. Everything else reads the fields: the engine's process sends them, replicas are merged, and
+``server.metrics`` shows those that have a name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine_loop import EngineLoop
+
+Merge = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The metric of a gauge.
+
+    Attributes:
+        name: without the prefix.
+        text: its help.
+        counts: True for a counter, whose value only rises.
+    """
+
+    name: str
+    text: str
+    counts: bool = False
+
+
+def gauge(
+    measure: Callable[[EngineLoop], Any], merge: Merge = sum, default: Any = 0, metric: Metric | None = None
+) -> Any:
+    """Declares a field of ``Pulse``.
+
+    Args:
+        measure: the value of an engine, read by another thread than the engine's.
+        merge: one value of those of several engines.
+        default: the value of an engine that hasn't said anything.
+        metric: None if it isn't shown as one.
+    """
+    return field(default=default, metadata={"measure": measure, "merge": merge, "metric": metric})
+
+
+def _step(loop: EngineLoop) -> tuple[float, float]:
+    began = loop.step_began
+    return 0.0 if began is None else time.monotonic() - began, loop.engine.scheduler.expected_seconds()
+
+
+def _blocks_used(loop: EngineLoop) -> float:
+    pools = loop.engine.scheduler.pools.values()
+    return max((1 - pool.free_blocks / max(pool.total_blocks, 1) for pool in pools), default=0.0)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _all_counts(values: Sequence[Sequence[tuple[str, int]]]) -> tuple[tuple[str, int], ...]:
+    return tuple(sum((Counter(dict(one)) for one in values), Counter()).items())
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How an engine is doing, or several as one.
+
+    Attributes:
+        step: seconds that the step which runs has taken, 0 for none, and seconds that it should take, 0 where that
+            isn't known yet. Of several engines, the longest.
+        running, waiting: requests.
+        blocks_used: share of the KV cache's blocks that requests hold.
+        steps: number of steps that were taken.
+        preemptions: how often a request had to give its blocks up.
+        helper_errors: errors of each helper that has failed; see ``scheduler.helpers``.
+    """
+
+    step: tuple[float, float] = gauge(_step, max, (0.0, 0.0))
+    running: int = gauge(
+        lambda loop: len(loop.engine.scheduler.running), metric=Metric("num_requests_running", "Requests that run.")
+    )
+    waiting: int = gauge(
+        lambda loop: len(loop.engine.scheduler.waiting), metric=Metric("num_requests_waiting", "Requests that wait.")
+    )
+    blocks_used: float = gauge(
+        _blocks_used, _mean, 0.0, Metric("kv_cache_usage_perc", "Share of the KV cache's blocks that requests hold.")
+    )
+    steps: int = gauge(lambda loop: loop.steps)
+    preemptions: int = gauge(
+        lambda loop: loop.engine.scheduler.preemptions,
+        metric=Metric("num_preemptions", "How often a request gave its blocks up.", counts=True),
+    )
+    helper_errors: tuple[tuple[str, int], ...] = gauge(
+        lambda loop: tuple(loop.engine.scheduler.helper_errors.counts.items()),
+        _all_counts,
+        (),
+    )
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the step which runs has taken; 0 for none."""
+        return self.step[0]
+
+    @property
+    def expected_seconds(self) -> float:
+        """Seconds that a step should take; 0 where that isn't known yet."""
+        return self.step[1]
+
+    @classmethod
+    def measured(cls, loop: EngineLoop) -> Pulse:
+        """Returns an engine's pulse; see ``LLM.pulse``."""
+        return cls(**{one.name: one.metadata["measure"](loop) for one in fields(cls)})
+
+    @classmethod
+    def merged(cls, pulses: Sequence[Pulse]) -> Pulse:
+        """Returns the pulse of several engines as one; the defaults if there is none."""
+        if not pulses:
+            return cls()
+        return cls(**{one.name: one.metadata["merge"]([getattr(p, one.name) for p in pulses]) for one in fields(cls)})
+
+
+METRICS: dict[str, Metric] = {one.name: metric for one in fields(Pulse) if (metric := one.metadata["metric"])}
+"""Field of ``Pulse`` -> its metric, for those that have one."""
