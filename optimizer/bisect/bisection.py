@@ -99,10 +99,10 @@ class _Run:
         recipe = recipe_of(bundle)
         check_no_adapters(bundle, source)
         trained = recovery_of(bundle, self.options.recovered)
-        if trained is None:  # else it has the tokens
-            check_calibration(bundle, recipe, self.options.calibration)
         target = given.target or _first_target(bundle)
         bundle.program(target)  # raises if there is none
+        if trained is None:  # else it has the tokens
+            check_calibration(bundle, target, recipe, self.options.calibration)
         name = f"{given.name}, target {target}"
         captured = self._capture(source, bundle.model.context_length)
         if trained is not None:

@@ -82,7 +82,7 @@ def replay(
     program = captured.program
     stages = [Stage(CAPTURE, "", True, program.copy())]
     known = None if recovered is None else recovered.calibration(captured.model_info, calibration)
-    tokens = known.sequences if known else tokens_of_recipe(source, captured, recipe, calibration, progress)
+    tokens = known.sequences if known else tokens_of_recipe(source, captured, recipe, (target,), calibration, progress)
     trained = None if recovered is None else recovered.weights()
     context = pass_context(
         recipe,

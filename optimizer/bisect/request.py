@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.calibration.calibrate import TEXT_ORIGIN
 from enginewright.optimizer.capture.find_source import describe_source, find_source
+from enginewright.optimizer.pipeline.pass_context import needs_tokens
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
 from enginewright.passes.recovery.load_recovered import LoadRecovered
@@ -155,9 +156,9 @@ def _check(a: Mapping[str, str], name_a: str, b: Mapping[str, str], name_b: str)
 _REPORT = "report/report.json"
 
 
-def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None:
-    """Raises ComparisonError if the bundle was calibrated with a file, and none is given to repeat that with."""
-    if not recipe.calibrated or file is not None:
+def check_calibration(bundle: Bundle, target: str, recipe: Recipe, file: Path | None) -> None:
+    """Raises ComparisonError if a pass for the target looked at a file's tokens, and ``file`` isn't given."""
+    if file is not None or not needs_tokens(recipe, (target,)):
         return
     try:
         report = json.loads(read_regular(bundle.path / _REPORT, most=MOST_JSON_BYTES))

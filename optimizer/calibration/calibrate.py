@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.capture.model_source import AnySource
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
+from enginewright.optimizer.pipeline.pass_context import needs_tokens
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.shared.export_records import CalibrationReport, Coverage
@@ -114,11 +115,12 @@ def tokens_of_recipe(
     source: AnySource,
     captured: CapturedModel,
     recipe: Recipe,
+    targets: Sequence[str],
     file: str | Path | None,
     progress: Progress,
 ) -> tuple[torch.Tensor, ...]:
-    """What the recipe's passes look at, as ``calibrate`` has it; nothing if they look at none."""
-    if not recipe.calibrated:
+    """The tokens of ``calibrate`` for the recipe's passes and those of ``targets``; none if no pass needs any."""
+    if not needs_tokens(recipe, targets):
         return ()
     files = captured.tokenizer_files
     tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None

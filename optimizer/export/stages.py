@@ -28,7 +28,7 @@ from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.capture.model_source import ModelSource
 from enginewright.optimizer.capture.tokenizer import with_tables
 from enginewright.optimizer.check_bundle import engine_problem
-from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pass_context import needs_tokens, pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.plan.token_clock import TokenClock
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -199,7 +199,7 @@ def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | 
     known = None if asked.trained is None else asked.trained.calibration(info, asked.calibration)
     if known is not None:
         return known
-    if asked.calibration is None and model.recipe.auto is None and not model.recipe.calibrated:
+    if asked.calibration is None and model.recipe.auto is None and not needs_tokens(model.recipe, asked.targets):
         return None
     return calibrate(
         asked.source,

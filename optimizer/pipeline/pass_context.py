@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.targets import TARGETS
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
-from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.shared.progress import Progress, ProgressEvent, silent
+
+from .pipeline import choose_passes, left_on
 
 
 def pass_context(
@@ -47,3 +50,16 @@ def pass_context(
         recovered=recovered,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),
     )
+
+
+def needs_tokens(recipe: Recipe, targets: Sequence[str]) -> bool:
+    """Returns True if a pass of an export needs calibration tokens, or a search for shapes before the passes does.
+
+    Asks every pass that the export would run: ours, those of other packages that the recipe turns on, and those of
+    ``targets``. Raises PassError if a pass of another package has no place, TargetError if one can't be loaded.
+    """
+    context = pass_context(recipe, frozenset(), (), scratch=None, progress=silent)
+    passes = choose_passes(recipe.passes)[0]
+    for target in targets:
+        passes += left_on(TARGETS[target].emitter.passes(), recipe.passes)
+    return bool(recipe.shares) or any(one.wanted(context) and one.needs_tokens(context) for one in passes)

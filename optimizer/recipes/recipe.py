@@ -112,14 +112,6 @@ class Recipe(Section):
         return not self.weights.exact or self.auto is not None
 
     @property
-    def calibrated(self) -> bool:
-        """Whether passes look at calibration tokens, beside a search before them."""
-        fitted = self.attention is not None and self.attention.calibrated
-        kept = self.sparse and self.weights.sparsify != "magnitude"
-        given = self.weights.method != "nearest" or self.weights.smooth
-        return given or self.prune is not None or fitted or kept
-
-    @property
     def sparse(self) -> bool:
         """Whether weights may have two of every four left."""
         return any(f.sparsity != "dense" for f in self._formats)

@@ -98,7 +98,7 @@ def recover(
             sequences, looked_at = folder.tokens(old.origin)
         else:
             sequences = read_or_sample(source, captured, text, wanted, on_progress, _KEEP_ALL)
-            looked_at = tokens_of_recipe(source, captured, chosen, calibration, on_progress)
+            looked_at = tokens_of_recipe(source, captured, chosen, (), calibration, on_progress)
             chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, on_progress)).recipe
         prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=on_progress)
         description = Description(

@@ -53,6 +53,9 @@ class GroupKvHeads(Pass):
     def wanted(self, context: PassContext) -> bool:
         return context.kv_heads is not None
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return context.kv_heads is not None and context.kv_heads.calibrated
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         options = context.kv_heads
         if options is None:
@@ -66,11 +69,6 @@ class GroupKvHeads(Pass):
             raise PassError(
                 f"recipe {context.recipe}: attention: no key/value heads of this model can be grouped: {reasons}",
                 hint="Leave [attention] out.",
-            )
-        if options.calibrated and not context.calibration:
-            raise PassError(
-                "the pass group_kv_heads has no calibration tokens",
-                hint='Calibrate the export, or take method = "mean" and grouping = "neighbours" in [attention].',
             )
         if options.calibrated:
             sweep = _Sweep(program, sites, options, context)

@@ -125,6 +125,13 @@ class Pass(ABC):
         """Whether an export has work for it: what isn't wanted isn't run, nor measured."""
         return True
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        """Returns True if the pass, which is wanted, looks at calibration tokens by the options in ``context``.
+
+        An export asks this before there are any, and draws some if a pass of its pipeline needs them.
+        """
+        return False
+
     @abstractmethod
     def call(self, program: Program, context: PassContext) -> PassResult:
         """Rewrites ``program`` in place."""
@@ -134,10 +141,15 @@ class Pass(ABC):
         """Checks, calls, cleans up after and checks again.
 
         Raises:
-            PassError: a requirement doesn't hold, the pass broke the program or what it ensures, or it had to match
-                and didn't.
+            PassError: it needs calibration tokens and there are none, a requirement doesn't hold, the pass broke the
+                program or what it ensures, or it had to match and didn't.
         """
         start = time.perf_counter()
+        if not context.calibration and self.wanted(context) and self.needs_tokens(context):
+            raise PassError(
+                f"the pass {self.name} has no calibration tokens",
+                hint="Calibrate the export: see docs/use/calibration.md.",
+            )
         self._check(program, self.requires, "requires")
         before, parameters = len(program.graph.nodes), _parameters(program) if self.reshapes else 0
         result = self.call(program, context)

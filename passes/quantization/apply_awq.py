@@ -12,7 +12,6 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
-from enginewright.runtime.shared.errors import PassError
 
 from ..ir.clipped import Choices, Clipped
 from ..ir.prequantized import CodeFormat
@@ -45,17 +44,15 @@ class ApplyAwq(Pass):
     exact = False
     requires = (HAS_FORMATS,)
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return context.formats.method == "awq"
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         if context.formats.method != "awq":
             return PassResult()
         linears = [n for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage == "int4" and _free(program, n)]
         if not linears:
             return PassResult()
-        if not context.calibration:
-            raise PassError(
-                "the pass apply_awq has no calibration tokens",
-                hint='Calibrate the export, or take method = "nearest" in [weights] of the recipe.',
-            )
         channels = channels_read_by(program, linears)
         clipping = _Clipping()
         sweep = ScaleSweep(program, channels, linears, context, ALPHAS, False, clipping.choose)

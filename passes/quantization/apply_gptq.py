@@ -61,6 +61,9 @@ class ApplyGptq(Pass):
     exact = False
     requires = (HAS_FORMATS,)
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return context.formats.method == "gptq"
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         if context.formats.method != "gptq":
@@ -68,11 +71,6 @@ class ApplyGptq(Pass):
         targets = _targets(program, result)
         if not targets:
             return result
-        if not context.calibration:
-            raise PassError(
-                'method = "gptq" chooses integers by what layers give on calibration tokens, and there are none',
-                hint="Pass a calibration text.",
-            )
         sequences = _fitting(program, context, targets, result)
         sweep = _Sweep(program, context, targets, result)
         program.evaluate(packed_inputs(program, sequences), compute=sweep.compute, read=sweep.read)

@@ -13,7 +13,6 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.weight_formats import chooses
-from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
 from ..ir.provenance import join_where, where_of
@@ -46,15 +45,13 @@ class SmoothActivations(Pass):
     def wanted(self, context: PassContext) -> bool:
         return context.formats.smooth
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return True
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         linears = [n for n in program.nodes_of(*LINEARS) if _rounded(program, n, context)]
         if not linears or not context.formats.smooth:
             return PassResult()
-        if not context.calibration:
-            raise PassError(
-                "the pass smooth_activations has no calibration tokens",
-                hint="Calibrate the export, or take smooth = false in [weights] of the recipe.",
-            )
         channels = channels_read_by(program, linears, again=True)
         rejected = [
             Rejection(c.origin.name, join_where(where_of(c.readers)), c.reason) for c in channels if c.producer is None

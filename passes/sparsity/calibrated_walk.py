@@ -11,8 +11,8 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.token_sequences import beginnings, packed_inputs, spread
-from enginewright.runtime.shared.errors import CapacityError, PassError
+from enginewright.passes.framework.token_sequences import packed_inputs, spread
+from enginewright.runtime.shared.errors import CapacityError
 
 from ..ir.program import Program
 
@@ -43,21 +43,6 @@ def walk(program: Program, targets: Mapping[Node, Look], sequences: Sequence[tor
     program.evaluate(packed_inputs(program, sequences), compute=compute, read=read)
 
 
-def some_tokens(context: PassContext, who: str, most: int, length: int) -> list[torch.Tensor]:
-    """The beginnings of calibration sequences, evenly spread: ``most`` tokens in sequences of ``length``.
-
-    Raises PassError if there are none, in the name of the pass ``who``.
-    """
-    if not context.calibration:
-        raise _no_tokens(who)
-    return beginnings(context.calibration, most, length)
-
-
-def _no_tokens(who: str) -> PassError:
-    hint = "Calibrate the export: see docs/use/calibration.md."
-    return PassError(f"the pass {who} has no calibration tokens", hint=hint)
-
-
 def calibration_tokens(
     program: Program, context: PassContext, who: str, working: Mapping[Node, int], most: int
 ) -> list[torch.Tensor]:
@@ -67,13 +52,9 @@ def calibration_tokens(
         who: the pass that wants them, for errors.
         working: bytes that looking at calls takes; the last of them is the last that is computed.
 
-    Raises:
-        PassError: there are none.
-        CapacityError: there is no room for a single one.
+    Raises CapacityError if there is no room for a single one.
     """
     sequences = context.calibration
-    if not sequences:
-        raise _no_tokens(who)
     total = sum(map(len, sequences))
     count = max(1, min(len(sequences), len(sequences) * most // total))
     lengths = sorted(map(len, sequences), reverse=True)

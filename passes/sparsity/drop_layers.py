@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
 from enginewright.passes.framework.pruning import Pruning, matches, unmatched
+from enginewright.passes.framework.token_sequences import beginnings
 from enginewright.runtime.shared.errors import PassError
 
 from ..ir.program import Program
-from .calibrated_walk import some_tokens
 from .layers import Layer, LeavingOut, find_layers
 
 TOKENS = 256
@@ -39,6 +39,9 @@ class DropLayers(Pass):
     def wanted(self, context: PassContext) -> bool:
         return context.pruning is not None and bool(context.pruning.layers or context.pruning.drop)
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return context.pruning is not None and context.pruning.layers > 0
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         pruning = context.pruning
         if pruning is None or not (pruning.layers or pruning.drop):
@@ -58,7 +61,7 @@ class DropLayers(Pass):
             )
         metrics: list[Metric] = []
         if pruning.layers:
-            sequences = some_tokens(context, self.name, TOKENS, LENGTH)
+            sequences = beginnings(context.calibration, TOKENS, LENGTH)
             keep = 1 << 30 if context.memory_budget is None else min(1 << 30, context.memory_budget // 4)
             runs = LeavingOut(program, layers, sequences, keep)
             chosen, metrics = least_missed(runs, layers, dropped, pruning.layers, context)

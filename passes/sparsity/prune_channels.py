@@ -41,6 +41,9 @@ class PruneChannels(Pass):
     def wanted(self, context: PassContext) -> bool:
         return context.pruning is not None and context.pruning.wants("channels")
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return True
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         pruning = context.pruning
         if pruning is None or not pruning.wants("channels"):

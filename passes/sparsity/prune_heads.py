@@ -40,6 +40,9 @@ class PruneHeads(Pass):
     def wanted(self, context: PassContext) -> bool:
         return context.pruning is not None and context.pruning.wants("heads")
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return True
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         pruning = context.pruning
         if pruning is None or not pruning.wants("heads"):

@@ -60,6 +60,9 @@ class SelectSparsityMask(Pass):
         formats = (context.formats.default, context.formats.embeddings, *(o.format for o in context.formats.overrides))
         return any(f is not None and f.sparsity != "dense" for f in formats)
 
+    def needs_tokens(self, context: PassContext) -> bool:
+        return context.formats.sparsify != "magnitude"
+
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         by_weight: dict[Node, list[Node]] = {}

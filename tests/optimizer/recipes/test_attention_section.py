@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.pipeline.pass_context import needs_tokens
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.runtime.shared.errors import RecipeError
@@ -34,16 +35,16 @@ def test_numbers_reach_the_passes(tmp_path: Path) -> None:
     options = found.attention
     assert (options.kv_heads, options.method, options.grouping) == (2, "mean", "similar")
     assert options.heads_of("model.layers.1.self_attn", 8) == 4 and options.heads_of("model.layers.2.self_attn", 8) == 2
-    assert not found.exact and found.calibrated
+    assert not found.exact and needs_tokens(found, ())
     (tmp_path / "again.toml").write_text(to_toml(found))
     assert load_recipe(tmp_path / "again.toml") == found
 
 
 def test_a_budget_is_searched_for_and_plain_pooling_needs_no_tokens(tmp_path: Path) -> None:
     found = recipe("[attention]\nmax_kl = 0.02\nmethod = 'mean'\ngrouping = 'neighbours'\n", tmp_path)
-    assert found.attention is not None and found.attention.searched and found.calibrated
+    assert found.attention is not None and found.attention.searched and needs_tokens(found, ())
     plain = recipe("[attention]\nkv_heads = 1\nmethod = 'mean'\ngrouping = 'neighbours'\n", tmp_path)
-    assert not plain.calibrated and not plain.exact
+    assert not needs_tokens(plain, ()) and not plain.exact
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.pipeline.pass_context import needs_tokens
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text, with_cache
 from enginewright.optimizer.recipes.sections import DEFAULT_CACHE, CacheSection
 from enginewright.optimizer.recipes.stored import to_toml
@@ -47,7 +48,7 @@ def test_the_built_in_recipes_of_narrow_formats(name: str, expected: WeightForma
     recipe = load_recipe(name)
     assert recipe.weights == WeightFormats(default=expected, smooth=name == "int8")
     assert not recipe.exact
-    assert recipe.calibrated == recipe.weights.smooth
+    assert needs_tokens(recipe, recipe.targets) == recipe.weights.smooth
 
 
 @pytest.mark.parametrize(("name", "method"), [("int4", "nearest"), ("int4-gptq", "gptq"), ("int4-awq", "awq")])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.pipeline.pass_context import needs_tokens
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.passes.formats.weight_format import WeightFormat
@@ -29,7 +30,7 @@ heads = 0.5
 def test_what_a_recipe_says_is_what_passes_take(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WHOLE)
     recipe = load_recipe(tmp_path / "mine.toml")
-    assert recipe.prune is not None and not recipe.exact and recipe.calibrated
+    assert recipe.prune is not None and not recipe.exact and needs_tokens(recipe, ())
     overrides = (PruneOverride(layers="model.layers.0", heads=0.5),)
     expected = Pruning(channels=0.25, layers=1, drop=("model.layers.3",), overrides=overrides, multiple=64)
     assert recipe.pruning == expected and recipe.prune == expected.model_copy(update={"multiple": 1})

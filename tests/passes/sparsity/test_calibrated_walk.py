@@ -14,8 +14,8 @@ from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, some_tokens, walk
-from enginewright.runtime.shared.errors import CapacityError, PassError
+from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, walk
+from enginewright.runtime.shared.errors import CapacityError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import tokens
 
@@ -88,21 +88,6 @@ def test_nothing_behind_the_last_target_runs_or_is_read() -> None:
     assert not read
     walk(program, {linears(program, "embed")[0]: lambda node, args: ew.linear(*args)}, sequences)
     assert read == [name]
-
-
-def test_beginnings_of_sequences_evenly_spread() -> None:
-    sequences = tuple(torch.full((40,), i) for i in range(10))
-    found = some_tokens(PassContext(calibration=sequences), "one", most=60, length=20)
-    assert [(int(s[0]), len(s)) for s in found] == [(0, 20), (3, 20), (6, 20)]
-    assert len(some_tokens(PassContext(calibration=sequences[:1]), "one", most=60, length=20)) == 1
-
-
-def test_without_tokens_the_pass_is_named() -> None:
-    with pytest.raises(PassError, match="the pass one has no calibration tokens") as caught:
-        some_tokens(PassContext(), "one", 10, 10)
-    assert "calibration.md" in str(caught.value.hint)
-    with pytest.raises(PassError, match="the pass two"):
-        calibration_tokens(decoder(), PassContext(), "two", {}, 10)
 
 
 @pytest.mark.parametrize("length", [8, 20])
