@@ -1,1 +1,1 @@
-"""What ``optimize bench`` does: speeds of a bundle on this machine, beside the machine's limits."""
+"""The command ``optimize bench``: measures a bundle's speeds and compares them with this machine's limits."""

@@ -1,4 +1,4 @@
-"""What the machine does at most, measured between rounds, and what that allows a step."""
+"""The machine's peak bandwidth and arithmetic, measured between rounds, and the least time that they allow a step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LimitMeter:
         return Machine(self._isa, self._threads, limits.bandwidth.median, peaks)
 
     def limits(self) -> Limits:
-        """What was measured so far, once at least."""
+        """Returns the spread of all measurements; ``measure`` must have run at least once."""
         peaks = {kind: Spread.from_values(found) for kind, found in self._peaks.items()}
         return Limits(self.working_set, Spread.from_values(self._bandwidths), peaks)
 

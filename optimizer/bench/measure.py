@@ -34,7 +34,7 @@ _ROUNDS, _ROUNDS_OF_READERS = 3, 1
 
 @dataclass
 class _Times:
-    """What was timed so far, in seconds, by size."""
+    """The times measured so far, in seconds: lists by prompt length, or by (batch, context) for decode steps."""
 
     first: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     after: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -102,7 +102,7 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
 
 
 def _parts(options: BenchOptions, rounds: int, cases: int, *, profiled: bool) -> int:
-    """How many things are measured, the limits of each round among them."""
+    """Returns the number of measurements, for the progress bar; each round measures the machine's limits too."""
     more = (cases if options.profile and profiled else 0) + (options.speculate is not None)
     return rounds * (cases + 1) + more
 

@@ -1,4 +1,4 @@
-"""What to measure, and what a bundle has room for."""
+"""The options of a benchmark, and the plan of sizes that fit into the bundle's context."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What ``bench`` measures. None takes the defaults that fit into the bundle's context.
+    """The sizes and settings that ``bench`` measures with. None takes the defaults that fit into the bundle's context.
 
     Attributes:
-        target: of the bundle; None takes the first that runs here.
-        prompts: tokens of prompts whose first token is waited for; may be empty.
-        batches, contexts: of decode steps, each with each: requests, and tokens that each has before; may be empty.
-        steps: decode steps that are timed, of each batch and context, and behind each prompt.
-        rounds: of everything. None takes 3, or 1 on targets that have to read what decoding stands on.
-        threads: 0 takes one for each core; with several ranks, of each.
+        target: the bundle's target to run; None takes the first that runs here.
+        prompts: prompt lengths in tokens, each timed until its first new token; may be empty.
+        batches, contexts: requests of a decode step, and tokens before each; every pair is timed; may be empty.
+        steps: decode steps timed for each batch and context, and after each prompt.
+        rounds: repetitions of everything. None takes 3, or 1 on targets that must run the prompts before decoding.
+        threads: threads of each rank; 0 takes one for each core.
         partition: the ranks that the cpu target runs on.
-        memory: bytes for the KV cache; None takes a quarter of what is free.
-        profile: whether steps of the program are timed too, in runs of their own.
-        speculate: how tokens are guessed that are computed ahead, on texts of their own; None: not measured.
+        memory: bytes for the KV cache; None takes a quarter of the free memory.
+        profile: True also times the program's steps one by one, in runs of their own.
+        speculate: the kind of speculative decoding to measure on texts; None: not measured.
     """
 
     target: str | None = None
@@ -109,7 +109,10 @@ def _once(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _fitting(name: str, given: Sequence[int] | None, default: Sequence[int], longest: int) -> tuple[int, ...]:
-    """What was asked for, or those of the defaults that fit, at least one."""
+    """Returns the requested sizes, or the defaults that fit, or ``longest`` if none does.
+
+    Raises RequestError if a requested size doesn't fit.
+    """
     if given is None:
         return tuple(n for n in default if n <= longest) or (longest,)
     for value in given:

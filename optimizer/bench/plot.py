@@ -59,7 +59,7 @@ class PlotLine:
 
 
 def panels(result: BenchResult) -> list[Panel]:
-    """Those that have something to show."""
+    """The panels of a result that have values: decoding speed by batch, and time to first token by prompt length."""
     decodes = []
     for i, context in enumerate(dict.fromkeys(d.context for d in result.decodes)):
         values = [

@@ -1,4 +1,4 @@
-"""What ``bench`` found, and how it is written as JSON."""
+"""The result of a benchmark as dataclasses, and its JSON form."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class DecodeSpeed:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine does at most, measured in the same run.
+    """The machine's peak speeds, measured in the same run.
 
     Attributes:
-        working_set: bytes that were read for the bandwidth: as many as a decode step reads of weights.
+        working_set: bytes read to measure the bandwidth: as many as a decode step reads of weights.
         bandwidth: bytes a second.
-        peaks: multiply-adds a second in registers alone, by the type of the factors.
+        peaks: multiply-adds a second from registers alone, by the type of the factors.
     """
 
     working_set: int
@@ -91,13 +91,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the process takes, in bytes.
+    """The memory of the process, in bytes.
 
     Attributes:
-        before: of the process, before the bundle was opened.
-        peak: of the process, after the first round.
-        weights: that the target's programs read; 0 where that isn't known.
-        kv_cache: of the blocks of the largest sizes that were measured.
+        before: the process before the bundle was opened.
+        peak: the process after the first round.
+        weights: the weights that the target's programs read; 0 if unknown.
+        kv_cache: the KV blocks of the largest sizes that were measured.
     """
 
     before: int
@@ -131,12 +131,12 @@ class ProfileLine:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of one size goes: of the whole prompt, or of a decode step.
+    """The time of one size, a whole prompt or a decode step, split by op and by module.
 
     Attributes:
-        runs: of the program that were timed.
-        seconds: inside the executor.
-        around: of these outside of kernels: checks, sampling, copies.
+        runs: timed runs of the program.
+        seconds: time inside the executor.
+        around: the part of ``seconds`` outside kernels: checks, sampling, copies.
     """
 
     name: str
@@ -167,7 +167,7 @@ class SpeculationSpeed:
 
 @dataclass(frozen=True)
 class Speculation:
-    """How tokens were guessed, each text, and what ``LLM.info`` says of it in the end."""
+    """The result of speculative decoding: the proposer's name, the speed on each text, and ``LLM.info`` at the end."""
 
     guessed_by: str
     tasks: tuple[SpeculationSpeed, ...]

@@ -108,11 +108,11 @@ class Server:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether what decoding stands on has to be read first."""
+        """Returns True if a prompt has to run before its decode steps can be timed."""
         return self.cpu is None
 
     def profile_into(self, profile: StepProfile | None) -> None:
-        """Where the steps of the cpu target add their times from now on."""
+        """Adds the times of the cpu target's steps to ``profile`` from now on; None stops that."""
         assert self.cpu is not None
         self.cpu.profile = profile
 

@@ -1,4 +1,4 @@
-"""How long a token of one request takes: the engine's decode step, by the median of some."""
+"""The time of one token of one request: the median of several decode steps of the engine."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class BundleRun:
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """See ``Run.value_names``."""
+        """Names the values that the bundle's program can record."""
         return {probe.name for probe in self.probes}
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
@@ -92,17 +92,17 @@ class BundleRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Run.tensors``."""
+        """The stored weights of the module at ``path``, as float32."""
         found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in found if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """See ``TracedRun.tensors_of``."""
+        """The stored weights of a step, as float32; those of a fused product are cut into each module's rows."""
         assert isinstance(call.key, int)
         return cut(call, _stored(self.bundle, self.program.steps[call.key]))
 
     def describe(self, call: Call) -> str:
-        """See ``TracedRun.describe``."""
+        """Names a step in one line: its number, its op and its modules."""
         return f"step {call.key}: {call.op}" + (f" ({' + '.join(call.where)})" if call.where else "")
 
 
@@ -137,7 +137,7 @@ def _unpacked(bundle: Bundle, name: str) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How sequences of these lengths go through the program, and where their keys and values lie."""
+    """The plan of a run: the lengths of its sequences, and the cache blocks of their keys and values."""
 
     lengths: Sequence[int]
     program: LoweredProgram
@@ -296,7 +296,7 @@ class _Probes:
             self._residual = _Sum(residual, value, other)
 
     def _after_residual(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
-        """What the product gave; then the sum as it would have been, of the product that is given."""
+        """Records the product alone, then adds the real residual to it, or to the value that replaces it."""
         own, self._residual = self._residual, None
         assert own is not None
         assert total is not None
@@ -348,7 +348,7 @@ def _call(index: int, step: Step, bundle: Bundle) -> Call:
 
 
 def _view(operand: Operand) -> Hashable:
-    """What of its buffer an operand is: where it begins, its rows, how far apart these are, and how long."""
+    """The part of its buffer that an operand covers: offset, rows, stride between rows, and elements of a row."""
     rows = [str(x) for x in (operand.offset, *operand.shape[:1], *operand.strides[:1])]
     return (*rows, math.prod(size.constant for size in operand.shape[1:]))
 

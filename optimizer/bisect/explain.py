@@ -74,9 +74,10 @@ def _tensor_reason(a: Run, tensor: Tensor, among: Sequence[Tensor], *, chance: b
 
 
 def how_tensors_differ(a: FloatArray, b: FloatArray, *, chance: bool) -> str | None:
-    """What b is to a, two tensors of one shape, as words behind b's name; None if they are the same.
+    """Says in words how tensor b differs from tensor a of the same shape; None if they are the same.
 
-    ``chance``: one of the two has been rounded to fewer bits.
+    Args:
+        chance: one of the two has been rounded to fewer bits, so small differences mean nothing.
     """
     power, apart = float(np.square(a, dtype=np.float64).sum()), float(np.linalg.norm(b - a))
     if apart <= _SAME * np.sqrt(power):
@@ -143,7 +144,10 @@ _LARGEST_HEAD = 256
 
 
 def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *, known: bool) -> list[str]:
-    """How B's value differs from A's, in sentences; a mere factor isn't worth one if the reason is ``known``."""
+    """The reasons why B's value differs from A's, as sentences.
+
+    A common factor is reported only if nothing else is, and not if the reason is ``known``.
+    """
     theirs, ours = values_a[name], values_b[name]
     apart = float(np.linalg.norm(ours - theirs))
     if not np.isfinite(apart):
@@ -160,7 +164,7 @@ def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *
 
 
 def same(a: FloatArray, b: FloatArray) -> bool:
-    """Whether two tensors are one, but for rounding to few bits."""
+    """Returns True if two tensors are equal up to rounding to few bits."""
     return bool(np.linalg.norm(a - b) < 0.2 * np.linalg.norm(a))
 
 
@@ -248,7 +252,10 @@ _MOST = 0.1
 
 
 def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
-    """What the steps ``calls`` of a stored program are other than in the one that the export makes; maybe nothing."""
+    """The differences between the steps ``calls`` of a stored program and those of the program that the export makes.
+
+    Empty if they agree, or if so many steps differ that another version lowered the stored program.
+    """
     ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
     changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]

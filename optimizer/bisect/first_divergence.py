@@ -1,4 +1,4 @@
-"""Where two runs first differ: the pass and the value, then the calls and tensors that computed it."""
+"""Finds the first difference of two runs: the pass and the value, then the calls and tensors that computed it."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ class PassSearch:
         return {name: value for name, value in self.given.items() if name in names}
 
     def values(self, index: int, given: Values) -> Values:
-        """What a stage computes if it continues with ``given``."""
+        """The values that a stage computes if it continues with ``given`` in place of its own; each result is kept."""
         if index < 0:
             return self.given
         key = index, frozenset(given)

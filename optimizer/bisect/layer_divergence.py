@@ -1,4 +1,4 @@
-"""How far two runs of a model are apart behind each layer, as a KL divergence of what they would predict from there.
+"""The divergence of two runs after each layer: a KL divergence of the tokens that they would predict from there.
 
 The logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"; Belrose et al. 2023, arXiv:2303.08112): what a
 layer gets, the residual stream, goes through the model's own last norm and output projection. Each run has its own of

@@ -1,4 +1,4 @@
-"""Where values are observed among the calls of a program: the nodes of a Program, or the steps of a bundle.
+"""Probes: the places among a program's calls where values are observed, in a Program's nodes or a bundle's steps.
 
 The rules are the same for both. A module without modules in it (a leaf) is a group of calls that have its path: what
 they read from elsewhere is its input, what others read of them its output, if each is one value. Calls that stand for
@@ -69,11 +69,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Probe:
-    """Where a value is observed: argument or result number ``slot`` of the call ``key``, or some columns of that.
+    """A place where a value is observed: an argument or result of a call, or some columns of it.
 
-    ``cached``: it is what the call has written for its tokens to the cache of keys. ``added``: it is result ``slot``,
-    the sum of the first two arguments, which the call itself continues with; for another sum it needs another argument.
-    ``residual``: the value is the result less the residual that the call adds to it.
+    Attributes:
+        before: True for argument number ``slot`` of the call ``key``, False for its result.
+        columns: first and last column; None: all.
+        cached: the value is what the call has written to the key cache for its tokens.
+        added: the value is result ``slot``, the sum of the first two arguments, which the call itself continues with.
+            To continue with another sum, an argument has to be replaced.
+        residual: the value is the result without the residual that the call adds to it.
     """
 
     name: ValueName
@@ -228,7 +232,7 @@ def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
 
 
 def epilogue_of(activation: bool, residual: bool) -> Epilogue:
-    """What a product does before it writes: a residual comes after an activation."""
+    """The operations that a product applies before it writes: an activation, then the addition of a residual."""
     if activation and residual:
         return "both"
     return "residual" if residual else "activation" if activation else ""

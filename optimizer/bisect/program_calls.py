@@ -26,8 +26,13 @@ Found = TypeVar("Found", bound=WeightExpr)
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a value [T, N] is multiplied by, [N]; values whose factors are unknown; and blocks that were rotated before
-    that, by their size."""
+    """The transformations of a program's values that its weights undo.
+
+    Attributes:
+        scales: the factors [N] of each scaled value [T, N].
+        unknown: scaled values whose factors are unknown.
+        rotations: the block size of each value that was rotated before it was scaled.
+    """
 
     scales: dict[ValueName, FloatArray] = field(default_factory=dict)
     unknown: set[ValueName] = field(default_factory=set)
@@ -35,8 +40,10 @@ class Scaling:
 
 
 def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
-    """What the weights of a program say: ``Scaled`` columns of a product undo the scale of its input, and ``Scaled``
-    rows, or a norm's weight, make one."""
+    """Reads the scaling of each value from a program's weights.
+
+    ``Scaled`` columns of a product undo the scale of its input. ``Scaled`` rows, or a norm's weight, scale the output.
+    """
     found = Scaling()
     attending = {call.where[0] for call in calls if "attention" in call.op and call.where}
     for call in calls:
@@ -127,7 +134,7 @@ def op_name(node: Node) -> str:
 
 
 def value_key(node: Node) -> Hashable:
-    """What names a node's value: of one of several results, the call and the result's number."""
+    """The key of a node's value: the node, or the call and the result's number if the call has several results."""
     if node.target is operator.getitem:
         source, index = node.args
         assert isinstance(source, Node)

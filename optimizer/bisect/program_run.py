@@ -52,7 +52,7 @@ class ProgramRun:
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """See ``Run.value_names``."""
+        """Names the values that the program can record."""
         return {probe.name for probe in self.probes}
 
     def values(
@@ -90,17 +90,17 @@ class ProgramRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Run.tensors``."""
+        """The weights of the module at ``path``, as float32."""
         found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in found if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """See ``TracedRun.tensors_of``."""
+        """The weights of a node, as float32; those of a fused product are cut into each module's rows."""
         assert isinstance(call.key, Node)
         return cut(call, _stored(self.program, call.key))
 
     def describe(self, call: Call) -> str:
-        """See ``TracedRun.describe``."""
+        """Names a node in one line: its name, its op and its modules."""
         assert isinstance(call.key, Node)
         return f"node {call.key.name}: {call.op}" + (f" ({join_where(call.where)})" if call.where else "")
 
@@ -323,7 +323,7 @@ def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Map
 
 
 def _cache_dtype(attention: Node) -> str:
-    """What the cache is stored in whose keys an attention reads: what was written last says so."""
+    """The storage type of the key cache that an attention reads, taken from the last op that wrote it."""
     node = bound_arguments(attention)["k_cache"]
     while isinstance(node, Node) and node.target is operator.getitem:
         node = node.args[0]

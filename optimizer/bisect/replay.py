@@ -40,7 +40,7 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """What to call it: "the pass fuse_qkv"."""
+        """The stage's name in messages: "the pass fuse_qkv"."""
         if self.name == CAPTURE:
             return "capture"
         return f"the pass {self.name}" + (f" (of target {self.target})" if self.target else "")
@@ -103,7 +103,10 @@ def replay(
 
 
 def same_program(a: Program, b: Program) -> bool:
-    """Whether the two have the same calls of the same weights, one by one. What isn't seen to be the same is not."""
+    """Returns True if two programs have the same calls of the same weights, in the same order.
+
+    False may also mean that the comparison couldn't see that they are equal.
+    """
     if a.graph is b.graph:
         return True
     first, second = list(a.graph.nodes), list(b.graph.nodes)

@@ -1,4 +1,4 @@
-"""What a bisection found, as plain values."""
+"""The result of a bisection, as plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _JSON_KEYS = {"first_divergence": "parting", "value_name": "point", "values_comp
 
 @dataclass(frozen=True)
 class Place:
-    """Where two values are farthest apart: the number of the token in the run, the column, and both values."""
+    """The place where two values are farthest apart: the token's number in the run, the column, and both values."""
 
     token: int
     column: int
@@ -21,23 +21,23 @@ class Place:
 
 @dataclass(frozen=True)
 class FirstDivergence:
-    """Where the two runs first differ.
+    """The first difference of two runs.
 
     Attributes:
-        stage: its cause: "capture", "the pass fuse_qkv", "emission, stored weights or kernels"; "" where there are no
-            stages, as between two bundles.
-        pass_name: the pass, if it was one.
-        a, b: what is compared there: the two runs themselves, or a program before and after a pass.
-        layer: path of the layer; "" outside of layers.
+        stage: the stage that causes it: "capture", "the pass fuse_qkv", "emission, stored weights or kernels"; ""
+            between two bundles, which have no stages.
+        pass_name: the pass that causes it; None if the stage isn't a pass.
+        a, b: the names of what is compared there: the two runs, or a program before and after a pass.
+        layer: path of the layer; "" outside layers.
         module: path of the module.
-        value_name: which value of it, in words.
-        calls: the nodes or steps of b that the value was computed by, from values that agree.
-        tensors: what these computed with, and which rows of which source tensors that is.
-        error, tolerance: relative, of the worst column.
+        value_name: the module's value that differs, in words.
+        calls: b's nodes or steps that computed the value from values that agree.
+        tensors: the weights of these calls, with the rows of the source tensors that they were made of.
+        error, tolerance: relative error of the worst column, and the largest one allowed.
         gain: the factor that brings a's value closest to b's.
-        largest: where the values are farthest apart.
-        reasons: what is wrong, as far as is known.
-        others, others_count: further values that differ on their own: the first ones, and how many there are.
+        largest: the place where the values are farthest apart.
+        reasons: the causes, as far as they are known.
+        others, others_count: the first of the further values that differ on their own, and the number of all of them.
     """
 
     stage: str
@@ -151,7 +151,7 @@ class BisectReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether no value and no stored tensor differs."""
+        """Returns True if no value and no stored tensor differs."""
         return self.first_divergence is None and not (self.tensors and self.tensors.differing)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is to be compared: two runs of one model, the tokens, and whether they can be compared at all."""
+"""The request of a bisection: two runs of one model, the tokens, and the checks that the runs are comparable."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Given:
         return describe_source(self.what).name if isinstance(self.what, Path) else type(self.what).__name__
 
     def found(self, progress: Progress) -> Given:
-        """The same with a path that is there: of a Hub id, that of what was fetched."""
+        """Returns a copy with a local path: a Hub id is fetched."""
         return replace(self, what=find_source(self.what, progress=progress)) if isinstance(self.what, Path) else self
 
     def is_same(self, other: Given) -> bool:
-        """Whether it is the same model or bundle, whatever target is meant."""
+        """Returns True if both are the same model or bundle, on any target."""
         if isinstance(self.what, Path) and isinstance(other.what, Path):
             return self.what.resolve() == other.what.resolve()
         return self.what is other.what
@@ -62,15 +62,15 @@ class Given:
 
 @dataclass(frozen=True)
 class Options:
-    """How to compare.
+    """The options of a comparison.
 
     Attributes:
-        tolerance: of relative errors, in place of what is allowed by default.
-        recipe: of a source that is compared with itself through the passes: a name or a file; None takes f32.
-        calibration: a file, for a recipe that needs one.
-        tokens, texts: sequences to compare on; none of both: random ones by ``seed``.
-        recovered: the folder of ``recover``, for a bundle of what was trained.
-        layers: numbers of the layers to compare; None: all, and what is outside of layers.
+        tolerance: largest relative error, in place of the defaults.
+        recipe: the recipe, by name or file, for a source that is compared with its own passes; None takes f32.
+        calibration: a file of calibration text, for a recipe that needs one.
+        tokens, texts: sequences to compare on; random ones by ``seed`` if both are empty.
+        recovered: the folder of ``recover``, for a bundle with recovered weights.
+        layers: numbers of the layers to compare; None: all layers, and everything outside layers.
     """
 
     tolerance: float | None = None
@@ -140,7 +140,7 @@ def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:
 
 
 def _each(values: Sequence[str]) -> str:
-    """What all layers have, or each of them."""
+    """Joins one value per layer: a single value if all layers agree, otherwise a list."""
     return values[0] if len(set(values)) == 1 else ", ".join(values)
 
 
@@ -174,7 +174,10 @@ def check_calibration(bundle: Bundle, target: str, recipe: Recipe, file: Path | 
 
 
 def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
-    """What was trained for a bundle. Raises ComparisonError if the folder is missing, or there is none of it."""
+    """Opens the recovery that a bundle's weights are from; None if they weren't recovered.
+
+    Raises ComparisonError if the bundle needs the folder and it wasn't passed, or the other way round.
+    """
     trained = any(p.name == LoadRecovered.name and p.matched for p in bundle.manifest.passes)
     if trained == (folder is not None):
         return None if folder is None else FinishedRecovery.open(folder)

@@ -1,4 +1,4 @@
-"""What the runs of a model have in common: values by name, and the tensors that compute them."""
+"""The interface of all runs of a model: values by name, and the tensors that compute them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Role = Literal["weight", "bias"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a module's call computes with, as float32, whatever it is stored in.
+    """A tensor that a module's call computes with, as float32, in whatever format it is stored.
 
     Attributes:
-        path: the module.
-        role: which of the module's tensors.
-        name: what the run calls it.
-        sources: the tensors, and rows in them, of the source that it was made of; as text.
-        read: its values; a product's weight is [N, K], of experts [E, N, K].
+        path: the module's path.
+        role: the tensor's role in the module.
+        name: the tensor's name in the run.
+        sources: the source tensors, with the rows in them, that it was made of; as text.
+        read: returns its values: [N, K] for a product's weight, [E, N, K] for experts.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Run(Protocol):
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """What it may have values at."""
+        """Names the values that the run can record."""
         ...
 
     def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
@@ -64,7 +64,7 @@ class Run(Protocol):
         ...
 
     def tensors(self, path: str) -> list[Tensor]:
-        """What the module at ``path`` computes with."""
+        """The weights of the module at ``path``, as float32."""
         ...
 
 
@@ -82,7 +82,7 @@ class TracedRun(Run, Protocol):
         ...
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """What a call computes with; of a fused product each module's rows by themselves."""
+        """The weights of a call, as float32; those of a fused product are cut into each module's rows."""
         ...
 
 

@@ -62,7 +62,7 @@ class SourceRun:
 
     @property
     def value_names(self) -> Collection[ValueName]:
-        """See ``Run.value_names``."""
+        """Names the values that transformers' model can record: those of leaves and attentions, and the logits."""
         modules = {ValueName(path, what) for path in self.leaves for what in _OF_LEAF}
         return modules | {ValueName(path, what) for path in self._paths.values() for what in _OF_ATTENTION} | {LOGITS}
 
@@ -79,7 +79,7 @@ class SourceRun:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Run.tensors``. Of modules other than products and embeddings nothing is known."""
+        """The weights of the module at ``path``, as float32; empty unless it is a linear or an embedding."""
         module = self.model.get_submodule(path)
         found = []
         for role in _ROLES:
@@ -109,7 +109,7 @@ class _Forward:
         self._seen: set[ValueName] = set()
 
     def see(self, module: torch.nn.Module, what: What, value: object, axis: int | None = None) -> torch.Tensor | None:
-        """What to continue with instead of ``value``, if it is another."""
+        """Records a module's value and returns its replacement, in the value's shape; None if it isn't replaced."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return None
         name = ValueName(self._paths[id(module)], what)

@@ -181,7 +181,7 @@ def _bytes(chunk: Array) -> npt.NDArray[np.uint8]:
 
 
 def _same_bytes(a: Iterator[Array], b: Iterator[Array]) -> bool:
-    """Whether two tensors, each in pieces, are the same bytes. ``b`` is in one piece."""
+    """Returns True if two tensors, each read in pieces, have the same bytes. ``b`` comes in one piece."""
     whole = _bytes(next(b))
     at = 0
     for chunk in a:
@@ -209,7 +209,7 @@ def _whole(name: str, modules: Sequence[str], tensor: _Tensor, reason: str) -> T
 
 
 def _differing(name: str, modules: Sequence[str], a: _Tensor, b: _Tensor) -> list[TensorDifference]:
-    """What differs in two tensors of one shape and type; nothing if they are the same, in other layouts."""
+    """The differences of two tensors of the same shape and type; empty if only their layouts differ."""
     first, second = np.ascontiguousarray(a.read()), np.ascontiguousarray(b.read())
     bits = np.dtype(f"u{first.dtype.itemsize}")
     differs = first.view(bits) != second.view(bits)

@@ -1,4 +1,4 @@
-"""How far apart two values are, and how far they may be."""
+"""The difference of two values, and the largest difference that is allowed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SAME_GAIN = 1e-3
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two values may be apart.
+    """The largest difference allowed between two values.
 
     Attributes:
         error: the largest relative error (``Difference.error``).
-        chance: values may be apart by chance, as after rounding to fewer bits: then the lack of a bias is looked for in
-            what the tolerance would let pass.
-        gain: what a common factor may be off from 1, which is looked for as well; None: nothing is looked for.
+        chance: values may differ by chance, as after rounding to fewer bits. A missing bias is then searched for in
+            differences that the tolerance would allow.
+        gain: the largest deviation of a common factor from 1; None: common factors aren't checked.
     """
 
     error: float
@@ -52,9 +52,11 @@ class Tolerance:
     def exceeded(
         self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None, apart: Difference | None = None
     ) -> Difference | None:
-        """How b is apart from a, [T, N] each, if it is by more than is allowed.
+        """Returns the difference of b from a, [T, N] each, if it exceeds the tolerance; otherwise None.
 
-        ``bias`` [N]: what a was added to. ``apart``: their difference, where it is known.
+        Args:
+            bias: [N], a bias that a contains.
+            apart: the difference of the two, if it is known already.
         """
         found = apart or difference(a, b)
         if not found.error <= self.error:
@@ -92,15 +94,18 @@ _TRIED = 400
 
 
 def directions(a: FloatArray) -> float:
-    """How many directions the rows of a, [T, N], have: 1 if all are multiples of one, T if all are alike in size and at
-    right angles (the participation ratio of the singular values' squares)."""
+    """The effective number of directions of a's rows, a: [T, N]: the participation ratio of its squared singular
+    values.
+
+    It is 1 if all rows are multiples of one, and T if all have the same length and are orthogonal.
+    """
     gram = (a @ a.T).astype(np.float64)
     power = float((gram**2).sum())
     return float(np.trace(gram)) ** 2 / power if power else 1.0
 
 
 def lacks(a: FloatArray, b: FloatArray, bias: FloatArray) -> bool:
-    """Whether b [T, N] is nearer to a without the bias [N] than to a."""
+    """Returns True if b [T, N] is nearer to a without the bias [N] than to a."""
     apart = np.linalg.norm(b - a)
     return bool(np.linalg.norm(b - (a - bias)) < 0.5 * apart)
 
@@ -112,7 +117,7 @@ def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> l
 
 
 def coarsest(recipe: Recipe) -> float:
-    """What a pass that is not exact may make of a product, by the coarsest format of the recipe."""
+    """The largest relative error that a lossy pass may cause in a product, by the recipe's coarsest format."""
     blocks: list[Storage] = ["int8"] if recipe.weights.keep_blocks else []  # what they are multiplied with is rounded
     if recipe.sparse:
         return SPARSE
@@ -122,15 +127,15 @@ def coarsest(recipe: Recipe) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """How value b differs from value a, [T, N] each.
+    """The difference of value b from value a, [T, N] each.
 
     Attributes:
-        error: of the column that is worst: the norm of the difference over all tokens, relative to the norm of a's
-            column, or of a column of a on average where that is larger. One row of a weight that is off shows, and
-            what is small compared to its neighbours is not measured by its rounding.
+        error: the worst column's error: the norm of the difference over all tokens, relative to the norm of a's
+            column, or to the mean column norm of a if that is larger. So one wrong row of a weight shows, and a column
+            that is small compared to its neighbours isn't measured by its rounding.
         gain: the factor that brings a closest to b, by least squares.
-        scatter: the norm of b - a relative to a's, over everything.
-        token, column, a, b: where the two are farthest apart, and the values there.
+        scatter: the norm of b - a relative to a's, over all elements.
+        token, column, a, b: the place where the two are farthest apart, and the values there.
     """
 
     error: float

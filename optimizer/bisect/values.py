@@ -58,7 +58,7 @@ def layer_number(path: str) -> int | None:
 
 
 def in_layers(path: str, layers: Collection[int] | None) -> bool:
-    """Whether a module, or a tensor by its name, is in one of these layers; None: all are meant."""
+    """Returns True if a module or tensor, by its path, is in one of these layers; None means all of the model."""
     return layers is None or layer_number(path) in layers
 
 
@@ -72,7 +72,7 @@ Used = dict[tuple[str, Parts], npt.NDArray[np.bool_]]
 
 
 def not_covered(used: Used) -> list[str]:
-    """What no token of a run has used, in words."""
+    """The rows and experts that no token of a run has used, in words."""
     found = []
     for (path, what), mask in used.items():
         left = np.flatnonzero(~mask)
@@ -88,7 +88,7 @@ _LISTED = 8
 
 
 def leaves_of(paths: Iterable[str]) -> frozenset[str]:
-    """Those of some module paths that no other one lies in."""
+    """The leaves of some module paths: those that aren't the parent of another one."""
     found = set(paths) - {""}
     inner = {".".join(path.split(".")[:i]) for path in found for i in range(1, path.count(".") + 1)}
     return frozenset(found - inner)
@@ -139,7 +139,7 @@ class Recording:
         return self.instead(name, rows.shape[1], tokens)
 
     def instead(self, name: ValueName, width: int, tokens: np.ndarray | None = None) -> FloatArray | None:
-        """What some tokens are to continue with, of a value with ``width`` columns, [t, N]; None: the run's own."""
+        """The replacement of a value for some tokens, [t, ``width``]; None: the run keeps its own."""
         given = self.given.get(name)
         if name in self._dropped or given is None or given.shape != (self.tokens, width):
             return None

@@ -18,15 +18,15 @@ MOST_REQUESTS = 64
 
 @dataclass(frozen=True)
 class BucketSource:
-    """What sizes are chosen by.
+    """The source of the lengths that buckets are chosen for, and the limits of the choice.
 
     Attributes:
-        histogram, trace, default: one of them: a file of lengths, a file of requests, a name of ``DEFAULTS``.
-        batches: a file of decode batches and how often each comes; None: each from 1 to ``max_batch`` alike.
+        histogram, trace, default: exactly one of them: a file of lengths, a file of requests, a name of ``DEFAULTS``.
+        batches: a file of decode batches with their counts; None: batches from 1 to ``max_batch`` are equally likely.
         max_batch: most requests of a step.
-        most: buckets of both kinds together.
-        multiple: sizes of prompts are rounded up to multiples of it.
-        chunk: prompts above it come in chunks of so many tokens; None: in one piece.
+        most: most buckets of both kinds together.
+        multiple: prompt sizes are rounded up to multiples of it.
+        chunk: longer prompts are cut into chunks of this many tokens; None: prompts aren't cut.
     """
 
     histogram: str | None = None
@@ -105,7 +105,10 @@ _DEFAULT_LONGEST = 8192
 
 
 def _batches(source: BucketSource, largest: int) -> Histogram:
-    """How often each batch comes. A step's decodes must leave room for what shares it, so ``largest`` bounds them."""
+    """The distribution of decode batch sizes; a file's, or a uniform one.
+
+    Decodes share steps with prompts, so no batch may exceed ``largest``, the largest prompt size.
+    """
     if source.max_batch < 1:
         raise RequestError(f"max_batch: {source.max_batch} is below 1", hint="A step has at least one request.")
     if source.batches is None:

@@ -14,11 +14,12 @@ from .report import SizesReport
 
 @dataclass(frozen=True)
 class ExportBuckets:
-    """What an export makes of [buckets].
+    """The buckets of an export, from the recipe's section [buckets].
 
     Attributes:
-        section: with sizes alone, for the manifest: it says all that there is to know, without a file beside it.
-        sizes: what they were chosen by; None where the recipe lists them.
+        section: the section with sizes alone, for the manifest: it is complete without the files that they came from.
+        plan: the same sizes, in the form that the runtime takes.
+        sizes: the report of the choice; None if the recipe lists the sizes.
     """
 
     section: BucketsSection

@@ -1,4 +1,4 @@
-"""How often each length comes: from a file of counts, a trace of requests, or a default that is stated."""
+"""The distribution of lengths: from a file of counts, a trace of requests, or a named default."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Histogram:
 
     @property
     def entries(self) -> int:
-        """How many lengths were counted."""
+        """The number of lengths that were counted, repetitions included."""
         return sum(count for _, count in self.counts)
 
     @property
@@ -94,7 +94,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Trace:
-    """What requests were like: the lengths of their prompts, and how many tokens were generated altogether."""
+    """A trace's statistics: the lengths of its prompts, and the number of tokens generated for all of them together."""
 
     prompts: Histogram
     generated: int

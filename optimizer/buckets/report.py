@@ -1,4 +1,4 @@
-"""What buckets waste, beside one size and powers of two."""
+"""The padding that buckets cause, compared with a single size and with powers of two."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class SizesReport:
 
 
 def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fraction) -> tuple[int, int]:
-    """How many of ``most`` buckets are for prompts and how many for decode steps.
+    """Divides ``most`` buckets into those for prompts and those for decode steps.
 
-    The least padding of prompts + ``weight`` * padding of decode steps, over every split; of equal ones that
-    with the most for prompts. With one bucket there is none for decode steps, which then run in that of prompts.
+    Minimizes the padding of prompts + ``weight`` * the padding of decode steps over every split; the split with the
+    most prompt buckets wins a tie. A single bucket is for prompts, and decode steps run in it too.
     """
     if most == 1:
         return 1, 0

@@ -100,7 +100,7 @@ def _height(c: Sequence[int], t: Sequence[int], cost: Sequence[int], i: int, x: 
 
 
 def _is_above(c: Sequence[int], t: Sequence[int], cost: Sequence[int], a: int, b: int, d: int) -> bool:
-    """Whether line b is nowhere below both a (of a larger slope) and d (of a smaller one)."""
+    """Returns True if line b is nowhere below both a (with a larger slope) and d (with a smaller one)."""
     ya, yb, yd = cost[a] + t[a], cost[b] + t[b], cost[d] + t[d]
     # d crosses a no later than b crosses a.
     return (yd - ya) * (c[b] - c[a]) <= (yb - ya) * (c[d] - c[a])

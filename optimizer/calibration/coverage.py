@@ -1,4 +1,4 @@
-"""How much of a model some calibration tokens show, and what is too little of it."""
+"""Measures how much of a model some calibration tokens exercise, and warns of what they exercise too little."""
 
 from __future__ import annotations
 

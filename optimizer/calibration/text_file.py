@@ -103,7 +103,7 @@ def _pieces(prefix: tuple[int, ...], ids: Sequence[int], length: int) -> list[li
 
 
 def _spread(pieces: Sequence[list[int]], tokens: int) -> list[list[int]]:
-    """As many of the pieces as have about ``tokens``, evenly spread."""
+    """Picks evenly spread pieces with about ``tokens`` tokens in total; all pieces if they have fewer."""
     available = sum(len(p) for p in pieces)
     if available <= tokens:
         return list(pieces)

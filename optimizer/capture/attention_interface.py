@@ -44,7 +44,7 @@ class CausalMask:
     window: int
 
     def tensor(self) -> torch.Tensor:
-        """What is added to scores [1, 1, T, T]: 0, or where a query doesn't see a key the least 32-bit float."""
+        """The mask to add to scores, [1, 1, T, T]: 0 for visible keys, otherwise the lowest 32-bit float."""
         capture = _CAPTURE.get()
         if self.window:
             capture.windows.add(self.window)

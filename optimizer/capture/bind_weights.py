@@ -76,7 +76,7 @@ def _file_of(expr: WeightExpr, source: str) -> str:
 
 
 def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | None:
-    """What ``tensors`` calls a parameter: its name, or the name that it has in the base model alone."""
+    """The key of a parameter in ``tensors``: its name, or its name in the base model, without ``prefix``."""
     short = name.removeprefix(f"{prefix}.") if prefix else name
     return next((key for key in (name, short) if key in tensors), None)
 

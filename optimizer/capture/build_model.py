@@ -102,7 +102,7 @@ def _from_config(
 
 
 def architecture(config: PretrainedConfig) -> str:
-    """What a configuration calls its architecture: a class of transformers, or else the model type."""
+    """The architecture that a configuration names: a class of transformers, or else the model type."""
     named = getattr(config, "architectures", None)
     return str(named[0]) if named else str(config.model_type)
 
@@ -121,7 +121,10 @@ def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] |
 
 
 def is_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> bool:
-    """Whether the whole model is a decoder-only language model of text. ``model_class``: see ``build_model``."""
+    """Returns True if the whole model is a decoder-only language model of text.
+
+    ``model_class``: see ``build_model``.
+    """
     return not (
         getattr(config, "is_encoder_decoder", False)
         or any(hasattr(config, part) for part in ("vision_config", "audio_config"))
@@ -148,7 +151,7 @@ def class_of_part(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def _hint(config: PretrainedConfig) -> str:
-    """What can be done about a model that isn't a decoder: its text part may be one."""
+    """The hint for a model that isn't a decoder: its text part may be one that can be exported."""
     hint = "Enginewright compiles decoder-only language models of text."
     try:
         part = find_text_part(config, architecture(config))
@@ -161,5 +164,5 @@ def _hint(config: PretrainedConfig) -> str:
 
 
 def _is_decoder(model_class: type[PreTrainedModel]) -> bool:
-    """Whether it, or what it is derived from, is one of transformers' classes for causal language models."""
+    """Returns True if the class is, or derives from, one of transformers' classes for causal language models."""
     return is_text_with_head(model_class) or any(c.__name__ in _DECODERS for c in model_class.__mro__)

@@ -1,4 +1,4 @@
-"""What is wrong with a source that can be told at once: of a folder by its configuration, of a file by its first bytes.
+"""Checks that find mistakes in a source at once: in a folder's configuration, or in a file's first bytes.
 
 Nothing here needs torch or transformers, which take longer to import than most mistakes take to find.
 """
@@ -68,12 +68,12 @@ def check_folder(directory: Path) -> dict[str, Any]:
 
 
 def quantization_of(directory: Path, config: Mapping[str, Any]) -> QuantizedFolder | None:
-    """How the weights of a model's folder are quantized; None if they aren't.
+    """Reads how the weights of a model's folder are quantized; None if they aren't.
 
-    ``config`` says it, or else one of the files that are listed in ``CONFIGS_BESIDE``.
+    The section is in ``config``, or else in one of the files that are listed in ``CONFIGS_BESIDE``.
 
     Raises:
-        UnsupportedModelError: by a method, or a variant of one, that can't be read.
+        UnsupportedModelError: the method, or its variant, can't be read.
         SourceError: a field of the section is missing or wrong.
     """
     for key in ("quantization_config", "compression_config"):  # the latter: compressed-tensors, once

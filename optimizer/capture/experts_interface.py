@@ -35,7 +35,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Activation:
-    """What is between an expert's products, in the terms of ``expert_activation``."""
+    """The function between an expert's two products, as the arguments of ``expert_activation``."""
 
     kind: str
     gated: bool
@@ -125,7 +125,7 @@ def _steeper_silu(active: float) -> list[tuple[str, float]]:
 
 
 def _same(one: Callable[[torch.Tensor], torch.Tensor], other: Activation, width: int) -> bool:
-    """Whether two functions agree at random points of several magnitudes, each place with numbers of its own."""
+    """Returns True if two functions agree at random points of several magnitudes."""
     generator = torch.Generator().manual_seed(0)
     for scale in (0.3, 3.0, 30.0):
         points = torch.randn(64, width, generator=generator, dtype=torch.float64) * scale
@@ -136,7 +136,10 @@ def _same(one: Callable[[torch.Tensor], torch.Tensor], other: Activation, width:
 
 
 def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
-    """Whether the rows of a module's gate_up are interleaved, and its activation."""
+    """The layout of a module's gate_up (True: gates and ups are interleaved) and its activation.
+
+    Raises UnsupportedModelError if no activation of ``ew.moe`` computes the same.
+    """
     function = module._apply_gate if module.has_gate else module.act_fn
 
     def taking_turns(gate_up: torch.Tensor) -> torch.Tensor:

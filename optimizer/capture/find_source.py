@@ -77,7 +77,7 @@ def check_named(source: str | os.PathLike[str], *, revision: str | None = None, 
 
 
 def describe_source(path: Path) -> SourceSection:
-    """What a manifest says of a folder or GGUF file: its name, and of a snapshot in the Hub's cache id and commit.
+    """Describes a folder or GGUF file for the manifest: its name and, for a snapshot in the Hub's cache, id and commit.
 
     The cache's layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """
@@ -112,10 +112,11 @@ _SAYS_NOTHING = frozenset({"", "model", "ggml-model", "ggml", "main", "unnamed"}
 
 
 def model_name(path: Path, inside: object = None) -> str:
-    """What a model is called: after its folder, or its GGUF file without the type of its blocks.
+    """The model's name: its folder's, or its GGUF file's without the type of the blocks.
 
-    ``inside``: the name that a GGUF file has of itself, for a file whose own says nothing. It is often that of a run of
-    training.
+    Args:
+        inside: the name in the GGUF file's header, used if the file's own name is generic. It is often the name of a
+            training run.
     """
     said = describe_source(path).name.rpartition("/")[2]
     if path.is_dir():

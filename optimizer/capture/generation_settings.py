@@ -1,4 +1,4 @@
-"""What generation_config.json says: used where the runtime has the option, reported where it hasn't.
+"""Reads generation_config.json: settings that the runtime has become defaults, the others are reported.
 
 Names are those of transformers (https://huggingface.co/docs/transformers/main_classes/text_generation).
 """
@@ -123,7 +123,7 @@ def _listed(default: Default | None) -> list[Any]:
 
 
 def _problem(name: str, default: Default) -> str | None:
-    """What a request would be refused for; None if it wouldn't."""
+    """The reason why a request with this default would be refused; None if it is valid."""
     if name == "do_sample":
         return None
     if name == "bad_words" and len(_listed(default)) > MOST_BAD_WORDS:

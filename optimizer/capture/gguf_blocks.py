@@ -152,7 +152,7 @@ def _q4_k(blocks: Bytes, *, bits: int = 4) -> _Unpacked:
 
 
 def _minus(halves: npt.NDArray[np.float16], minima: npt.NDArray[Any]) -> _Factors:
-    """What is taken off, as offsets."""
+    """The minima of blocks, which are subtracted, as negative offsets."""
     return _Factors(-halves, minima.view(np.int8))
 
 

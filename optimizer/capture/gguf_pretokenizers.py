@@ -47,10 +47,10 @@ class Split:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What the name of a pre-tokenizer implies.
+    """The settings that the name of a pre-tokenizer implies.
 
     Attributes:
-        splits: the expressions, applied one after the other to the parts that the one before left.
+        splits: regular expressions, applied in order, each to the parts that the previous one left.
         byte_letters: the vocabulary writes each byte as a letter, as GPT-2's; otherwise it has characters, and bytes as
             ``<0x0A>``.
         ignore_merges: a part that is a token becomes that token, whatever the merges say.

@@ -55,14 +55,14 @@ Json = dict[str, Any]
 
 
 def build_files(vocabulary: Vocabulary, keys: Mapping[str, Any]) -> TokenizerFiles:
-    """What a bundle keeps of a GGUF file's tokenizer, chat templates included.
+    """Builds the tokenizer files of a bundle from a GGUF file's tokenizer, chat templates included.
 
     Args:
-        vocabulary: of the file.
+        vocabulary: the file's vocabulary.
         keys: the keys of its header.
 
     Raises:
-        UnsupportedModelError: names what of the tokenizer can't be expressed.
+        UnsupportedModelError: names the part of the tokenizer that can't be expressed.
         SourceError: names the key that is wrong.
     """
     special: dict[str, str | bool | None] = dict.fromkeys(_NAMES.values())

@@ -229,7 +229,10 @@ class Listing:
 
     @staticmethod
     def of(wanted: HubId) -> Listing:
-        """As the Hub has it now. Raises what huggingface_hub does; SourceError if it isn't the Hub that answers."""
+        """Fetches the list of a repository's files from the Hub.
+
+        Raises what huggingface_hub raises; SourceError if the answer isn't the Hub's.
+        """
         files: dict[str, Blob | None] = {}
         try:
             validate_repo_id(wanted.repository)
@@ -258,7 +261,7 @@ class Listing:
 
 
 def _is_inside(name: object) -> bool:
-    """Whether a file's name, as a repository lists it, leads to a place inside of a folder."""
+    """Returns True if a file's name in a repository's listing stays inside the folder that it is joined to."""
     if not isinstance(name, str) or _NO_NAME.search(name):
         return False
     return not any(part in ("", ".", "..") for part in name.split("/"))
@@ -358,7 +361,7 @@ def _shards(index: Path, files: Collection[str]) -> list[str]:
 
 
 def _cached(wanted: HubId) -> Path:
-    """What the cache has of a model. Raises SourceError saying what it lacks."""
+    """The snapshot of a model in the Hub's cache. Raises SourceError, naming what is missing."""
     cache, revision = _cache_of(wanted), wanted.revision or constants.DEFAULT_REVISION
     reference = cache / "refs" / revision
     commit = revision if _COMMIT.fullmatch(revision) else reference.read_text() if reference.is_file() else ""

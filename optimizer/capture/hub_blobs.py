@@ -46,9 +46,9 @@ class Blob:
 
 
 def get_json(path: str, params: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """What the Hub's interface answers at a path.
+    """Fetches JSON from a path of the Hub's interface.
 
-    Raises ValueError for what isn't JSON or has no end, and what huggingface_hub raises for an answer that is an error.
+    Raises ValueError if the answer isn't JSON or is too long, and what huggingface_hub raises for an error status.
     """
     headers = build_hf_headers(library_name="enginewright") | {"Accept-Encoding": "identity"}
     timeout, content = constants.HF_HUB_DOWNLOAD_TIMEOUT, bytearray()
@@ -131,7 +131,7 @@ def _append(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progr
 
 
 def has_hash(path: Path, blob: Blob) -> bool:
-    """Whether a file in the Hub's cache is a blob: by its name there, or by its bytes."""
+    """Returns True if a file in the Hub's cache is a blob: by its name there, or else by its bytes."""
     if path.resolve().name == blob.hash:
         return True
     with path.open("rb") as file:

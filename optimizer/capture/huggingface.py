@@ -54,12 +54,12 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def read_quantization(directory: Path) -> QuantizedFolder | None:
-    """How the folder's weights are packed; None if they aren't. Raises what ``check_folder`` does."""
+    """Reads how the folder's weights are packed; None if they aren't. Raises what ``check_folder`` does."""
     return quantization_of(directory, check_folder(directory))
 
 
 def read_generation_settings(directory: Path) -> dict[str, Any]:
-    """What generation_config.json says; empty if there is none. Raises SourceError if it isn't a JSON object."""
+    """Reads generation_config.json; empty if there is none. Raises SourceError if it isn't a JSON object."""
     path = directory / GENERATION_CONFIG
     return read_json(path) if os.path.lexists(path) else {}
 

@@ -1,7 +1,7 @@
-"""What a captured program computes of nothing but a sequence's length and positions, and of constants.
+"""Values of a captured program that depend only on constants and a sequence's length and positions.
 
-A model that is given one whole sequence at a time, as here, may count its tokens in place of reading their positions,
-and knows the types of all tokens. Such values are the same for every sequence of a length, so they can be evaluated.
+Capture runs one whole sequence at a time. A model may therefore count its tokens in place of reading their positions,
+and it knows the types of all tokens. Such values are equal for all sequences of a length, so they can be evaluated.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def read_given_positions(program: Program, longest: int) -> None:
 
 
 def _is_of_tokens(program: Program, node: Node) -> bool:
-    """Whether a value is a whole number for each token: [T] or [1, T]."""
+    """Returns True if a value has one integer for each token: [T] or [1, T]."""
     value = node.meta["val"]
     if (
         node.op != "call_function"

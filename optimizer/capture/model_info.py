@@ -1,4 +1,4 @@
-"""What the runtime must know of a model, from its configuration and generation settings."""
+"""The facts about a model that the runtime needs, from its configuration and generation settings."""
 
 from __future__ import annotations
 

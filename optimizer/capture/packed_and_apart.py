@@ -24,7 +24,7 @@ _TOLERANCE = 1e-9
 
 
 def same_packed_and_apart(program: Program, node: Node) -> bool:
-    """Whether ``node``'s op gives for two packed sequences what it gives for each alone.
+    """Returns True if ``node``'s op computes for two packed sequences what it computes for each alone.
 
     Every argument and result has the token axis T at most once. False also if the op can't be run on random arguments.
     """
@@ -85,7 +85,7 @@ def _random_tensor(program: Program, value: torch.Tensor, tokens: int, generator
 
 
 def _part(program: Program, node: Node, value: Any, start: int, length: int) -> Any:
-    """What one of the two sequences has of an argument."""
+    """The part of an argument that belongs to one of the two sequences."""
     if isinstance(value, list):
         return [_narrow(program, v, t, start, length) for v, t in zip(node.meta["val"], value, strict=True)]
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""What a folder says of its quantized weights: which method packed them, and how, module by module.
+"""Reads how a folder's weights are quantized: the method that packed them, and its settings for each module.
 
-It is ``quantization_config`` of config.json, or a file beside it (``CONFIGS_BESIDE``). Each method's section is read by
-a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read is refused at once.
-``quantized_checkpoint.py`` reads the tensors.
+The settings are in ``quantization_config`` of config.json, or in another file of the folder (``CONFIGS_BESIDE``). Each
+method's section is read by a function of the table ``_METHODS``. Nothing here needs torch: a method that can't be read
+is refused at once. ``quantized_checkpoint.py`` reads the tensors.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _LINEAR = ("Linear", "LinearBase", "Embedding", "FusedMoE")
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some modules are packed.
+    """The packing of some modules' weights.
 
     Attributes:
-        layout: how their tensors lie.
-        bits: of a value.
-        group_size: values along K that share a scale; 0: all of a row, or all of the weight.
-        symmetric: whether the file says that there are no zero points, or only the middle one.
-        block: rows and columns of a block that shares a scale, of FP8.
-        zeros_less_one: whether zero points are stored minus 1, as by version 1 of GPTQ.
-        ordered: whether columns are in groups by a tensor of their own, as GPTQ's ``desc_act`` has it.
+        layout: the layout of the module's tensors.
+        bits: bits of a value.
+        group_size: values along K that share a scale; 0: a whole row, or the whole weight.
+        symmetric: the file says that there are no zero points, or only the middle one.
+        block: rows and columns of a block that shares a scale, for FP8; None for other formats.
+        zeros_less_one: zero points are stored minus 1, as in version 1 of GPTQ.
+        ordered: a tensor assigns each column to its group, as with GPTQ's ``desc_act``.
     """
 
     layout: Layout
@@ -127,14 +127,14 @@ class _Group:
 
 @dataclass(frozen=True)
 class QuantizedFolder:
-    """What a folder says of its weights.
+    """The quantization of a folder's weights.
 
     Attributes:
-        method: its name for people.
+        method: the method's name in messages.
         where: the file and key, for errors.
-        groups: schemes and the modules that they are for. A name goes before a pattern, a pattern before a class.
+        groups: schemes and the modules that they are for. A name precedes a pattern, a pattern precedes a class.
         ignored: modules that aren't quantized.
-        overrides: asked before the groups, in order: the first target that means a module decides. None: the module
+        overrides: checked before the groups, in order: the first target that matches a module decides. None: the module
             isn't quantized.
     """
 
@@ -176,14 +176,14 @@ class QuantizedFolder:
 
 
 def parse_quantization(section: object, where: str) -> QuantizedFolder:
-    """How weights are quantized, by a section of a configuration.
+    """Parses the section of a configuration that describes quantized weights.
 
     Args:
-        section: ``quantization_config`` as its JSON has it.
+        section: ``quantization_config`` as parsed JSON.
         where: its file and key, for errors.
 
     Raises:
-        UnsupportedModelError: a method, or a variant of one, that can't be read, by its name.
+        UnsupportedModelError: the method, or its variant, can't be read; names it.
         SourceError: a field of the section is missing or wrong.
     """
     if not isinstance(section, Mapping):
@@ -396,7 +396,7 @@ def _mxfp4(fields: _Fields) -> QuantizedFolder:
 
 
 def _bitsandbytes(fields: _Fields) -> QuantizedFolder:
-    """What is 4 bits and what is 8 is seen by each weight's own tensors."""
+    """Reads a bitsandbytes section. Each weight's own tensors decide between 4 and 8 bits."""
     return _everywhere(fields, "bitsandbytes", Scheme("bnb"))
 
 

@@ -114,7 +114,7 @@ class _Module:
         return None
 
     def part(self, *ends: str) -> Source:
-        """The same, which must be there. Raises SourceError naming it if it isn't."""
+        """Finds a tensor as ``optional`` does; it must exist. Raises SourceError, naming it, otherwise."""
         found = self.optional(*ends)
         if found is None:
             raise SourceError(
@@ -138,8 +138,9 @@ class _Module:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a layout's weights are found: the end of the name and the types of the tensor with the values, and the end of
-    the parameter that it is."""
+    """A layout of packed weights: the suffix and types of the tensor with the values, the suffix of the parameter that
+    it becomes, and the function that reads it.
+    """
 
     ends: str
     dtypes: tuple[torch.dtype, ...]
@@ -147,7 +148,7 @@ class _Layout:
     read: Callable[[_Module], _Numbers]
 
     def has(self, tensor: WeightExpr, name: str) -> bool:
-        """Whether that is such a tensor with values; scales may be of the same type."""
+        """Returns True if a tensor holds this layout's values; scales may have the same type, so names decide."""
         return name.endswith(self.ends) and tensor.dtype in self.dtypes and not name.endswith(("_scale", "_scale_inv"))
 
 
@@ -291,7 +292,7 @@ def _group_of(storage: Storage, group: int, size: int) -> int | None:
 
 
 def _codes(numbers: _Numbers, code_format: CodeFormat) -> Codes:
-    """What ``_exact`` says that the format holds."""
+    """Converts numbers to codes of a format that holds them exactly, as ``_exact`` has found."""
     values, scales = numbers.values(), numbers.scales()
     offsets = None
     if numbers.zeros is not None:
@@ -375,7 +376,7 @@ def _halves(octets: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
 
 
 def _count(module: _Module, packed: int, bits: int) -> int:
-    """How many codes are in so many words. Raises SourceError if it isn't a whole number."""
+    """The number of codes in ``packed`` 32-bit words. Raises SourceError if it isn't an integer."""
     count, left = divmod(packed * 32, bits)
     if left:
         raise module.wrong(module.values, f"has {packed} words along its inputs, which hold no whole {bits}-bit codes")
@@ -383,7 +384,9 @@ def _count(module: _Module, packed: int, bits: int) -> int:
 
 
 def _groups(module: _Module, size: int, groups: int, scales: Source) -> int:
-    """How many columns have a scale. Raises SourceError if the scales aren't as many as the configuration says."""
+    """The number of columns that share a scale. Raises SourceError if the number of scales contradicts the
+    configuration.
+    """
     group = module.scheme.group_size or size
     if -(-size // group) != groups:
         raise module.wrong(
@@ -393,7 +396,10 @@ def _groups(module: _Module, size: int, groups: int, scales: Source) -> int:
 
 
 def _zero_points(module: _Module, zeros: Source, read: Read, bits: int) -> Read:
-    """The same zero points, checked once: in the range of codes, and the middle of it where the file says so."""
+    """Checks zero points once and returns ``read`` unchanged.
+
+    Raises SourceError unless they are in the range of codes, and the middle of it if the file says symmetric.
+    """
     found = read()
     low, high, middle = int(found.min()), int(found.max()), 1 << (bits - 1)
     if low < 0 or high >= 1 << bits:
@@ -583,7 +589,10 @@ def _packed(module: _Module) -> _Numbers:
 
 
 def _is_padded(module: _Module, size: int, words: int) -> bool:
-    """Whether words have only whole codes, told by how many there are. Raises SourceError if both may be."""
+    """Returns True if codes don't cross words, by the number of words a row.
+
+    Raises SourceError if both readings fit, or neither.
+    """
     bits = module.scheme.bits
     dense, whole = -(-size * bits // 32), -(-size // (32 // bits))
     if words not in (dense, whole):
@@ -807,7 +816,7 @@ def _bitsandbytes(module: _Module) -> _Numbers:
 
 @dataclass(frozen=True)
 class _State:
-    """What bitsandbytes writes of a weight of 4 bits besides its tensors."""
+    """The JSON state that bitsandbytes stores for a 4-bit weight, next to its tensors."""
 
     shape: tuple[int, int]
     blocksize: int

@@ -147,16 +147,17 @@ def _with_head(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def is_text_with_head(model_class: type[PreTrainedModel]) -> bool:
-    """Whether a class is one that is made here, of a text model and a head."""
+    """Returns True if the class was made in this module, from a text model and a head."""
     return issubclass(model_class, _WithHead)
 
 
 def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: str) -> dict[str, _Named]:
-    """Those tensors of a whole that are its text decoder's, by the names that a checkpoint of the decoder would have.
+    """The tensors of a multimodal checkpoint that belong to its text decoder, by the names of the decoder's own
+    checkpoint.
 
-    Tensors lie below a prefix, such as ``language_model.model.`` or ``model.language_model.``: the one that most names
-    of the decoder follow. Its head is beside the decoder or above it. All tensors below the prefix are returned, so
-    that one without a place in the model is found out; the others are parts for images and sounds.
+    The decoder's tensors have a common prefix, such as ``language_model.model.`` or ``model.language_model.``: the one
+    that most names of the decoder follow. The head is below the prefix or one level above it. All tensors below the
+    prefix are returned, so that one without a place in the model is reported; the others belong to images and sounds.
 
     Raises SourceError if no tensor is the decoder's.
     """
@@ -186,7 +187,7 @@ def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: 
 
 
 def unties(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> bool:
-    """Whether a checkpoint has a head that differs from its table of tokens though the configuration ties the two.
+    """Returns True if a checkpoint's head differs from its embedding table although the configuration ties the two.
 
     transformers then keeps both. ``tensors``: from ``text_tensors``; the two are read.
     """

@@ -26,7 +26,7 @@ class TokenCountError(RuntimeError):
 
 @dataclass
 class TokenCountWatch:
-    """What is found out while a model is traced: which module was running when so many guards were there."""
+    """Watches a trace and notes the module that was running when each guard was added."""
 
     longest: int
     tokens: sympy.Expr | None = None
@@ -83,7 +83,7 @@ class TokenCountWatch:
                 raise TokenCountError(self.culprit())
 
     def _holds_for_all(self, guard: Any) -> bool:
-        """Whether a guard isn't an assumption on T, or one that holds for every number tried."""
+        """Returns True if a guard isn't an assumption on T, or holds for every number of tokens that is tried."""
         if guard.free_symbols != {self.tokens}:
             return True  # of other sizes, or that two inputs agree in T
         tried = (n for n in (*_TRIED, self.longest) if n <= self.longest)

@@ -103,7 +103,7 @@ def _problem(program: Program, node: Node) -> str | None:
 
 
 def _picks_tokens(program: Program, node: Node) -> bool:
-    """Whether x[indices] chooses among tokens, or lays those of its indices beside those of x."""
+    """Returns True if x[indices] selects tokens, or pairs the tokens of the indices with those of x."""
     x, indices = node.args
     assert isinstance(x, Node) and isinstance(indices, list | tuple)
     axis = _token_axis(_shapes(program, x)[0])
@@ -114,7 +114,7 @@ def _picks_tokens(program: Program, node: Node) -> bool:
 
 
 def _computes_with_sizes(node: Node) -> bool:
-    """Whether a size is one of an op's numbers, and not only of the shape of its result."""
+    """Returns True if an op computes with a size, not only its result's shape."""
     assert isinstance(node.target, torch._ops.OpOverload)
     filled = (aten.full, aten.full_like, aten.new_full)
     if torch.Tag.pointwise not in node.target.tags and node.target.overloadpacket not in filled:
@@ -147,7 +147,7 @@ def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
 
 
 def _aligned(program: Program, node: Node, inputs: list[Node]) -> bool:
-    """Whether the token axes of all arguments meet in one, counted from the right as broadcasting does."""
+    """Returns True if the token axes of all arguments align, counted from the right as in broadcasting."""
     axes = set()
     for one in (*inputs, node):
         for shape in _shapes(program, one):
@@ -158,7 +158,7 @@ def _aligned(program: Program, node: Node, inputs: list[Node]) -> bool:
 
 
 def _same_order(program: Program, node: Node, source: Node) -> bool:
-    """Whether a view leaves what is outside and inside of the token axis as many elements as before."""
+    """Returns True if a view keeps the number of elements outside the token axis, and so inside it."""
     shapes = (_shapes(program, source)[0], _shapes(program, node)[0])
     outside = [sympy.prod(shape[: _token_axis(shape)]) for shape in shapes]
     return bool(outside[0] == outside[1])

@@ -139,7 +139,7 @@ def _processor_template(directory: Path) -> str | None:
 
 
 def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
-    """What a bundle keeps of ``tokenizer``."""
+    """The files that a bundle stores for ``tokenizer``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Some have more that are named, such as image_token: variables of the chat template like the others.
     named = dict.fromkeys([*_SPECIAL, *tokenizer.special_tokens_map])
@@ -167,10 +167,10 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
 
 
 def quick_to_read(tokenizer_json: str) -> str:
-    """The same tokenizer with each merge as one text, "a b" for ["a", "b"], the library's older form.
+    """Rewrites a tokenizer with each merge as one text, "a b" for ["a", "b"]: the library's older form.
 
-    It reads that in three quarters of the time, and takes two fifths of the memory for it. A text
-    that it would read as another tokenizer, since a token has a space in it, stays as it is.
+    The library reads it in three quarters of the time and with two fifths of the memory. A text that it would read as
+    another tokenizer, because a token contains a space, is returned unchanged.
     """
     document = json.loads(tokenizer_json)
     if document["model"].get("dropout"):  # merges that are left out at random, in training
@@ -187,10 +187,10 @@ def quick_to_read(tokenizer_json: str) -> str:
 
 
 def with_tables(files: TokenizerFiles) -> TokenizerFiles:
-    """The same with the tables by which a bundle's tokenizer starts at once, if it can have some.
+    """Adds the tables with which a bundle's tokenizer starts at once, if the tokenizer allows them.
 
-    A tokenizer that gives other tokens by them than by itself, of a few texts or of its own tokens' texts, or that
-    can't take one of these, stays without.
+    The tables are checked on a few texts and on the texts of some of its tokens. If they give other tokens than the
+    library, or the library can't take such a text, the files are returned unchanged.
     """
     text = files.tokenizer_json
     tables = tables_of(text) if text is not None else None
@@ -211,7 +211,7 @@ def with_tables(files: TokenizerFiles) -> TokenizerFiles:
 
 
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What transformers reads an answer by, as JSON; None where there is none, or it isn't JSON."""
+    """The template by which transformers parses an answer, as JSON; None if there is none or it isn't a dictionary."""
     found = getattr(tokenizer, "response_template", None)
     if not isinstance(found, dict):
         return None

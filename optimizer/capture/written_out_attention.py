@@ -69,7 +69,7 @@ half a unit in the last place each."""
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What the scores of an attention come to. ``slopes`` [N], or None where all are 0."""
+    """The parameters that the scores of an attention amount to. ``slopes``: [N], or None if all are 0."""
 
     scale: float
     window: int
@@ -164,7 +164,7 @@ def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
 
 
 def _keeps_places(node: Node) -> bool:
-    """Whether an op is one that ``_meaning`` can go through: what it does shows in values."""
+    """Returns True if ``_meaning`` can follow an op by its values: it is pointwise, a reshape or a choice."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in target.tags or target.overloadpacket in (*_RESHAPES, *_CHOICES)
@@ -172,7 +172,7 @@ def _keeps_places(node: Node) -> bool:
 
 
 def _spelling(found: _Found, known: set[Node]) -> object:
-    """The same for two attentions that compute alike: layers repeat, and looking once is enough."""
+    """A key that is equal for attentions that compute alike: layers repeat, so each key is analysed once."""
     number: dict[Node, object] = {found.product: "product", found.softmax: "softmax"}
     calls: list[object] = []
 
