@@ -18,15 +18,15 @@ REFERENCE = "use/python-reference.md"
 
 def navigation(index: str) -> list[dict[str, Any]]:
     """The pages that docs/README.md names, by its headings; a list below a table has a level of its own."""
-    found: list[dict[str, Any]] = [{"Enginewright": "README.md"}]
+    groups: list[dict[str, Any]] = [{"Enginewright": "README.md"}]
     for part in index.split("\n## ")[1:]:
         heading, *blocks = part.split("\n\n")
         entries: list[dict[str, Any]] = []
         for block in blocks:
             pages = [{title: page} for title, page in PAGE.findall(block)]
             entries += pages if block.startswith("|") else [{re.split("[,:]", block)[0]: pages}]
-        found.append({heading.strip(): entries})
-    return found
+        groups.append({heading.strip(): entries})
+    return groups
 
 
 def on_config(config: Any) -> Any:

@@ -66,7 +66,7 @@ MODELS = {
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``$XDG_CACHE_HOME/enginewright``, or ``~/.cache/enginewright``. Created if missing."""
+    """The folder of downloads, created if missing: ``$XDG_CACHE_HOME/enginewright``, or ``~/.cache/enginewright``."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(root) / "enginewright"
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,23 +38,32 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--max-kl", type=float, default=0.2)
-    given = parser.parse_args()
-    config = json.loads((given.model / "config.json").read_text(encoding="utf-8"))
+    arguments = parser.parse_args()
+    config = json.loads((arguments.model / "config.json").read_text(encoding="utf-8"))
     there = config.get("num_key_value_heads") or config["num_attention_heads"]
-    given.output.mkdir(parents=True, exist_ok=True)
-    recipe = given.output / "gqa.toml"
-    heads = given.kv_heads or max(1, there // 4)
-    recipe.write_text(RECIPE.format(heads=heads, max_kl=given.max_kl), encoding="utf-8")
-    options = ew.RecoverOptions(steps=given.steps, batch_tokens=given.batch_tokens, learning_rate=given.rate)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    recipe = arguments.output / "gqa.toml"
+    heads = arguments.kv_heads or max(1, there // 4)
+    recipe.write_text(RECIPE.format(heads=heads, max_kl=arguments.max_kl), encoding="utf-8")
+    options = ew.RecoverOptions(
+        steps=arguments.steps, batch_tokens=arguments.batch_tokens, learning_rate=arguments.rate
+    )
     recovery = ew.recover(
-        given.model, given.output / "recovery", recipe=recipe, text=given.text, options=options, overwrite=True
+        arguments.model,
+        arguments.output / "recovery",
+        recipe=recipe,
+        text=arguments.text,
+        options=options,
+        overwrite=True,
     )
     before, after = recovery.measured[0], recovery.measured[-1]
     print(f"{there} key and value heads became {heads}")
     print(f"on held-out text the source's perplexity is {after.source_perplexity:.3f}")
     print(f"converted:              {before.perplexity:.3f}, KL {before.kl:.4f}")
     print(f"after {after.step} steps:        {after.perplexity:.3f}, KL {after.kl:.4f}")
-    report = ew.export(given.model, given.output / "bundle", recovered=given.output / "recovery", overwrite=True)
+    report = ew.export(
+        arguments.model, arguments.output / "bundle", recovered=arguments.output / "recovery", overwrite=True
+    )
     print(f"{report.path}: {report.bundle_bytes / 1e6:.1f} MB")
 
 

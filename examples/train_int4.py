@@ -25,15 +25,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--rate", type=float, default=1e-4)
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    options = ew.RecoverOptions(steps=given.steps, batch_tokens=given.batch_tokens, learning_rate=given.rate)
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    options = ew.RecoverOptions(
+        steps=arguments.steps, batch_tokens=arguments.batch_tokens, learning_rate=arguments.rate
+    )
     recovery = ew.recover(
-        given.model, given.output / "recovery", recipe=given.recipe, text=given.text, options=options, overwrite=True
+        arguments.model,
+        arguments.output / "recovery",
+        recipe=arguments.recipe,
+        text=arguments.text,
+        options=options,
+        overwrite=True,
     )
     for what, one in (("rounded", recovery.measured[0]), ("trained", recovery.measured[-1])):
         print(f"{what}: KL {one.kl:.4f}, perplexity {one.perplexity:.3f}; the source's is {one.source_perplexity:.3f}")
-    report = ew.export(given.model, given.output / "bundle", recovered=given.output / "recovery", overwrite=True)
+    report = ew.export(
+        arguments.model, arguments.output / "bundle", recovered=arguments.output / "recovery", overwrite=True
+    )
     print(f"{report.path}: {report.bundle_bytes / 1e6:.1f} MB")
 
 

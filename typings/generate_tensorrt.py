@@ -85,7 +85,7 @@ class Stub(ast.NodeTransformer):
 
 
 def described() -> str:
-    """What pybind11-stubgen says of the bindings. Raises OSError, or CalledProcessError with what it printed."""
+    """Returns the stubs that pybind11-stubgen writes of the bindings. Raises OSError or CalledProcessError."""
     sys.path.insert(0, str(ROOT))
     from tests.plugins.tensorrt.bindings_process import make_libraries
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder have in common. Each is run as ``python with_NAME.py URL CASE``.
+"""The parts shared by the scripts of this folder. Each is run as ``python with_NAME.py URL CASE``.
 
 The server's engine is a script (``agents.py``): it calls ``get_weather`` for the question, answers its result with a
 sentence, and tells a joke as JSON.

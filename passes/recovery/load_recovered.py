@@ -28,11 +28,11 @@ class LoadRecovered(Pass):
         if context.recovered is None:
             return PassResult()
         groups = trainable_weights(program.weights)
-        found = context.recovered.replacing({name: program.weights[name] for name in groups})
+        new_weights = context.recovered.replacing({name: program.weights[name] for name in groups})
         first = {name: one for one, names in groups.items() for name in names}
         for node in [n for n in program.graph.nodes if n.op == "get_attr" and n.target in first]:
             name = first[str(node.target)]
-            new = program.weight(f"{name}.recovered", found[name], where=node.meta[WHERE])
+            new = program.weight(f"{name}.recovered", new_weights[name], where=node.meta[WHERE])
             if new is not node:
                 node.replace_all_uses_with(new)
         return PassResult(matched=len(groups))

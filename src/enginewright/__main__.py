@@ -11,12 +11,12 @@ _COMMAND_PACKAGES = frozenset({"pydantic", "rich", "typer"})
 def main() -> None:
     """The ``optimize`` command. Without its packages it says what to install, as any part that is missing."""
     try:
-        own = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
-        if own:  # until the command is there, a Ctrl-C ends the process in silence
+        is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
+        if is_default:  # until the command is there, a Ctrl-C ends the process in silence
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from .optimizer.cli.app import main as command
 
-        if own:  # then it is an exception, which cleans up
+        if is_default:  # then it is an exception, which cleans up
             signal.signal(signal.SIGINT, signal.default_int_handler)
         command()  # which imports more
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""What the target "toy" needs of a machine, for `optimize doctor`: what the cpu target needs."""
+"""Checks what the target "toy" needs of a machine, for `optimize doctor`: the needs of the cpu target."""
 
 from enginewright.plugins.cpu.serve.doctor import check
 
