@@ -10,6 +10,7 @@ Values of a scale are its group; d and m are float16, s and t integers of a grou
     Q3_K, Q6_K         16, 16         weight = d * s * (value - 4), d * s * (value - 32)
     IQ4_NL, IQ4_XS     32; 32, 8      weight = d * code, d * s * code: a value stands for one of 16 integers
     MXFP4, NVFP4       32; 16         weight = scale * code; the scale is a power of 2, or 8 bits of OCP's OFP8 (e4m3)
+    IQ2_*, IQ3_*       256            vectors of a codebook: see runtime/shared/codebooks.py; the bytes are kept
     Q1_0, Q2_0         128; 64        weight = d * (2 * value - 1), d * (value - 1): of 2 bits here, -d * (1 - value)
 
 A code is an integer of 8 bits here, one of FP4 twice its number.
@@ -35,6 +36,7 @@ import torch
 from enginewright.optimizer.shared.resources import THREADS, release_pages
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 from enginewright.passes.ops.quantization import block_bytes
+from enginewright.runtime.shared.codebooks import CODEBOOKS, VALUES
 from enginewright.runtime.shared.errors import SourceError
 from enginewright.runtime.shared.weight_formats import IQ4, TWICE_E2M1
 
@@ -93,7 +95,7 @@ class _Factors(NamedTuple):
 
 
 class _Unpacked(NamedTuple):
-    """Values int8 [.., blocks, values of a block], and their factors."""
+    """Values int8 [.., blocks, values of a block], and their factors. Of codebooks the values are bytes."""
 
     values: npt.NDArray[np.int8]
     scales: _Factors
@@ -227,6 +229,10 @@ def _q2_0(blocks: Bytes) -> _Unpacked:
     return _Unpacked(1 - values.reshape(*blocks.shape[:-1], 64).view(np.int8), _Factors(-_half(blocks, 0)))
 
 
+def _of_codebook(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _Factors(_half(blocks, 0)))
+
+
 _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.Q4_0: (CodeFormat(4, BLOCK), partial(_simple, bits=4, offsets=False)),
     Type.Q4_1: (CodeFormat(4, BLOCK, offsets=True), partial(_simple, bits=4, offsets=True)),
@@ -244,6 +250,7 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     Type.NVFP4: (CodeFormat(4, 16, kind="fp4"), _nvfp4),
     Type.Q1_0: (CodeFormat(2, 128), _q1_0),
     Q2_0: (CodeFormat(2, 64), _q2_0),
+    **{gguf.GGMLQuantizationType[name.upper()]: (CodeFormat(8, VALUES, kind=name), _of_codebook) for name in CODEBOOKS},
 }
 _OWN = (Type.Q1_0, Q2_0)
 """Those that the package doesn't make floats of."""

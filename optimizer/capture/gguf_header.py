@@ -25,6 +25,7 @@ from enginewright.runtime.shared.errors import SourceError
 KEPT_BLOCKS = {
     **{2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},
     **{10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K"},
+    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 21: "IQ3_S", 22: "IQ2_S"},
     **{20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"},
 }
 """Types of blocks that a bundle can keep, by ggml's number of them: those of ``FORMATS`` in gguf_blocks.py."""

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from enginewright.runtime.shared.codebooks import CODEBOOKS
 from enginewright.runtime.shared.dtypes import DTYPES
+from enginewright.runtime.shared.errors import PassError
 from enginewright.runtime.shared.weight_formats import FORMATS, Storage
 
 from ..ops.dequantize import LARGEST_E4M3
@@ -105,6 +107,13 @@ def _uncoded(rows: torch.Tensor, group_size: int, offsets: bool) -> RoundedRows:
     raise NotImplementedError("a format without scales is a type: rows are cast to it")
 
 
+def _only_kept(rows: torch.Tensor, group_size: int, offsets: bool) -> RoundedRows:
+    raise PassError(
+        "weights can't be rounded to a format with a codebook",
+        hint="Such formats are kept from a GGUF file (keep_blocks). Give the module another one, such as int3.",
+    )
+
+
 @dataclass(frozen=True)
 class Rounding:
     """One format.
@@ -134,4 +143,5 @@ ROUNDINGS: Mapping[Storage, Rounding] = {
     "fp4": Rounding(0.7, partial(_round_to_levels, grid=Grid.of("fp4", offsets=False)), trained=False),
     "int3": Rounding(1.0, partial(_round_to_few_bits, bits=3)),
     "int2": Rounding(2.0, partial(_round_to_few_bits, bits=2)),
+    **dict.fromkeys(CODEBOOKS, Rounding(0.0, _only_kept, trained=False)),
 }

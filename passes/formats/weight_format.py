@@ -49,7 +49,7 @@ class WeightFormat(Section):
                 f"activation_group_size is {self.activation_group_size}, but storage {self.storage!r} is multiplied "
                 "with floats as they are"
             )
-        if stored.multiple and self.group_size != self.activation_group_size:
+        if stored.integers and stored.multiple and self.group_size != self.activation_group_size:
             raise ValueError(
                 f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
                 f"for {self.storage} they must be the same"

@@ -27,7 +27,7 @@ class Codes:
 
     Attributes:
         values: int8 [.., N, K]. 8 bits: -128 .. 127. 4 bits: -8 .. 7, and 0 .. 15 where there are offsets; fewer, 5 and
-            6 bits alike. Floats are float8_e4m3fn.
+            6 bits alike. Floats are float8_e4m3fn. Of codebooks: the bytes of blocks without their scale.
         scales: float16 [.., N, ceil(K/G)]; in blocks, int8 as ``ops.quantization.scales_in_blocks`` gives them.
         offsets: the same shape and type, or None. A weight is ``value * scale + offset``.
     """
@@ -128,7 +128,11 @@ def decode(codes: Codes, code_format: CodeFormat) -> torch.Tensor:
     def spread(factors: torch.Tensor) -> torch.Tensor:
         return scales_as_floats(factors, groups_of(size, width)).repeat_interleave(width, dim=-1)[..., :size]
 
-    numbers = FORMATS[code_format.storage].codes
+    stored = FORMATS[code_format.storage]
+    if stored.codebook is not None:
+        blocks = stored.codebook.join(codes.values.numpy(), codes.scales.numpy())
+        return torch.from_numpy(stored.codebook.expand(blocks)).flatten(-2)
+    numbers = stored.codes
     value = torch.tensor(numbers)[codes.values.long()] if numbers else codes.values.float()
     value = value * spread(codes.scales)
     return value if codes.offsets is None else value + spread(codes.offsets)

@@ -20,6 +20,7 @@ that a weight is read once if its scales and offsets are written right after its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
@@ -217,7 +218,9 @@ def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
     factors = _factors_shape(shape, code_format)
     kind = torch.int8 if code_format.scale_block else torch.half
     offsets = torch.empty(factors, dtype=kind) if code_format.offsets else None
-    return Codes(torch.empty(shape, dtype=code_format.dtype), torch.empty(factors, dtype=kind), offsets)
+    codebook = FORMATS[code_format.storage].codebook
+    values = shape if codebook is None else (*shape[:-1], factors[-1] * (codebook.block_bytes - 2))
+    return Codes(torch.empty(values, dtype=code_format.dtype), torch.empty(factors, dtype=kind), offsets)
 
 
 def round_rows(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
@@ -277,7 +280,7 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
             codes = expr.codes()
             if not _finite(_tensors(codes)[1:], expr.shape[-1], code_format):
                 raise _error(expr, expr.evaluate())
-            count = codes.values.numel()
+            count = math.prod(expr.shape)
             return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
         case Concat() | Stack():
             found = [_codes(b, code_format) for b in expr.bases]
@@ -287,13 +290,13 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
         case Slice():
             codes, counts = _codes(expr.base, code_format)
             cut = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
-            kept = cut[0].numel() if counts.kept == counts.values else 0  # which ones are cut off is not known
-            return Codes(*cut), QuantizationCounts(cut[0].numel(), counts.saturated, counts.vanished, kept)
+            kept = math.prod(expr.shape) if counts.kept == counts.values else 0  # which ones are cut off isn't known
+            return Codes(*cut), QuantizationCounts(math.prod(expr.shape), counts.saturated, counts.vanished, kept)
         case Chosen():
             codes, counts = _codes(expr.base, code_format)
             left = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
-            kept = left[0].numel() if counts.kept == counts.values else 0
-            return Codes(*left), QuantizationCounts(left[0].numel(), counts.saturated, counts.vanished, kept)
+            kept = math.prod(expr.shape) if counts.kept == counts.values else 0
+            return Codes(*left), QuantizationCounts(math.prod(expr.shape), counts.saturated, counts.vanished, kept)
         case Cast():
             return _codes(expr.base, code_format)
         case _:

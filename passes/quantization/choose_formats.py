@@ -313,6 +313,11 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
         )
+    if stored.codebook is not None and formats_of_rows(weight) != {CodeFormat.of(chosen)}:
+        raise PassError(
+            f"{describe_node(node)}: the recipe gives it the storage {chosen.storage}, which its source doesn't have",
+            hint="A format with a codebook is kept from a GGUF file. Give the module another one, such as int3.",
+        )
     if not chosen.fits_blocks(size):
         raise PassError(
             f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {chosen.scale_block} groups of "

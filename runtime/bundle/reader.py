@@ -47,7 +47,7 @@ from .tokenizer_files import (
     TokenizerFiles,
 )
 from .tokenizer_tables import TABLES_PATH
-from .weights import INDEX_PATH, TensorEntry, WeightsIndex, expanded
+from .weights import INDEX_PATH, TensorEntry, WeightsIndex, expand, stored_bytes
 
 DECODE = "decode"
 """The entry that answers requests; every target that runs programs has it."""
@@ -249,10 +249,7 @@ class Bundle:
         else:
             data = self._copy(entry.blob, entry.offset, entry.bytes)
         if entry.stored_as is not None:
-            weight = expanded(data, entry)
-            data = np.frombuffer(self._memory(entry.blob, weight.nbytes), np.uint8, weight.nbytes)
-            data[...] = weight.reshape(-1).view(np.uint8)
-            data.flags.writeable = False
+            data = self._expanded(data, entry)
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def part(self, use: WeightUse, load: Load = "map") -> npt.NDArray[np.generic]:
@@ -263,20 +260,27 @@ class Bundle:
         if not use.source:
             return self.weight(use.name, load)
         entry = self.tensor(use.source)
-        alone = len(entry.shape) > 2 or entry.layout in ("rows", "nibbles")  # rows, or experts; else panels of rows
+        # Rows, or experts; else panels of rows. Blocks aren't in panels until they are expanded.
+        alone = len(entry.shape) > 2 or entry.layout in ("rows", "nibbles") or entry.stored_as is not None
         unit = 1 if alone else PANEL
         pieces = -(-entry.shape[0] // unit)
         first, count = use.first // unit, -(-use.shape[0] // unit)
-        if entry.stored_as is not None:
-            weight = self.weight(use.source, load).reshape(-1).view(np.uint8)
-            size = weight.nbytes // pieces
-            kept = np.frombuffer(self._memory(entry.blob, count * size), np.uint8, count * size)
-            kept[...] = weight[first * size : (first + count) * size]
-            return kept
         size = entry.bytes // pieces
         if load == "map":
-            return self._map(entry.blob)[entry.offset + first * size : entry.offset + (first + count) * size]
-        return self._copy(entry.blob, entry.offset + first * size, count * size)
+            data = self._map(entry.blob)[entry.offset + first * size : entry.offset + (first + count) * size]
+        else:
+            data = self._copy(entry.blob, entry.offset + first * size, count * size)
+        if entry.stored_as is not None:
+            data = self._expanded(data, entry.model_copy(update={"shape": use.shape}))
+        return data
+
+    def _expanded(self, data: npt.NDArray[np.uint8], entry: TensorEntry) -> npt.NDArray[np.uint8]:
+        """The bytes of rows of a tensor that is ``stored_as`` another format, in its type and layout; read-only."""
+        size = stored_bytes(entry.shape, entry.layout, entry.dtype)
+        memory = np.frombuffer(self._memory(entry.blob, size), np.uint8, size)
+        expand(data, entry, memory)
+        memory.flags.writeable = False
+        return memory
 
     def check_unchanged(self) -> None:
         """Raises BundleError if a file of weights that is mapped was written to or cut off since, or if

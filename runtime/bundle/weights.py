@@ -24,6 +24,8 @@ blob its rows are blocks of G values, as the format says, the last one filled wi
 
     {float16 scale; byte values[G / 2]}     two values to a byte, the first in its low half
 
+or, of a format with a codebook, the blocks of ``runtime/shared/codebooks.py``.
+
 In all but rows and nibbles, what lies past N and past K is zero. A weight [E, N, K] has E of them, one after the other.
 """
 
@@ -46,9 +48,9 @@ from ..shared.weight_formats import FORMAT_OF, FORMATS, Storage
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
-FORMAT_VERSION = 7
-"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales, 7 integers of 2 and 3 bits. An
-index says the least that has all its layouts and types, so that older readers open it."""
+FORMAT_VERSION = 8
+"""2 added sparse32, 3 nibbles, 4 fp8, 5 stored_as, 6 planes32 and blocks of scales, 7 integers of 2 and 3 bits, 8
+codebooks. An index says the least that has all its layouts and types, so that older readers open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 
@@ -173,6 +175,9 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
         floats = NUMPY_DTYPES[tensor.dtype].kind == "f" or tensor.dtype == "bf16"
         if tensor.stored_as is not None and (FORMATS[tensor.stored_as].layout or not floats):
             return f"{tensor.dtype} is not stored as {tensor.stored_as}"
+        multiple = FORMATS[tensor.stored_as].multiple if tensor.stored_as is not None else 0
+        if multiple and (not tensor.shape or tensor.shape[-1] % multiple):
+            return f"{tensor.stored_as} needs rows of a multiple of {multiple}, shape is {list(tensor.shape)}"
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype, tensor.stored_as)):
             return f"bytes is {tensor.bytes}, but {tensor.kind} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
@@ -379,12 +384,19 @@ def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array
 
 def _blocks_shape(shape: tuple[int, ...], storage: Storage) -> tuple[int, ...]:
     """Gives the shape of a weight [.., N, K] as bytes in blocks."""
-    size = FORMATS[storage].group_sizes[0]
-    return (*shape[:-1], -(-shape[-1] // size), 2 + size // 2)
+    stored = FORMATS[storage]
+    size = stored.group_sizes[0]
+    bytes_of = 2 + size // 2 if stored.codebook is None else stored.codebook.block_bytes
+    return (*shape[:-1], -(-shape[-1] // size), bytes_of)
 
 
 def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
-    """Codes int8 [.., N, K] and their scales float16 [.., N, blocks] -> uint8 [.., N, blocks, bytes of a block]."""
+    """Codes int8 [.., N, K] and their scales float16 [.., N, blocks] -> uint8 [.., N, blocks, bytes of a block].
+
+    Of a format with a codebook ``values`` are the bytes of blocks without their scale.
+    """
+    if (codebook := FORMATS[storage].codebook) is not None:
+        return codebook.join(values, scales)
     blocks = np.zeros(_blocks_shape(values.shape, storage), np.uint8)
     blocks[..., :2] = scales[..., None].view(np.uint8)
     padded = np.zeros((*blocks.shape[:-1], 2 * (blocks.shape[-1] - 2)), np.uint8)
@@ -396,6 +408,8 @@ def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
 def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> npt.NDArray[np.float32]:
     """What blocks stand for: float32 of this ``shape``."""
     blocks = stored.reshape(_blocks_shape(shape, storage))
+    if (codebook := FORMATS[storage].codebook) is not None:
+        return codebook.expand(blocks).reshape(shape)
     numbers = np.asarray(FORMATS[storage].codes, np.float32)
     pairs = np.stack((numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]), axis=-1)  # by byte
     values = pairs[blocks[..., 2:]].reshape(*blocks.shape[:-1], -1)
@@ -403,8 +417,27 @@ def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> np
     return np.ascontiguousarray(values.reshape(*shape[:-1], -1)[..., : shape[-1]])
 
 
-def expanded(stored: Array, entry: TensorEntry) -> Array:
-    """A tensor that is stored as another format, as its type and layout say."""
+_EXPANDED_ELEMENTS = 1 << 17
+"""Elements that are expanded at a time: no second copy of a weight is made in memory."""
+
+
+def expand(stored: Array, entry: TensorEntry, into: npt.NDArray[np.uint8]) -> None:
+    """Fills the bytes ``into`` with rows of a tensor that is stored as another format, in its type and layout.
+
+    Args:
+        stored: the blocks of these rows, as bytes. They begin with a matrix, or a panel of one.
+        entry: the tensor; ``shape`` may be that of the rows alone.
+        into: as many bytes as the rows have in their layout.
+    """
     assert entry.stored_as is not None
-    floats = unpack_blocks(stored, entry.shape, entry.stored_as).astype(NUMPY_DTYPES[entry.dtype])
-    return pack(floats, entry.layout, entry.dtype)
+    *lead, rows, columns = entry.shape if len(entry.shape) > 1 else (1, *entry.shape)
+    blocks = stored.reshape(_blocks_shape((math.prod(lead), rows, columns), entry.stored_as))
+    step = max(1, _EXPANDED_ELEMENTS // max(columns, 1) // PANEL) * PANEL
+    at = 0
+    for matrix in blocks:
+        for start in range(0, rows, step):
+            part = matrix[start : start + step]
+            floats = unpack_blocks(part, (len(part), columns), entry.stored_as).astype(NUMPY_DTYPES[entry.dtype])
+            packed = pack(floats, entry.layout, entry.dtype).reshape(-1).view(np.uint8)
+            into[at : at + packed.size] = packed
+            at += packed.size

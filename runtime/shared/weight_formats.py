@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .codebooks import CODEBOOKS, VALUES, Codebook, CodebookStorage
 from .dtypes import DTYPES, Dtype
 from .panel_layouts import Layout
 
-Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nf4", "int5", "int6", "iq4", "fp4", "int3", "int2"]
+Storage = Literal[
+    "f32", "bf16", "int8", "int4", "fp8", "nf4", "int5", "int6", "iq4", "fp4", "int3", "int2", CodebookStorage
+]
 Activation = Literal["float", "bf16", "int8", "fp8"]
 
 
@@ -21,7 +24,7 @@ class StoredFormat:
     """One format.
 
     Attributes:
-        dtype: of its values.
+        dtype: of its values; of a codebook the bytes of blocks.
         layout: in which products of the cpu target read them. None: no kernel reads them; a bundle stores ``blocks`` of
             them, which are floats again once they are loaded.
         shifted: the type of values that have offsets; None: they have none.
@@ -29,6 +32,8 @@ class StoredFormat:
         group_sizes: how many values along K may share a float16 scale; 0 is a scale for each row. Empty: no scales.
         multiple: K is a multiple of it and of the groups, since kernels read so many values at a time; 0: any K.
         codes: what values stand for, if not for themselves: the number that is multiplied by the scale, by value.
+        codebook: the vectors that values stand for, and the block that they are stored in. Such weights are kept from a
+            file that has these blocks: nothing is rounded to them.
         levels: the integers of 8 bits that values may be, if they are stored as places among these; ascending.
         sparse: whether there are products of it with two of four values.
         since: the version of weights/index.json that added it.
@@ -43,6 +48,7 @@ class StoredFormat:
     group_sizes: tuple[int, ...] = ()
     multiple: int = 0
     codes: tuple[float, ...] = ()
+    codebook: Codebook | None = None
     levels: tuple[int, ...] = ()
     sparse: bool = False
     since: int = 1
@@ -147,6 +153,10 @@ FORMATS: Mapping[Storage, StoredFormat] = {
     "int2": StoredFormat(
         "i2", "planes32", "u2", activation="int8", group_sizes=(16, 32, 64, 128), multiple=16, since=7, everywhere=False
     ),
+    **{
+        name: StoredFormat("i8", None, group_sizes=(VALUES,), multiple=VALUES, codebook=codebook, since=8)
+        for name, codebook in CODEBOOKS.items()
+    },
 }
 
 SCALE_BLOCKS = (8, 16)

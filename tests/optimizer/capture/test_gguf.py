@@ -41,7 +41,10 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(), metadata=(), freq_base=10000.0):
+def write(
+    model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(), metadata=(), freq_base=10000.0, blocks=None
+):
+    """``blocks`` makes the bytes of a tensor's rows of its type and shape, where the package can't quantize to it."""
     config = model.config
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name("tiny")
@@ -71,7 +74,9 @@ def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(),
         if name in leave_out:
             continue
         kind = Q.F32 if data.ndim != 2 else quantization(name) if callable(quantization) else quantization
-        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
+        made = None if blocks is None or data.ndim != 2 else blocks(kind, data.shape)
+        quantized = gguf.quantize(np.ascontiguousarray(data), kind) if made is None else made
+        writer.add_tensor(name, quantized, raw_dtype=kind)
     for name, data in extra:
         writer.add_tensor(name, data)
     writer.write_header_to_file()

@@ -432,7 +432,7 @@ def test_tensors_of_one_weight_need_one_type(others: tuple[Q, ...], tmp_path: Pa
     (gate, up, _) = Experts(tmp_path).tensors.values()
     assert format_of([gate, up]) is not None
     assert format_of([gate, up._replace(tensor_type=others[0])]) is None
-    assert format_of([up._replace(tensor_type=Q.IQ2_S)]) is None
+    assert format_of([up._replace(tensor_type=Q.IQ1_S)]) is None
 
 
 def test_torch_sees_what_was_read(tmp_path: Path) -> None:
