@@ -5,7 +5,7 @@
 Three distributions of prompt lengths (chat, documents, code: ``DEFAULTS`` of optimizer/buckets/histogram.py), cut to
 the context. Of each, seed 1 draws the requests that sizes are chosen by and seed 2 others that padding is counted on; a
 prompt beyond the largest size comes in chunks of that. Geometric sizes grow by one factor from the smallest of our 16
-to the largest. Nothing is timed. --update-docs puts the table into docs/inside/notes-cpu.md.
+to the largest. Nothing is timed. --update-docs puts the table into benchmarks/notes/cpu.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enginewright.optimizer.buckets.histogram import DEFAULTS, Histogram
 from enginewright.optimizer.buckets.report import Waste
 from enginewright.optimizer.buckets.solve import geometric, powers_of_two, solve
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "inside" / "notes-cpu.md"
+PAGE = Path(__file__).resolve().parent.parent / "benchmarks" / "notes" / "cpu.md"
 TABLE = MarkedTable("buckets.py")
 COUNTS = (4, 8, 16)
 CHOSEN_BY, COUNTED_ON = 1, 2  # seeds

@@ -237,7 +237,7 @@ def compare_links(path: Path, links: Sequence[str], partitions: Sequence[str], r
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """As docs/inside/notes-cpu.md has it."""
+    """As benchmarks/notes/cpu.md has it."""
     lines = ["| recipe | step | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     for c in cells:
         many = f"{c.batch} request{'s' if c.batch > 1 else ''} at {c.tokens:,} tokens"

@@ -2,7 +2,7 @@
 
     python benchmarks/scheduling.py simulate [--requests 100000] [--json FILE]
     python benchmarks/scheduling.py serve BUNDLE [--seconds 60] [--json FILE]
-    python benchmarks/scheduling.py page --json FILE --page docs/inside/notes-cpu.md
+    python benchmarks/scheduling.py page --json FILE --page benchmarks/notes/cpu.md
 
 Load: bursts of five times the usual rate, 4 of 20 seconds; 85 % of requests are of class "chat", the others long ones
 of class "batch" (``loads.bursts``). A chat is within its targets if its first token and its time per token

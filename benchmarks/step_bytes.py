@@ -1,6 +1,6 @@
 """Bytes that decode steps read, as the report predicts them and as the processor marks them.
 
-    python benchmarks/step_bytes.py BUNDLE ...          # a table for docs/inside/notes-cpu.md
+    python benchmarks/step_bytes.py BUNDLE ...          # a table for benchmarks/notes/cpu.md
     python benchmarks/step_bytes.py --json BUNDLE ...   # the same for a program
 
 Each bundle's weights are copied to memory of their own first.

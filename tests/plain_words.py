@@ -116,7 +116,7 @@ STILL_LONG = {
     "docs/inside/engines.md": 4,
     "docs/inside/ladder.md": 1,
     "docs/inside/lowered-program.md": 2,
-    "docs/inside/notes-cpu.md": 9,
+    "benchmarks/notes/cpu.md": 9,
     "docs/inside/notes-gpu-engines.md": 2,
     "docs/inside/numerics.md": 2,
     "docs/inside/ops.md": 1,

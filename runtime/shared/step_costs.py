@@ -2,7 +2,7 @@
 
 Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
 panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
-weights with their padding, keys in whole blocks. docs/inside/notes-cpu.md compares that with measurements.
+weights with their padding, keys in whole blocks. benchmarks/notes/cpu.md compares that with measurements.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = REPOSITORY / "docs" / "inside" / "notes-cpu.md"
+PAGE = REPOSITORY / "benchmarks" / "notes" / "cpu.md"
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -34,7 +34,7 @@ def test_rounds_are_compared_by_their_medians(monkeypatch: pytest.MonkeyPatch) -
 def test_the_page_has_what_was_measured() -> None:
     facts = json.loads(RESULT.read_text())
     cells = [Cell(**{k: v for k, v in cell.items() if k != "error"}) for cell in facts["cells"]]
-    page = (REPOSITORY / "docs" / "inside" / "notes-cpu.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "benchmarks" / "notes" / "cpu.md").read_text(encoding="utf-8")
     inside = page.partition("<!-- table: benchmarks/plan_error.py -->")[2].partition("<!-- end of table -->")[0]
     assert "\n".join(table(cells)) in inside
     for what in ("decode", "prompt"):

@@ -86,6 +86,6 @@ def test_the_arithmetic() -> None:
 
 
 def test_the_page_has_what_was_committed() -> None:
-    page = (REPOSITORY / "docs" / "inside" / "notes-cpu.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "benchmarks" / "notes" / "cpu.md").read_text(encoding="utf-8")
     assert page.partition(BEGIN)[2].partition(END)[0].strip() == table(json.loads(RESULT.read_text())).strip()
     assert scheduling.__doc__ is not None and "simulate" in scheduling.__doc__

@@ -41,7 +41,7 @@ class CpuEmitter:
             FuseLinearActivation(),
             FuseLinearResidual(),
             # By now a norm adds nothing where a linear does: its result is quantized while it is in the cache. (A gated
-            # activation that quantizes takes as long as the two steps: docs/inside/notes-cpu.md.)
+            # activation that quantizes takes as long as the two steps: benchmarks/notes/cpu.md.)
             FuseNormQuantize(),
             FuseRopeKvWrite(),
         ]

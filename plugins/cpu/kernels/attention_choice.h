@@ -12,7 +12,7 @@
 //
 // With the middle and twice the spread this would be a bound that no score is above, as Quest has it (Tang et
 // al., arXiv:2406.10774). But no key is at the end of every channel's range, and a wide block looks better
-// than it is: docs/inside/notes-cpu.md has what each finds. The query heads that share a kv head choose
+// than it is: benchmarks/notes/cpu.md has what each finds. The query heads that share a kv head choose
 // together. A head's own best block counts as much as another's: a block is as good as the largest, over the
 // heads, of estimate(head, block) - the head's largest estimate of those to choose from. Of equal blocks the
 // earlier comes first, and NaN before all.
