@@ -6,7 +6,7 @@ The model (SmolLM2-135M-Instruct, or --model) is captured and normalised once. E
 evaluated in torch on the first tokens of the package's text, window by window: KL from the source, and perplexity. It
 is calibrated with the rest of that text.
 
-Everything is written to a JSON file; --update-docs puts the table into docs/inside/notes-quantization.md.
+Everything is written to a JSON file; --update-docs puts the table into benchmarks/notes/quantization.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "inside" / "notes-quantization.md"
+PAGE = HERE.parent / "benchmarks" / "notes" / "quantization.md"
 TABLE = MarkedTable("kv_heads.py")
 WAYS: tuple[tuple[KvMethod, KvGrouping], ...] = (
     ("mean", "neighbours"),

@@ -8,7 +8,7 @@ does. Then whole and pruned alternate at decoding for one request, each run in a
 has a ratio of the two. The bytes of a step are those that the report predicts.
 
 What counts is the time saved as a share of the bytes saved. Everything is written to a JSON file; --update-docs puts
-the table into docs/inside/notes-quantization.md.
+the table into benchmarks/notes/quantization.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.shared.step_costs import StepCost, StepSizes, step_costs
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "inside" / "notes-quantization.md"
+PAGE = HERE.parent / "benchmarks" / "notes" / "quantization.md"
 TABLE = MarkedTable("pruning.py")
 WHOLE, PRUNED, PLAIN = "whole", "pruned", "pruned, nothing compensated"
 ANY_KL = BudgetSection(max_kl=1e6)

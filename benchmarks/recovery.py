@@ -7,7 +7,7 @@ value heads are kept, by the mean of each group and by the calibrated fit, and t
 get 4 bits, to the nearest, by GPTQ and by training. All are measured as bundles, on text that none was trained on,
 against the model as transformers runs it. Nothing is timed but the training.
 
-Everything is written to a JSON file; --update-docs puts the table into docs/inside/notes-quantization.md.
+Everything is written to a JSON file; --update-docs puts the table into benchmarks/notes/quantization.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
 from enginewright.runtime.shared.progress import ProgressEvent
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "inside" / "notes-quantization.md"
+PAGE = HERE.parent / "benchmarks" / "notes" / "quantization.md"
 TABLE = MarkedTable("recovery.py")
 HELD_OUT_BYTES = 100_000
 WIDE = {"max_kl": 20.0}

@@ -64,7 +64,7 @@ PANEL, QUAD, GROUP, ROUND = 32, 4, 32, 64
 """Outputs of a panel, inputs of a step of the int8 product, weights of a scale, columns that are chosen together."""
 INT8_BITS, SCALE_BITS = 8.0, 16 / GROUP
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "inside" / "notes-quantization.md"
+PAGE = HERE.parent / "benchmarks" / "notes" / "quantization.md"
 TABLE = MarkedTable("sparsity_patterns.py")
 
 Keep = Callable[[int, torch.Tensor], torch.Tensor]

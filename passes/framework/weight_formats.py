@@ -30,7 +30,7 @@ class GptqOptions(Section):
 
     Attributes:
         damping: what is added to the Hessian's diagonal, as a share of its mean. The paper has 0.01, which fits what a
-            few thousand tokens happen to show: docs/inside/notes-quantization.md has errors on held-out tokens.
+            few thousand tokens happen to show: benchmarks/notes/quantization.md has errors on held-out tokens.
         activation_order: columns of the largest inputs come first; otherwise as they are stored.
     """
 

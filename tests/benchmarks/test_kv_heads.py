@@ -21,7 +21,7 @@ def test_the_page_has_the_newest_figures(monkeypatch: pytest.MonkeyPatch) -> Non
     spec.loader.exec_module(module)
     newest = sorted((REPOSITORY / "benchmarks" / "results").glob("kv-heads-*.json"))[-1]
     result = json.loads(newest.read_text())
-    page = (REPOSITORY / "docs" / "inside" / "notes-quantization.md").read_text()
+    page = (REPOSITORY / "benchmarks" / "notes" / "quantization.md").read_text()
     assert f"{module.TABLE.begin}\n\n{module._table(result)}\n\n<!-- end of table -->" in page
     kl = {(row["method"], row["grouping"]): row["kl"] for row in result["rows"]}
     assert kl["calibrated", "neighbours"] < kl["mean", "neighbours"]
