@@ -117,7 +117,7 @@ STILL_LONG = {
     "docs/inside/ladder.md": 1,
     "docs/inside/lowered-program.md": 2,
     "benchmarks/notes/cpu.md": 9,
-    "docs/inside/notes-gpu-engines.md": 2,
+    "benchmarks/notes/gpu-engines.md": 2,
     "docs/inside/numerics.md": 2,
     "docs/inside/ops.md": 1,
     "docs/inside/speculation.md": 11,
