@@ -6,7 +6,7 @@ Peers are installed into build/bench/peers, an environment of their own; one tha
 result says why. Two models: SmolLM2-135M-Instruct, and a Llama of 1.04 billion random weights, so that no cache
 flatters anyone. Each run is a process of its own; figures are medians over the rounds, and what counts is the ratio in
 one round, ours over the best peer of the same bits a weight, at a KL divergence from float32 that is no worse.
-docs/inside/benchmark.md has more.
+benchmarks/notes/benchmark.md has more.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--kv-cache", help="what our bundles store keys and values in, instead of what recipes say")
     found.add_argument("--from-json", type=Path, help="measure nothing: take this result, with today's reasons")
     found.add_argument(
-        "--update-docs", action="store_true", help="put the result into docs/inside/benchmark.md and the README"
+        "--update-docs", action="store_true", help="put the result into benchmarks/notes/benchmark.md and the README"
     )
     return found
 

@@ -20,8 +20,8 @@ def marks(machine: str) -> tuple[str, str]:
 
 
 def update(result: Mapping[str, Any], source: str, repository: Path = REPOSITORY) -> list[Path]:
-    """Writes docs/inside/benchmark.md, its chart and the README's section; ``source`` is the result's path there."""
-    page, readme = repository / "docs/inside/benchmark.md", repository / "README.md"
+    """Writes benchmarks/notes/benchmark.md, its chart and the README's section; ``source`` is the result's path there."""
+    page, readme = repository / "benchmarks/notes/benchmark.md", repository / "README.md"
     machine = instructions(result)
     picture = page.with_name("benchmark.svg" if machine == WIDEST else f"benchmark-{machine.lower()}.svg")
     put(page, machine, [f"From [{Path(source).name}](../../{source}).", "", *whole(result)])

@@ -83,15 +83,15 @@ def test_the_chart_has_a_bar_for_each_ratio(result: dict[str, Any]) -> None:
 
 def test_documents_change_between_their_marks_alone(result: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "docs/inside").mkdir(parents=True)
-    for name in ("docs/inside/benchmark.md", "README.md"):
+    for name in ("benchmarks/notes/benchmark.md", "README.md"):
         (tmp_path / name).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{OTHERS}")
     for _ in range(2):
         docs.update(result, "benchmarks/results/r.json", tmp_path)
-        for name, link in (("docs/inside/benchmark.md", "(../../benchmarks/"), ("README.md", "(benchmarks/")):
+        for name, link in (("benchmarks/notes/benchmark.md", "(../../benchmarks/"), ("README.md", "(benchmarks/")):
             text = (tmp_path / name).read_text()
             assert text.startswith("before\n") and text.endswith(f"after\n{OTHERS}") and "old" not in text
             assert text.count("| --- |") >= 1 and link in text
-    assert (tmp_path / "docs/inside/benchmark-avx2.svg").read_text().startswith("<svg")
+    assert (tmp_path / "benchmarks/notes/benchmark-avx2.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("text", ["nothing", f"{END}\n{BEGIN}", f"{BEGIN}{BEGIN}{END}", OTHERS])
