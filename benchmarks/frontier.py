@@ -2,7 +2,7 @@
 
     python benchmarks/frontier.py MODEL.gguf [MODEL.gguf ...] [--calibration FILE] [--recovered DIR | --moved]
         [--types Q4_K_M Q6_K] [--recipes int4-gptq] [--sizes Q4_K_M Q6_K] [--rounds 3] [--peers PYTHON]
-        [--page docs/inside/frontier.md]
+        [--page benchmarks/notes/frontier.md]
 
 Each MODEL is dequantized to a GGUF file of 32-bit floats, or takes the weights that `optimize recover` made of it
 (--recovered), which a short training leaves near the grid of their file. With --moved each block of 32 weights is moved
@@ -453,7 +453,7 @@ def table(model: Mapping[str, Any]) -> str:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """docs/inside/frontier.md."""
+    """benchmarks/notes/frontier.md."""
     how = {
         "trained": ", trained on by `optimize recover`",
         "moved": ", weights moved off the grid of their file by noise of up to half a step",
