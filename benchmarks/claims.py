@@ -1,7 +1,7 @@
-"""What papers and engines claim of serving, measured here beside it; ``docs/inside/claims.md`` is made of it.
+"""What papers and engines claim of serving, measured here beside it; ``benchmarks/notes/claims.md`` is made of it.
 
     python benchmarks/claims.py BUNDLE [--parts reservation batching ...] [--hf FOLDER] [--rounds 3] [--json FILE]
-        [--page docs/inside/claims.md]
+        [--page benchmarks/notes/claims.md]
 
 - reservation: memory of the KV cache that is reserved and not used, with blocks of 32 tokens and with the whole context
   reserved for each request; and tokens a second of both in the same memory;

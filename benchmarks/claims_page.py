@@ -1,4 +1,4 @@
-"""``docs/inside/claims.md`` and its charts, from the figures that ``claims.py`` measured."""
+"""``benchmarks/notes/claims.md`` and its charts, from the figures that ``claims.py`` measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def page(figures: Mapping[str, Any]) -> str:
     return f"""# Claims, measured
 
 What papers and engines claim of serving language models, beside what was measured here:
-`python benchmarks/claims.py BUNDLE --hf FOLDER --source MODEL --page docs/inside/claims.md` makes this page.
+`python benchmarks/claims.py BUNDLE --hf FOLDER --source MODEL --page benchmarks/notes/claims.md` makes this page.
 SmolLM2-135M in int8, {machine["cores"]} cores ({machine["processor"]}), medians of {figures["rounds"]} rounds in turn.
 
 {"".join(parts)}{HEADS}"""

@@ -112,7 +112,7 @@ STILL_LONG = {
     "docs/inside/architecture.md": 4,
     "benchmarks/notes/benchmark.md": 13,
     "docs/inside/bundle-format.md": 8,
-    "docs/inside/claims.md": 6,
+    "benchmarks/notes/claims.md": 6,
     "docs/inside/engines.md": 4,
     "docs/inside/ladder.md": 1,
     "docs/inside/lowered-program.md": 2,
