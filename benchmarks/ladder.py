@@ -1,6 +1,6 @@
 """What each step of optimization gives: one model, from transformers' eager without a KV cache to speculation.
 
-    python benchmarks/ladder.py FOLDER [--rounds 3] [--json FILE] [--page docs/inside/ladder.md] [--bundles WHERE]
+    python benchmarks/ladder.py FOLDER [--rounds 3] [--json FILE] [--page benchmarks/notes/ladder.md] [--bundles WHERE]
 
 FOLDER is the model as transformers reads it (SmolLM2, say); bundles are exported into WHERE if they aren't there, or
 were made by other code. Each rung is measured in a process of its own, in turn with the others: tokens a second of one
@@ -216,7 +216,7 @@ def drawing(figures: Mapping[str, Any]) -> str:
 
 
 def page(figures: Mapping[str, Any]) -> str:
-    """docs/inside/ladder.md."""
+    """benchmarks/notes/ladder.md."""
     rungs = figures["rungs"]
     base, before = rungs[EAGER.name]["tokens_per_second"], 0.0
     rows = []
@@ -239,7 +239,7 @@ def page(figures: Mapping[str, Any]) -> str:
     plain = max(rungs["speculation"]["plain_rounds"])
     return f"""# The ladder
 
-One model, one optimization after another: `python benchmarks/ladder.py FOLDER --page docs/inside/ladder.md` makes this
+One model, one optimization after another: `python benchmarks/ladder.py FOLDER --page benchmarks/notes/ladder.md` makes this
 page. SmolLM2-135M-Instruct on {figures["machine"]["processor"]}, {figures["threads"]} threads, transformers
 {figures["transformers"]}; the best of {figures["rounds"]} rounds in turn, each rung in a process of its own.
 

@@ -114,7 +114,7 @@ STILL_LONG = {
     "docs/inside/bundle-format.md": 8,
     "benchmarks/notes/claims.md": 6,
     "docs/inside/engines.md": 4,
-    "docs/inside/ladder.md": 1,
+    "benchmarks/notes/ladder.md": 1,
     "docs/inside/lowered-program.md": 2,
     "benchmarks/notes/cpu.md": 9,
     "benchmarks/notes/gpu-engines.md": 2,
