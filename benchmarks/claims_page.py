@@ -206,7 +206,7 @@ A cache of 4 bits isn't built: it would have to be within 0.01 of one of 16, and
 HEADS = """## Fewer key and value heads
 
 GQA (2023) converts 8 heads to 1 with 5 % of the training. What that does here, with recovery and without, is on
-the page of [attention heads](../use/attention-heads.md).
+the page of [attention heads](../../docs/use/attention-heads.md).
 """
 
 

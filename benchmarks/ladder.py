@@ -253,7 +253,7 @@ Tokens a second are of one request: {STEPS} tokens behind a prompt of {PROMPT} r
 counted. Two rungs are something else and have no figure beside eager: "{TOGETHER} requests" is all of {TOGETHER} such
 requests together, and "speculation" copies a text, where it fits; its "times" is against the same task without it
 ({plain:,.0f} tokens a second). KL is the divergence from the source in 32-bit floats, on average of 512 tokens of text
-that every Python brings. Requests in a batch and tokens that are computed ahead have the [same bits](numerics.md).
+that every Python brings. Requests in a batch and tokens that are computed ahead have the [same bits](../../docs/inside/numerics.md).
 
 Without a cache one step in eight is timed, over the same lengths. Fusions make {steps["f32, fused"]:,} steps of a
 program of {steps["f32, unfused"]:,}.

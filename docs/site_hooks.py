@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-PAGE = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
+PAGE = re.compile(r"\[([^\]]+)\]\((?!\.\./)([^)#]+\.md)\)")
 OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
 REFERENCE = "use/python-reference.md"
 """The page that readers of the repository see as Markdown. The site has signatures, types and links in its place."""
@@ -24,7 +24,8 @@ def navigation(index: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         for block in blocks:
             pages = [{title: page} for title, page in PAGE.findall(block)]
-            entries += pages if block.startswith("|") else [{re.split("[,:]", block)[0]: pages}]
+            if pages:
+                entries += pages if block.startswith("|") else [{re.split("[,:]", block)[0]: pages}]
         groups.append({heading.strip(): entries})
     return groups
 

@@ -109,18 +109,18 @@ Only long sentences count there. The list gets shorter and never longer: a folde
 """
 
 STILL_LONG = {
-    "docs/inside/architecture.md": 4,
     "benchmarks/notes/benchmark.md": 13,
-    "docs/inside/bundle-format.md": 8,
     "benchmarks/notes/claims.md": 6,
-    "docs/inside/engines.md": 4,
-    "benchmarks/notes/ladder.md": 1,
-    "docs/inside/lowered-program.md": 2,
     "benchmarks/notes/cpu.md": 9,
     "benchmarks/notes/gpu-engines.md": 2,
+    "benchmarks/notes/ladder.md": 1,
+    "benchmarks/notes/speculation.md": 11,
+    "docs/inside/architecture.md": 4,
+    "docs/inside/bundle-format.md": 8,
+    "docs/inside/engines.md": 4,
+    "docs/inside/lowered-program.md": 2,
     "docs/inside/numerics.md": 2,
     "docs/inside/ops.md": 1,
-    "benchmarks/notes/speculation.md": 11,
     "docs/use/python-reference.md": 2,
 }
 """Longer sentences that pages have still. A page may have fewer, and then its number here is lowered."""

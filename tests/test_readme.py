@@ -88,6 +88,7 @@ def anchor(heading: str) -> str:
 
 def test_links_of_all_pages_lead_somewhere() -> None:
     pages = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    pages += sorted((REPOSITORY / "benchmarks" / "notes").glob("*.md"))
     assert len(pages) > 40
     for page in pages:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

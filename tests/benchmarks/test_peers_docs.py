@@ -82,7 +82,7 @@ def test_the_chart_has_a_bar_for_each_ratio(result: dict[str, Any]) -> None:
 
 
 def test_documents_change_between_their_marks_alone(result: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "docs/inside").mkdir(parents=True)
+    (tmp_path / "benchmarks/notes").mkdir(parents=True)
     for name in ("benchmarks/notes/benchmark.md", "README.md"):
         (tmp_path / name).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{OTHERS}")
     for _ in range(2):
