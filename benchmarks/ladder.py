@@ -239,8 +239,9 @@ def page(figures: Mapping[str, Any]) -> str:
     plain = max(rungs["speculation"]["plain_rounds"])
     return f"""# The ladder
 
-One model, one optimization after another: `python benchmarks/ladder.py FOLDER --page benchmarks/notes/ladder.md` makes this
-page. SmolLM2-135M-Instruct on {figures["machine"]["processor"]}, {figures["threads"]} threads, transformers
+One model, one optimization after another. This page is made by
+`python benchmarks/ladder.py FOLDER --page benchmarks/notes/ladder.md`. SmolLM2-135M-Instruct on
+{figures["machine"]["processor"]}, {figures["threads"]} threads, transformers
 {figures["transformers"]}; the best of {figures["rounds"]} rounds in turn, each rung in a process of its own.
 
 ![Tokens a second](ladder.svg)
@@ -253,7 +254,8 @@ Tokens a second are of one request: {STEPS} tokens behind a prompt of {PROMPT} r
 counted. Two rungs are something else and have no figure beside eager: "{TOGETHER} requests" is all of {TOGETHER} such
 requests together, and "speculation" copies a text, where it fits; its "times" is against the same task without it
 ({plain:,.0f} tokens a second). KL is the divergence from the source in 32-bit floats, on average of 512 tokens of text
-that every Python brings. Requests in a batch and tokens that are computed ahead have the [same bits](../../docs/inside/numerics.md).
+that every Python brings. Requests in a batch and tokens that are computed ahead have the
+[same bits](../../docs/inside/numerics.md).
 
 Without a cache one step in eight is timed, over the same lengths. Fusions make {steps["f32, fused"]:,} steps of a
 program of {steps["f32, unfused"]:,}.

@@ -20,7 +20,7 @@ def marks(machine: str) -> tuple[str, str]:
 
 
 def update(result: Mapping[str, Any], source: str, repository: Path = REPOSITORY) -> list[Path]:
-    """Writes benchmarks/notes/benchmark.md, its chart and the README's section; ``source`` is the result's path there."""
+    """Writes benchmarks/notes/benchmark.md, its chart and the README's section; ``source`` is the result's path."""
     page, readme = repository / "benchmarks/notes/benchmark.md", repository / "README.md"
     machine = instructions(result)
     picture = page.with_name("benchmark.svg" if machine == WIDEST else f"benchmark-{machine.lower()}.svg")
