@@ -34,6 +34,7 @@ NOT_CLEAN: tuple[str, ...] = (
     "benchmarks",
     "benchmarks/peers",
     "docs/build",
+    "benchmarks/notes",
     "docs/inside",
     "docs/use",
     "optimizer",
