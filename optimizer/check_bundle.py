@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetCheck:
-    """What was found of one target.
+    """The check of one target.
 
     Attributes:
-        why_not: why it was not run here; None if it was.
-        runs_with: of what runs it: instruction set, threads.
-        comparison: with the source; None without one.
+        why_not: the reason why it wasn't run here; None if it was.
+        runs_with: settings of the executor: instruction set, threads.
+        comparison: its difference from the source; None without a source.
     """
 
     target: str
@@ -158,7 +158,7 @@ def check_bundle(
 
 
 def _has_providers(bundle: Bundle, name: str) -> bool:
-    """Whether what runs the target has providers to choose from."""
+    """Returns True if the target's executor has providers to choose from."""
     return name in bundle.targets and takes(name, "provider")
 
 

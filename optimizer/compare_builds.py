@@ -84,19 +84,19 @@ class ChangedPrompt:
 
 @dataclass(frozen=True)
 class BuildComparison:
-    """What ``compare_builds`` found.
+    """The result of ``compare_builds``.
 
     Attributes:
-        bundle, against: as they were named.
-        kind: of what it is compared with.
-        target: that both were run on.
-        prompts, tokens: of the suite; with the answers' tokens.
-        checks: all, in the order in which they are shown.
-        layers: KL by what each layer gets, and last of the logits; empty where that can't be compared.
-        changed: prompts behind which something else is said.
-        files: what differs, as `optimize diff` says it with the other one as A.
-        speed: what was measured; None if nothing was.
-        budget: what was allowed.
+        bundle, against: the two models, as they were named.
+        kind: the kind of the reference.
+        target: the target that both were run on.
+        prompts, tokens: sizes of the suite; tokens include the answers'.
+        checks: all checks, in the order in which they are shown.
+        layers: KL of each layer's input, and last of the logits; empty if they can't be compared.
+        changed: prompts whose answers differ.
+        files: differences of the files, as `optimize diff` lists them with the other one as A.
+        speed: paired speeds; None if they weren't measured.
+        budget: the limits of the checks.
     """
 
     bundle: str
@@ -125,7 +125,7 @@ class BuildComparison:
 
     @property
     def within_budget(self) -> bool:
-        """Whether no check failed."""
+        """Returns True if no check failed."""
         return not self.failed
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class BuildComparison:
         return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
     def _why(self, check: Check) -> str:
-        """What helps to find the reason of a failed check."""
+        """The facts that help to explain a failed check, one a line."""
         lines = [f"{check.name}: {shown(check)}", check.detail]
         if check.name.startswith(("kl", "tokens_changed")):
             lines += [f"{one.where}: token {one.first}: {one.expected} became {one.found}" for one in self.changed]
@@ -180,7 +180,7 @@ def write_junit(found: BuildComparison, path: Path) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for numbers that JSON doesn't have."""
+    """Replaces numbers that JSON can't express by None."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -315,7 +315,9 @@ def compare_builds(
 
 
 def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
-    """What differs: weights first, and without what follows from them, the sizes and hashes in manifests."""
+    """The differences of two bundles, weights first; sizes and hashes in manifests, which follow from them, are left
+    out.
+    """
     lines = []
     for file in diff.differences:
         only = ("only in the older one",) if file.bytes_b is None else ("only in the new one",)
@@ -384,7 +386,7 @@ def _tokenized(
 
 @dataclass
 class _Read:
-    """What both models made of the suite. ``problem``: why that can't be said."""
+    """The result of reading the suite with both models. ``problem``: the reason why they can't be compared, or ""."""
 
     total: Divergence = field(default_factory=lambda: Divergence(Likelihood(), Likelihood()))
     changed: list[ChangedPrompt] = field(default_factory=list)

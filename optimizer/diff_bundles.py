@@ -45,7 +45,7 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class BundleDiff:
-    """What was found: ``files`` is how many are in either bundle, ``bytes`` how many of A were compared."""
+    """The result of ``diff_bundles``: ``files`` of either bundle, and ``bytes`` of A that were compared."""
 
     a: str
     b: str
@@ -55,7 +55,7 @@ class BundleDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether all files are, apart from those in report/."""
+        """Returns True if all files are equal, apart from those in report/."""
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _first_difference(a: Path, b: Path) -> int | None:
 
 
 def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None]) -> tuple[str, ...]:
-    """What differs in a file; ``unequal``: the first byte of each that does."""
+    """The differences of a file, at most MOST_DETAILS; ``unequal``: path -> first byte that differs."""
     if path in {blob.file for blob in a.index.blobs}:
         found = list(_weights(a, b, path))
     elif path.endswith(".json"):

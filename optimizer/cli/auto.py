@@ -1,4 +1,4 @@
-"""What ``optimize export`` and ``optimize report`` print of a search for formats."""
+"""The lines that ``optimize export`` and ``optimize report`` print about a search for formats."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Chat:
             self.turns.append(turn)
 
     def _parser(self, messages: list[dict[str, Any]], params: SamplingParams) -> ChatParser | None:
-        """What takes an answer apart; None where it is text alone, or is cut at a text that may stand anywhere."""
+        """The parser of an answer; None if it is plain text, or if a stop text may cut it anywhere."""
         tokenizer = self.llm.tokenizer
         chat_format = tokenizer.chat_format_of(self.options.get("chat_template"))
         if params.stop or not (chat_format.has_calls or chat_format.has_reasoning):
@@ -177,7 +177,9 @@ class Chat:
         return chat_format.parser(tokenizer, tools=self.options.get("tools"), prompt_ids=prompt)
 
     def _stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> dict[str, Any]:
-        """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
+        """Prints the model's answer as it comes and returns it. In a terminal, Ctrl-C ends the answer, not the
+        conversation.
+        """
         if self.rows is not None:
             (result,) = self.llm.chat(messages, params, **self.options)
             if result.error is not None:
@@ -355,7 +357,7 @@ def _read_turns(file: Path) -> list[dict[str, Any]]:
 
 
 def _typed() -> Iterator[str]:
-    """What is typed behind a prompt: turns that are not blank."""
+    """Reads turns from a prompt until the input ends; skips blank ones."""
     while (text := read_turn("> ")) is not None:
         if text.strip():
             yield text.strip()

@@ -1,4 +1,4 @@
-"""How every command talks: where it prints, how errors look, what it exits with."""
+"""The conventions of all commands: output streams, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _no_interrupt_dropped() -> Iterator[None]:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads any more what this process prints, to stdout or stderr."""
+    """Returns True if the reader of this process's stdout or stderr has closed its end."""
     pipes = select.poll()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, it isn't a file, or is closed
@@ -202,7 +202,7 @@ def warnings_shown(*, hidden: bool) -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """What can't be written must not be tried again when Python flushes at exit."""
+    """Redirects stdout to the null device, so that Python doesn't retry unwritten output when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

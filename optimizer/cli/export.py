@@ -208,9 +208,9 @@ def command(
 
 
 def _print_summary(report: ExportReport, *, verbose: bool, named: bool) -> None:
-    """What the bundle is, how large, how good, how fast, what it took, and what to type next: a line each.
+    """Prints the summary of an export: the bundle, its size, quality and speed, the cost, and the next command to run.
 
-    ``named``: whether the recipe follows from an option, and not from the file.
+    ``named``: True if an option names the recipe; otherwise it follows from the file.
     """
     from enginewright.optimizer.export.check_arguments import AS_QUANTIZED, KEEPS_BLOCKS
     from enginewright.optimizer.report import numbers
@@ -259,7 +259,7 @@ def _next(opened: BundleReport) -> str:
 
 
 def _trust(bundle: Bundle) -> tuple[str, ...]:
-    """What allows the bundle's code to run, where every target carries some: whoever exports knows who made it."""
+    """The options that allow the bundle's own code to run, if every target has some: the exporter knows its origin."""
     from enginewright.runtime.executors.open import carried_code
 
     return ("--trust", "code") if all(carried_code(name) is not None for name in bundle.targets) else ()

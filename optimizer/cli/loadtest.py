@@ -84,7 +84,7 @@ class Coming:
 
 @dataclass(frozen=True)
 class Saying:
-    """What requests are like; with --classes the defaults of each class."""
+    """The shape of requests; with --classes, the defaults of each class."""
 
     prompt: Annotated[
         str, typer.Option(metavar="LENGTH", help="Tokens of a prompt: 128, 20-200, lognormal:MEDIAN:SIGMA, or a file.")

@@ -27,7 +27,7 @@ def known_target(value: str | None) -> str | None:
 
 
 def known_targets(values: list[str] | None) -> list[str] | None:
-    """The same of several."""
+    """Raises typer.BadParameter if one of the targets doesn't exist; returns them unchanged."""
     for value in values or ():
         known_target(value)
     return values
@@ -153,7 +153,7 @@ def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Running:
-    """What of a bundle runs, on what."""
+    """Options that choose the part of a bundle to run, and the machine's resources for it."""
 
     target: Target = None
     provider: Provider = None
@@ -169,7 +169,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Serving(Running):
-    """How requests run."""
+    """Options of the engine that runs requests."""
 
     prefix_folder: Annotated[
         Path | None,
@@ -225,7 +225,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; None is left to the defaults of SamplingParams."""
+    """Options of sampling; None leaves a setting to the defaults of SamplingParams."""
 
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")] = None
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")] = None
@@ -289,7 +289,10 @@ _FORMS = ("schema", "regex", "choice", "grammar")
 
 
 def _text_of(name: str, value: Any) -> Any:
-    """What an option of a form says: a schema or its file's text, the text of a grammar's file. Raises BadParameter."""
+    """The value of an output-form option: a schema or the text of its file, or the text of a grammar's file.
+
+    Raises typer.BadParameter if the file can't be read.
+    """
     if name == "grammar" or (name == "json" and not value.lstrip().startswith(("{", "true", "false"))):
         try:
             return Path(value).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What long commands show while they work, on stderr: a bar in a terminal, lines of text anywhere else."""
+"""The progress of long commands on stderr: a bar in a terminal, lines of text anywhere else."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ EPILOG = (
 
 @dataclass(frozen=True)
 class Training:
-    """How it is trained, by the names of RecoverOptions."""
+    """Options of the training, by the names of RecoverOptions."""
 
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048

@@ -57,7 +57,7 @@ def command(
 
 
 def print_summary(report: BundleReport) -> None:
-    """How good the bundle is, its passes, and a line or more of everything else."""
+    """Prints the bundle's quality, its passes, and one or more lines for each other part of the report."""
     from rich.table import Table
 
     from enginewright.optimizer.report.bundle_report import (

@@ -43,7 +43,7 @@ EPILOG = (
 
 @dataclass(frozen=True)
 class Listening:
-    """Where the server listens, and who may ask; None leaves it to the file, or the default."""
+    """The server's address, and the clients it admits; None leaves a setting to the file, or the default."""
 
     host: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1, which only this machine reaches.")] = (
         None
@@ -69,7 +69,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the server takes on."""
+    """The server's limits; None leaves a setting to the file, or the default."""
 
     max_requests: Annotated[int | None, typer.Option(help="Requests of a model that run at a time; default 64.")] = None
     max_waiting: Annotated[int | None, typer.Option(help="More that may wait; the rest get 429. Default 256.")] = None

@@ -1,4 +1,4 @@
-"""How commands and options are spelled: a wrong word is answered with the nearest, and old names go on working.
+"""The spelling of commands and options: a wrong word gets the nearest as a hint, and old names continue to work.
 
 An option of several commands has one name in all of them: --context is the most tokens of a request, and what may be a
 list has a name in the singular (--target, --gpu, --batch 1,4,16). -n is --max-tokens alone.

@@ -1,4 +1,4 @@
-"""What the chat template is given besides the conversation: ``--system``, ``--tools`` and ``--set``."""
+"""Options that become variables of the chat template: ``--system``, ``--tools`` and ``--set``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
 
 @dataclass(frozen=True)
 class Template:
-    """What the chat template reads besides the conversation that is typed."""
+    """The chat template's variables besides the typed conversation."""
 
     system: Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")] = None
     tools: Annotated[

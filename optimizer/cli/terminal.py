@@ -1,4 +1,4 @@
-"""What is typed in a terminal, and text that is wrapped at its edge."""
+"""Reads turns from a terminal, and wraps text at its edge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PICTURES |= {0x7F: 0x2421, ord("\r"): ord("\n")} | dict.fromkeys(range(0x80, 0x
 
 
 def read_turn(prompt: str, text: str = "") -> str | None:
-    """What is typed behind a prompt; lines that are pasted together are one. None at the end of input.
+    """Reads a turn after a prompt; pasted lines are one turn. Returns None at the end of input.
 
-    By GNU readline, which Python brings: nothing to install, and editing and history are those of the user's other
-    programs. Where Python has libedit instead, or neither, lines that wait already belong to the first.
+    It uses GNU readline, which comes with Python: nothing has to be installed, and editing and history work as in the
+    user's other programs. If Python has libedit instead, or neither, lines that wait already belong to the first.
 
     Args:
-        text: stands behind the prompt, to be edited.
+        text: initial text after the prompt, which the user can edit.
     """
     readline = _readline()
     while True:

@@ -21,15 +21,15 @@ from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, 
 
 @dataclass(frozen=True)
 class TextReport:
-    """How well the bundle predicts a text.
+    """The bundle's predictions of a text, scored.
 
     Attributes:
         source: the file, or BUILT_IN.
-        tokens, scored: of the text, without what the model expects before it; and how many of them count.
-        window, stride, windows: how the text was cut, a window's prefix included; how many windows were read.
+        tokens, scored: tokens of the text, without the prefix that the model expects, and the number of them scored.
+        window, stride, windows: tokens of a window, prefix included; tokens between two starts; windows evaluated.
         nll: mean negative log-likelihood per scored token, in nats.
         perplexity: exp(nll).
-        windows_in_text: how many windows the text has.
+        windows_in_text: windows of the whole text.
     """
 
     source: str
@@ -45,15 +45,15 @@ class TextReport:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """How far the bundle is from a reference, over the text's scored tokens.
+    """The bundle's difference from a reference, over the text's scored tokens.
 
     Attributes:
         against: the reference, as it was named.
-        nll, perplexity: the reference's.
+        nll, perplexity: the reference's own.
         kl_mean, kl_max: KL(reference || bundle) per token in nats.
-        top1_agreement: share of the tokens before which both find the same token the likeliest.
-        max_logit_difference: largest absolute one.
-        choices: the reference's answers; None if nothing was asked.
+        top1_agreement: share of the tokens for which both predict the same token as the likeliest.
+        max_logit_difference: largest absolute difference of two logits.
+        choices: the reference's answers; None if no questions were asked.
     """
 
     against: str
@@ -68,7 +68,7 @@ class ComparisonReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What ``evaluate`` found."""
+    """The result of ``evaluate``."""
 
     bundle: str
     model: str

@@ -1,4 +1,4 @@
-"""What is evaluated: anything that gives logits for token ids."""
+"""The models that can be evaluated: anything that computes logits for token ids."""
 
 from __future__ import annotations
 
@@ -106,10 +106,11 @@ def open_reference(
     trust: str | None = None,
     progress: Progress = silent,
 ) -> ScoredModel:
-    """What a bundle is compared with: another bundle, or a source model through transformers.
+    """Opens the reference of a comparison: another bundle, or a source model through transformers.
 
-    ``trust``: as for ``LLM``; a hash is another bundle's. ``progress``: called with the stage "download" of a model of
-    the Hub.
+    Args:
+        trust: as for ``LLM``; a hash is another bundle's.
+        progress: called with the stage "download" for a model of the Hub.
 
     Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with an export's arguments, told before torch and transformers are imported: that takes longer."""
+"""Checks an export's arguments before torch and transformers are imported, which takes longer than the checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOT_QUANTIZED = f"{FOR_MODELS}, as no recipe is named and the model isn't a quan
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """What ``export`` is given, as it is given; see there."""
+    """The arguments of ``export``, as the caller passed them; ``export`` documents them."""
 
     source: str | Path | PreTrainedModel
     revision: str | None = None
@@ -66,7 +66,10 @@ class ExportArguments:
         return ModelSource(self.source, parse_adapters(self.lora))
 
     def inputs(self, loaded: Recipe | None) -> Inputs:
-        """What is named -> its file or folder: nothing of it may be written to. ``loaded``: the recipe."""
+        """The files and folders that the arguments name, by description; none of them may be overwritten.
+
+        ``loaded``: the recipe, which may name files too.
+        """
         buckets = None if loaded is None else loaded.buckets
         return {
             "the source": self.source if isinstance(self.source, str | os.PathLike) else None,

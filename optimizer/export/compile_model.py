@@ -1,4 +1,4 @@
-"""What ``export`` does once its arguments are right: captures a decoder, rewrites it, writes a bundle and runs it."""
+"""The work of ``export`` on checked arguments: captures a decoder, rewrites it, writes a bundle and runs it."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class Entry:
-    """What ``entry.json`` says of a kept bundle.
+    """The content of ``entry.json``, which describes a kept bundle.
 
     Attributes:
-        key: what it is named after.
-        source, recipe, targets: as the export's report has them.
-        made: when, in seconds since 1970.
+        key: the key that names the entry.
+        source, recipe, targets: as in the export's report.
+        made: time of the export, in seconds since 1970.
         files: path in the bundle -> size and SHA-256.
     """
 
@@ -371,18 +371,18 @@ def key_of(
     targets: Sequence[str] | None = None,
     **others: object,
 ) -> str | None:
-    """What an export of a source on this disk is named after; None where it isn't kept.
+    """The key under which an export of a local source is kept; None if it isn't kept.
 
-    That is where the source has less than ``least`` bytes, and where the recipe asks for targets or passes of other
+    An export isn't kept if the source is smaller than ``least`` bytes, or if the recipe uses targets or passes of other
     packages, whose code may change under the same version.
 
     Args:
         source: a folder or a GGUF file.
-        recipe: with all that was said beside it.
-        files: what else is read, by the options' names.
-        least: None is LEAST_SOURCE_BYTES.
-        targets: instead of the recipe's.
-        others: all else that decides, as plain values.
+        recipe: the recipe, with the changes of all options.
+        files: other files that are read, by the options' names.
+        least: smallest source in bytes; None takes LEAST_SOURCE_BYTES.
+        targets: targets in place of the recipe's.
+        others: every other argument that changes the result, as plain values.
 
     Raises OSError if a file can't be read.
     """

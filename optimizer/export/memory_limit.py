@@ -59,7 +59,7 @@ class MemoryLimit:
         return None if budget is None else budget // _SHARE
 
     def report(self) -> MemoryReport | None:
-        """Whether it was kept, now that the work is done; None without a limit."""
+        """Reports if the limit was kept, after the work is done; None without a limit."""
         if self.limit is None:
             return None
         peak = peak_rss_bytes()

@@ -1,4 +1,4 @@
-"""What an export did: for report/report.json, ``--json`` and whoever called ``export``."""
+"""The report of an export: for report/report.json, ``--json`` and callers of ``export``."""
 
 from __future__ import annotations
 
@@ -32,25 +32,33 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system; ``memory``
-    compares it with the limit, if there was one.
+    """The report of an export.
 
-    ``stages`` are seconds: capture, calibration, search (for formats, and for what goes of the model), measure (the
-    program against the source from pass to pass), passes, emit, verify (the complete bundle against the source),
-    roofline and fusions (what each of a target's fusions is worth on this machine).
-    ``bundle_bytes`` counts all files but manifests and report/. ``pass_verification`` says how passes were measured;
-    ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``engines`` for each that was
-    built; ``kv_heads`` has one if heads of keys and values were grouped; ``pruning`` says how it was searched for what
-    goes; ``bucket_sizes`` is what sizes of steps were chosen by, None where the recipe lists them or has none; ``ways``
-    are the candidates that were compared, if formats and shapes were both searched for. ``source_bytes`` are those of
-    the source's weights as they are stored; how fast it ran is in the first of ``verification``. What passes changed in
-    the program is in report/diffs.json.
-    ``already_quantized`` are the weights that a folder's checkpoint had quantized, with whether their values were kept.
-    ``source_warnings`` are what the source says that isn't followed, and what may be wrong with its tokenizer.
-    ``template_appends`` says whether the chat template only appends (see ``Tokenizer.template_appends``).
-    ``failed`` has the targets that the bundle lacks, each with the error that it ended in.
-    ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
-    are that one's.
+    Attributes:
+        peak_rss_bytes: the process's largest resident size so far, as the system counts it.
+        memory: the same compared with the limit; None without a limit.
+        bundle_bytes: bytes of all files except manifests and report/.
+        stages: seconds by stage: capture, calibration, search (for formats and shapes), measure (the program against
+            the source after each pass), passes, emit, verify (the complete bundle against the source), roofline and
+            fusions (the effect of each of a target's fusions on this machine).
+        pass_verification: the settings by which passes were measured.
+        verification, rooflines, fusion_effects: an entry for each target; the first of ``verification`` has the
+            source's speed.
+        engines: an entry for each engine that was built.
+        kv_heads: the grouping of key and value heads; None if they weren't grouped.
+        pruning: the search for weights to remove; None if there was none.
+        bucket_sizes: the choice of step sizes; None if the recipe lists them or has none.
+        ways: the candidates compared, if both formats and shapes were searched for.
+        source_bytes: bytes of the source's weights as stored.
+        already_quantized: the weights that the checkpoint had quantized, each with a flag that says if its values were
+            kept.
+        source_warnings: settings of the source that aren't followed, and problems of its tokenizer.
+        template_appends: True if the chat template only appends (see ``Tokenizer.template_appends``).
+        failed: the targets that the bundle lacks, each with its error.
+        kept_since: the time (ISO 8601) of the earlier export that made this bundle; None if this one made it.
+            All figures except ``seconds`` are then the earlier export's.
+
+    The changes of passes to the program are in report/diffs.json.
     """
 
     path: str

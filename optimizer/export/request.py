@@ -1,4 +1,4 @@
-"""What an export is asked for, checked as far as that goes without the model."""
+"""The request of an export, checked as far as possible without the model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from .memory_limit import MemoryLimit
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What was asked for.
+    """The checked arguments of an export.
 
     Attributes:
         source: a Hugging Face directory, a GGUF file, or a model, with its adapters.
-        recipe: loaded; of a recovery, with the shapes that were trained.
-        targets: that can be emitted; at least one.
+        recipe: the loaded recipe; for a recovery, with the shapes that were trained.
+        targets: the targets to emit; at least one.
         context_length: the longest request in tokens; None leaves it to the model.
-        calibration: a file of tokens for passes that look at some.
-        trained: what training has made of the weights.
-        limit: of memory.
-        tokenizer: of a model object, which brings none.
-        on_progress: called as the work goes on.
-        inputs: what was named -> its file or folder: nothing of it may be written to.
-        name: what to call the model; None: after its file or folder.
-        recipe_from: the recipe's name or file; None where it is an object, or the default.
-        arguments: that all of this is made of.
-        part: of the model, "text"; None takes it whole.
+        calibration: a file of text for passes that need calibration tokens.
+        trained: the recovery whose weights are exported; None without one.
+        limit: the memory limit.
+        tokenizer: the tokenizer of a model object, which brings none.
+        on_progress: called as the work proceeds.
+        inputs: description -> file or folder of each input; none of them may be overwritten.
+        name: the model's name; None takes its file's or folder's.
+        recipe_from: the recipe's name or file; None if it is an object, or the default.
+        arguments: the arguments that all of this was made from.
+        part: the part of the model to export, "text"; None takes it whole.
     """
 
     source: ModelSource
@@ -118,7 +118,7 @@ class ExportRequest:
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:
-    """What is asked for, or what follows from what was trained. Raises RecipeError if they don't go together."""
+    """The recipe that was passed, or the one that a recovery implies. Raises RecipeError if they are in conflict."""
     if given is None:
         return load_recipe("f32") if trained is None else trained.recipe_for(None)
     chosen = given if isinstance(given, Recipe) else load_recipe(given)

@@ -24,13 +24,13 @@ from enginewright.runtime.shared.progress import Progress, ProgressEvent
 
 @dataclass
 class Rewritten:
-    """What the passes made.
+    """The result of the passes.
 
     Attributes:
-        programs: of each target.
-        records, summaries: of every run of a pass, in order; what was measured is in the latter.
-        diffs: what each changed in the program.
-        failed: the error of each target that has no program, because a pass of its own failed.
+        programs: target -> its program.
+        records, summaries: one for each run of a pass, in order; the summaries contain the measurements.
+        diffs: the changes of each pass to the program.
+        failed: target -> the error of the pass that failed; such a target has no program.
     """
 
     programs: dict[str, Program] = field(default_factory=dict)

@@ -113,13 +113,13 @@ class OpenModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """What the bundle will tokenize with; None where the source has none."""
+        """The bundle's tokenizer; None if the source has none."""
         files = self.captured.tokenizer_files
         return Tokenizer(files) if files is not None and files.tokenizer_json else None
 
     @property
     def template_appends(self) -> bool | None:
-        """See ``Tokenizer.template_appends``."""
+        """The value of ``Tokenizer.template_appends``; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.template_appends
 
 
@@ -194,7 +194,7 @@ def open_model(asked: ExportRequest) -> OpenModel:
 
 
 def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | None:
-    """What passes look at: the tokens of a recovery, of a file, or sampled if the recipe needs some; else None."""
+    """The calibration tokens: a recovery's, a file's, or sampled ones; None if no pass needs any."""
     info = model.captured.model_info
     known = None if asked.trained is None else asked.trained.calibration(info, asked.calibration)
     if known is not None:
@@ -216,7 +216,7 @@ def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | 
 def search_within_budget(
     asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
 ) -> Searched:
-    """What the recipe leaves to a budget, in numbers."""
+    """Searches for everything that the recipe leaves to a budget, and returns the recipe with numbers."""
     weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
     given = Searching(
         model.captured,
@@ -235,7 +235,7 @@ def search_within_budget(
 def measure_source(
     asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], clock: Clock
 ) -> PassMeasurements:
-    """What every pass is compared with."""
+    """Prepares the source's logits, with which the program is compared after every pass."""
     return measure_against(
         asked.source,
         model.captured,
@@ -330,7 +330,7 @@ def write_bundle(
 
 
 def _write_scales(program: Program, writer: BundleWriter) -> None:
-    """How passes scaled and rotated channels, for adapters that were trained on the source: no step reads it."""
+    """Writes the scales and rotations of channels, for adapters that were trained on the source; no step reads them."""
     scaling = scaling_of(program, calls_of(program))
     for value, scale in scaling.scales.items():
         writer.weights().add(f"{value.path}.{value.what}_scale", scale)
@@ -340,10 +340,11 @@ def _write_scales(program: Program, writer: BundleWriter) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a bundle showed when it was run as a user's will be; each list has an entry for each target that is run.
-    ``ms_per_token``: where the recipe's budget has a time, that of the first target.
+    """The results of running the finished bundle as a user would; each list has an entry for each target that runs
+    here.
 
-    Engines for GPUs run where there is such a GPU, and else aren't.
+    ``ms_per_token``: milliseconds per token of the first target, if the recipe's budget limits the time. Engines for
+    GPUs run only on a machine with such a GPU.
     """
 
     verification: list[VerificationReport]
@@ -400,7 +401,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
 
 
 def source_bytes(source: ModelSource) -> int:
-    """What the source's weights take: a GGUF file, a folder's safetensors files, or a model object's parameters."""
+    """The bytes of the source's weights: a GGUF file, a folder's safetensors files, or a model object's parameters."""
     path = source.path
     if path is None:
         return sum(p.numel() * p.element_size() for p in source.model_object.parameters())
@@ -408,7 +409,7 @@ def source_bytes(source: ModelSource) -> int:
 
 
 def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
-    """What training has made of the weights, and the recipe that gave them their shapes."""
+    """The trained weights of a recovery, and the recipe that gave them their shapes; None without a recovery."""
     return (None, None) if asked.trained is None else (asked.trained.weights(), asked.trained.recipe)
 
 

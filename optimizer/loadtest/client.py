@@ -59,14 +59,14 @@ encode = msgspec.json.Encoder().encode
 
 
 class Answer:
-    """What comes back for one request.
+    """The response to one request, parsed as its bytes arrive.
 
     Attributes:
-        error: its kind, such as "http 429"; None where all is well. ``message``: the server's words.
-        first, last: when text came first and last; ``gaps``: seconds between one piece and the next.
-        pieces: how many had text.
-        left: its client has gone.
-        prompt_tokens, cached_tokens, tokens: as the server counts them; None where it doesn't.
+        error: the kind of error, such as "http 429"; None if there is none. ``message``: the server's words.
+        first, last: times of the first and the last text, in seconds; ``gaps``: seconds between pieces of text.
+        pieces: number of pieces with text.
+        left: the client has closed the connection.
+        prompt_tokens, cached_tokens, tokens: the server's counts; None if it doesn't report them.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What was written, if it was to be kept."""
+        """The text of the answer; empty unless texts are kept."""
         return "".join(self.texts)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a load test is told: by flags, and where there are classes of requests by a TOML file."""
+"""The options of a load test: from flags, and from a TOML file if there are classes of requests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Goals:
 
     @property
     def some(self) -> bool:
-        """Whether there is a goal."""
+        """Returns True if there is at least one goal."""
         return any(value is not None for value in vars(self).values())
 
 

@@ -29,13 +29,13 @@ Point = tuple[float, float]
 
 
 def panels(result: LoadResult) -> list[Panel]:
-    """Those that have something to show."""
+    """The charts of a result that have values."""
     found = [_times(result), _tokens(result), _first_tokens(result)]
     return [panel for panel in found if panel is not None]
 
 
 def _times(result: LoadResult) -> Panel | None:
-    """How many of the requests took how long at most; dashed: the goals."""
+    """A chart of percentiles: the share of requests that took at most a time; dashed lines are the goals."""
     goals = None if result.figures.goodput is None else vars(result.figures.goodput.goals)
     values = {
         name: [v for one in result.records if (v := of(one)) is not None and v > 0] for name, (_, of) in _TIMES.items()

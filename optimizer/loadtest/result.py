@@ -1,4 +1,4 @@
-"""What a load test has found: times, rates, goodput, errors by kind, and what the load tool itself took."""
+"""The result of a load test: times, rates, goodput, errors by kind, and the load tool's own CPU time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Figures:
 
     @classmethod
     def of(cls, name: str, records: Sequence[Record], seconds: float, goals: Goals) -> Figures:
-        """Those of some records."""
+        """Computes the figures of some records over ``seconds``."""
         errors = Counter(one.error for one in records if one.error is not None)
         examples = {one.error: one.message for one in reversed(records) if one.error is not None}
         prompts = [one.prompt_tokens for one in records if one.prompt_tokens is not None]
@@ -127,7 +127,7 @@ class Figures:
 
 
 def met(record: Record, goals: Goals) -> bool:
-    """Whether a request met all goals. An answer of one token has no time for each further one, and meets any."""
+    """Returns True if a request met all goals. An answer of one token has no time per further token, and meets any."""
     if not record.whole:
         return False
     times = ((goals.ttft, record.ttft), (goals.tpot, record.tpot), (goals.end_to_end, record.end_to_end))
@@ -174,7 +174,7 @@ class LoadResult:
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     def notes(self) -> list[str]:
-        """What a reader has to know of the figures."""
+        """Warnings that a reader needs to judge the figures."""
         found = []
         if not self.counted:
             found.append("the server didn't say how many tokens its answers have: pieces of text were counted instead")

@@ -32,13 +32,13 @@ _SHOWN_EVERY = 0.2
 
 @dataclass(slots=True)
 class Record:
-    """What became of a request. Times are in seconds from the start; ``gaps`` are between pieces of its answer.
+    """The record of one request. Times are in seconds from the start; ``gaps`` are between pieces of its answer.
 
     Attributes:
-        due: when it was meant to be sent; ``sent``: when it was.
-        error: its kind; None where all is well.
-        tokens: of the answer, as the server counts them, else its pieces.
-        unfinished: it was given up when the test was interrupted.
+        due: the time at which it should have been sent; ``sent``: the time at which it was.
+        error: the kind of error; None if there is none.
+        tokens: tokens of the answer by the server's count, or pieces if the server doesn't report tokens.
+        unfinished: it was abandoned when the test was interrupted.
     """
 
     conversation: int
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def whole(self) -> bool:
-        """Whether its client has the whole answer."""
+        """Returns True if the client received the whole answer."""
         return self.error is None and not self.left and not self.unfinished
 
     @property

@@ -19,7 +19,7 @@ _TIMES = {
 
 
 def print_load(result: LoadResult, console: Console) -> None:
-    """What was sent, what became of it, how long it took, and what to know of the figures."""
+    """Prints the load that was sent, the outcome and times of the requests, and notes on the figures."""
     work = result.workload
     how = f"{work['clients']} clients" if work["loop"] == "closed" else _rate(work)
     console.print(

@@ -45,9 +45,13 @@ WORDS = tuple(_WORDS.split())
 
 @dataclass(frozen=True)
 class Turn:
-    """What is asked: a text, or the messages of a trace. ``words``: how many tokens it is meant to have.
+    """One turn of a conversation.
 
-    ``leave_after``: pieces of the answer after which its client is gone; None: it stays.
+    Attributes:
+        prompt: a text, or the messages of a trace.
+        words: intended length of the prompt, in tokens.
+        answer: most tokens of the answer.
+        leave_after: pieces of the answer after which the client disconnects; None: it stays.
     """
 
     prompt: str | tuple[Mapping[str, Any], ...]
@@ -187,7 +191,7 @@ class Workload:
         return " ".join([*shared, _text(rng, words - _HASH_BLOCK * len(shared))]).strip()
 
     def describe(self) -> dict[str, Any]:
-        """What was sent, for a result."""
+        """Describes the load that was sent, as JSON values for a result."""
         options = self.options
         found: dict[str, Any] = {"loop": "open" if self.is_open else "closed", "seed": options.seed}
         if not self.is_open:

@@ -35,7 +35,7 @@ def log_likelihood(logits: FloatArray, targets: Sequence[int]) -> float:
 
 @dataclass
 class Likelihood:
-    """What a model made of a text: how many tokens, and the sum of their log-probabilities in nats."""
+    """The likelihood of a text under a model: the number of tokens, and the sum of their log-probabilities in nats."""
 
     tokens: int = 0
     total: float = 0.0
@@ -58,14 +58,14 @@ class Likelihood:
 
 @dataclass
 class Divergence:
-    """How far a model is from a reference, over the same tokens.
+    """The difference of a model from a reference, over the same tokens.
 
     Attributes:
-        model, reference: the likelihood of the text under each, where the tokens that came next are known.
-        tokens: how many were compared.
-        kl_sum, kl_max: KL(reference || model) in nats, summed over the tokens, and of the worst one.
-        agreed: tokens before which both find the same token the likeliest (of equal ones the first).
-        logit_difference: largest absolute one of any logit.
+        model, reference: the likelihood of the text under each, over the tokens whose successors are known.
+        tokens: tokens compared.
+        kl_sum, kl_max: KL(reference || model) in nats: the sum over the tokens, and the largest.
+        agreed: tokens for which both predict the same token as the likeliest (the first of equal ones).
+        logit_difference: largest absolute difference of two logits.
         largest_logit: largest absolute value of the reference's logits.
     """
 
@@ -117,7 +117,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class _Compared:
-    """What ``Divergence`` adds up, of a block of rows; ``kl`` [b], likelihoods of the reference and of the model."""
+    """The terms that ``Divergence`` sums, for a block of rows: ``kl`` [b], and the reference's and the model's
+    likelihood.
+    """
 
     kl: npt.NDArray[np.float64]
     likelihoods: tuple[float, ...]

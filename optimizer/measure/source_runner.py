@@ -113,10 +113,11 @@ class SourceRunner:
                 base.forward = own
 
     def speed(self, context_length: int) -> SourceSpeed | None:
-        """How fast it decodes: about a second. Beside other work one thread may be faster than all, so both are tried.
+        """Measures the decode speed for about a second, with all threads and with one: on a busy machine one may be
+        faster.
 
-        None for a model whose weights aren't in memory, as reading them would be timed; for one that keeps no cache;
-        and for one that is made for tests.
+        None if the weights aren't in memory, as reading them would be timed too; if the model keeps no cache; and for
+        tiny models made for tests.
         """
         if not self._kept or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
             return None
@@ -153,12 +154,12 @@ def has_interface(model: PreTrainedModel) -> bool:
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """What a model's parameters take as float32; tied ones count once."""
+    """The bytes of a model's parameters as float32; tied ones count once."""
     return sum(4 * math.prod(p.shape) for p in model.parameters())
 
 
 def logit_bytes(model: PreTrainedModel) -> int:
-    """What the logits of ``ROWS`` tokens take, of the source and of what is compared with it."""
+    """The bytes of the logits of ``ROWS`` tokens, for the source and for the program that is compared with it."""
     return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
 
 
@@ -167,9 +168,10 @@ def _read(source: ModelSource) -> tuple[PreTrainedModel, Mapping[str, WeightExpr
 
 
 def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
-    """The same modules with buffers of their own and parameters that aren't there yet; and the model's weights.
+    """Copies a model's modules, with copied buffers and placeholders for parameters, and returns the weights
+    separately.
 
-    A copy, and not another model of the same configuration: what someone has changed in it shows.
+    It is a copy, not a new model of the same configuration, because a caller may have changed modules of the model.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     memo: dict[int, object] = {id(p): placeholder(p) for p in parameters.values()}

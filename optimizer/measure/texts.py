@@ -1,4 +1,4 @@
-"""What to evaluate on: files of text, and the ones that come with the package."""
+"""The texts to evaluate on: files, and the ones that come with the package."""
 
 from __future__ import annotations
 

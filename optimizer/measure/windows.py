@@ -22,16 +22,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Windows:
-    """How a text is cut: the procedure of transformers' guide "Perplexity of fixed-length models".
+    """The division of a text into windows: the procedure of transformers' guide "Perplexity of fixed-length models".
 
-    Window i has the text's tokens from i * ``stride`` on, and scores those of them that no window before it had. So
-    every token is scored once; past the first window it has at least ``size - stride`` tokens of context. The first
-    token of a text is scored only if ``prefix`` stands before it.
+    Window i has the text's tokens from i * ``stride`` on, and scores those that no earlier window had. So every token
+    is scored once, and has at least ``size - stride`` tokens of context after the first window. The first token of a
+    text is scored only if ``prefix`` precedes it.
 
     Attributes:
         size: most text tokens of a window, without the prefix.
-        stride: from a window's start to the next one's; less than ``size`` if there is no prefix, or else some tokens
-            would have no context.
+        stride: tokens between the starts of two windows; less than ``size`` if there is no prefix, as some tokens would
+            have no context otherwise.
         prefix: tokens that the model expects before any text (a BOS); every window begins with them.
     """
 
@@ -40,7 +40,7 @@ class Windows:
     prefix: tuple[int, ...] = ()
 
     def count(self, tokens: int) -> int:
-        """How many windows a text of so many tokens has."""
+        """The number of windows of a text with ``tokens`` tokens."""
         return 1 + max(0, -(-(tokens - self.size) // self.stride))
 
     def cut(self, tokens: int) -> Iterator[Window]:

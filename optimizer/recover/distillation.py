@@ -1,4 +1,4 @@
-"""How far a program that is trained is from its source: the loss, and what is measured on held-out tokens.
+"""The distance of a trained program from its source: the loss, and the measurement on held-out tokens.
 
 Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
 """
@@ -37,7 +37,7 @@ class Teacher:
 
     @property
     def model(self) -> PreTrainedModel:
-        """What runs."""
+        """The source model that runs."""
         return self._runner.model
 
     def logits(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -76,7 +76,7 @@ def loss_of(
 
 
 def measure(module: TrainableProgram, teacher: Teacher, sequences: Sequence[torch.Tensor], step: int) -> Measured:
-    """What the program has come to on held-out sequences."""
+    """Compares the program with the source on held-out sequences."""
     found = Divergence(Likelihood(), Likelihood())
     longest = max(len(s) for s in sequences)
     size = max(1, _TOKENS // longest)

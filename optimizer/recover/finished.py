@@ -53,7 +53,7 @@ class FinishedRecovery:
 
     @property
     def recipe(self) -> Recipe:
-        """What was trained for."""
+        """The recipe that the weights were trained for."""
         return self.description.recipe
 
     @staticmethod
@@ -124,7 +124,7 @@ class FinishedRecovery:
         )
 
     def weights(self) -> RecoveredWeights:
-        """What ``LoadRecovered`` takes. Raises SourceError if the tensors can't be read."""
+        """The trained weights, in the form that ``LoadRecovered`` takes. Raises SourceError if they can't be read."""
         return _Tensors(self.folder.path / WEIGHTS, self.folder.weights(), self.description.weights)
 
 
@@ -170,7 +170,7 @@ class _Tensors(RecoveredWeights):
 
 
 def entries_of(program: Program) -> dict[str, WeightEntry]:
-    """What recovery.json says of the weights under training, which are in ``program``."""
+    """The entries of recovery.json for the weights under training, which are in ``program``."""
     found: dict[str, WeightEntry] = {}
     for name in program.weights:
         for leaf in recovered_in(program.weights[name]):

@@ -117,7 +117,7 @@ class RecoveryFolder:
     # ---- reading
 
     def description(self) -> Description:
-        """What is in it. Raises SourceError if it is none of ours, damaged, or of a newer format."""
+        """Reads recovery.json. Raises SourceError if it is missing, damaged, or of another format version."""
         file = self.path / DESCRIPTION
         try:
             raw = parse_json(read_regular(file, most=MOST_JSON_BYTES))
@@ -159,7 +159,7 @@ class RecoveryFolder:
         return Checkpoint(step, _read(folders[-1] / WEIGHTS), _read(folders[-1] / _OPTIMIZER), figures)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What was trained. Raises SourceError if the recovery isn't finished, or the file is damaged."""
+        """Reads the trained weights. Raises SourceError if the recovery isn't finished, or the file is damaged."""
         if not (self.path / WEIGHTS).is_file():
             raise SourceError(
                 f"{self.path}: the recovery isn't finished: there is no {WEIGHTS}",

@@ -27,13 +27,13 @@ _ADDED: tuple[Target, ...] = (ew.add_rms_norm.default, ew.add_layer_norm.default
 
 
 class HiddenStates:
-    """What norms are given, in the source and in a program that is trained, and how far they are apart.
+    """The inputs of norms in the source and in the program under training, and the distance between the two.
 
     Args:
-        program: its norms of [T, H] with a weight.
+        program: the program; its norms over [T, H] with a weight are compared.
         model: the source, as it runs.
 
-    Raises RequestError if they have no such norm in common.
+    Raises RequestError if the two have no such norm in common.
     """
 
     def __init__(self, program: Program, model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Whether a recovery fits into memory, worked out before it begins."""
+"""Predicts the memory of a recovery, and refuses one that doesn't fit before it begins."""
 
 from __future__ import annotations
 

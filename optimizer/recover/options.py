@@ -11,24 +11,24 @@ from enginewright.runtime.shared.errors import RequestError
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """How weights are trained. What is not given follows from the model.
+    """The options of training. Settings that are left out follow from the model.
 
     Attributes:
-        steps: of the optimizer.
-        batch_tokens: tokens of a step, in whole sequences; at least one.
-        sequence_length: most tokens of a sequence; the model's context if that is shorter.
-        learning_rate: at its highest: it rises over ``warmup`` of the steps, then falls as a cosine to a tenth.
+        steps: steps of the optimizer.
+        batch_tokens: tokens of a step, in whole sequences; at least one sequence.
+        sequence_length: most tokens of a sequence; at most the model's context.
+        learning_rate: the peak: it rises over ``warmup`` of the steps, then falls as a cosine to a tenth.
         warmup: share of the steps.
         temperature: both models' logits are divided by it before they are compared.
-        hidden: what the mean squared error of layers' outputs, relative to the source's, counts beside the logits.
+        hidden: weight of the layers' outputs in the loss: their mean squared error, relative to the source's.
         clip: largest norm of all gradients together.
-        weight_decay: of matrices, as AdamW has it.
-        sampled_tokens: how many are sampled from the source where there is no text.
-        validation: share of the sequences that is held out to measure by.
-        checkpoint_every: steps from one checkpoint, and measurement, to the next.
-        accumulate: parts that a step's sequences are taken in, one after the other, to save memory.
-        seed: of sampling, and of the order of sequences.
-        threads: of torch; 0 leaves it as it is.
+        weight_decay: decay of matrices, as in AdamW.
+        sampled_tokens: tokens to sample from the source if there is no text.
+        validation: share of the sequences that is held out for measurements.
+        checkpoint_every: steps between two checkpoints, each with a measurement.
+        accumulate: parts of a step's sequences, run one after the other to save memory.
+        seed: seed of sampling, and of the order of sequences.
+        threads: torch's threads; 0 leaves them unchanged.
     """
 
     steps: int = 300
@@ -80,7 +80,7 @@ class RecoverOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """What held-out sequences gave after so many steps: mean KL from the source in nats a token, and perplexity."""
+    """The result on held-out sequences after ``step`` steps: mean KL from the source in nats, and perplexity."""
 
     step: int
     kl: float
@@ -90,18 +90,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What a recovery did.
+    """The report of a recovery.
 
     Attributes:
         path: its folder.
         recipe: the recipe's name.
-        origin: where the tokens are from.
-        steps, parameters, tokens, held_out_tokens: how many; tokens are those of the training sequences.
-        losses: of each step, in nats a token (at the options' temperature, with what hidden states count).
-        measured: before the first step, at each checkpoint, and at the end.
-        tokens_per_second: of training.
-        seconds: of this run.
-        resumed_at: the step that it went on from; None if it began.
+        origin: the origin of the tokens.
+        steps, parameters, tokens, held_out_tokens: counts; ``tokens`` are those of the training sequences.
+        losses: loss of each step, in nats per token (at the options' temperature, hidden states included).
+        measured: results before the first step, at each checkpoint, and at the end.
+        tokens_per_second: speed of the training.
+        seconds: duration of this run.
+        resumed_at: the step from which it resumed; None if it began from the start.
     """
 
     path: str

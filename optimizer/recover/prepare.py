@@ -23,12 +23,12 @@ from .trainable import MovingWeights, TrainableProgram
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is trained.
+    """The module and weights that a recovery trains.
 
     Attributes:
         module: its parameters are the model's weights after the recipe's passes that change shapes.
-        weights: the same, and what each stands for.
-        metrics: what these passes measured.
+        weights: the same weights, each with the expression that it stands for.
+        metrics: measurements of these passes.
     """
 
     module: TrainableProgram

@@ -182,7 +182,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _to_resume(folder: RecoveryFolder, captured: CapturedModel, recipe: Recipe, options: RecoverOptions) -> Description:
-    """What is in the folder. Raises if it is of another model, recipe or options."""
+    """The description of the recovery to resume. Raises if it is finished, or of another model, recipe or options."""
     old = folder.description()
     FinishedRecovery(folder, old).check_source(captured)
     if old.asked != recipe:

@@ -173,7 +173,7 @@ class TrainableProgram(torch.nn.Module):
         return finish_linear(product, given["activation"], given.get("residual"))
 
     def _fake_quantized(self, values: Any, scales: Any, offsets: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What a quantized weight stands for, float32 with gradients to the weights that it is rounded from.
+        """The values of a quantized weight as float32, with gradients to the weights that it is rounded from.
 
         ``values``, ``scales`` and ``offsets`` are nodes; the last may be None.
         """
@@ -193,7 +193,7 @@ class TrainableProgram(torch.nn.Module):
 
 
 def _quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, None, None]:
-    """What ``quantize_activation``'s values and scales stand for, in place of the values, with gradients to ``x``."""
+    """Rounds x as ``quantize_activation`` does, but returns floats in place of the values, with gradients to ``x``."""
     values, scales, _ = quantize_activation(x.detach(), group_size)
     return straight_through(x, decoded(values, scales, group=group_size)), None, None
 

@@ -1,1 +1,1 @@
-"""What an export did and what its program costs: report.json, a terminal summary, an HTML page, a trace."""
+"""The report of an export and of its program's costs: report.json, a terminal summary, an HTML page, a trace."""

@@ -85,7 +85,7 @@ class BundleReport:
         return line
 
     def quality_line(self) -> str | None:
-        """How good it is, in one sentence; None if nothing was compared."""
+        """The bundle's quality in one sentence; None if nothing was compared."""
         return None if self.saved.document is None else quality_sentence(self.saved.document)
 
     def speed_lines(self) -> list[str]:
@@ -109,7 +109,7 @@ class BundleReport:
         ]
 
     def memory_lines(self) -> list[str]:
-        """What values of a step take in the arena, beside the most that is alive at once; none without target cpu."""
+        """The arena's size for a step's values, and the most bytes alive at once; empty without target cpu."""
         return [
             f"{size.name}: {numbers.format_bytes(size.arena_bytes)} for values, "
             f"of which {numbers.format_bytes(size.live_bytes)} are alive at once"
@@ -165,7 +165,7 @@ def _speed(view: RooflineView) -> list[str]:
 
 
 def measured_lines(document: ReportDocument) -> list[str]:
-    """How passes were measured; none if they weren't."""
+    """The measurement of passes as lines; empty if they weren't measured."""
     if (v := document.pass_verification) is None:
         return []
     times = "once" if v.measured == 1 else f"{v.measured} times"
@@ -173,7 +173,7 @@ def measured_lines(document: ReportDocument) -> list[str]:
 
 
 def quantized_lines(document: ReportDocument) -> list[str]:
-    """What rounding did beyond rounding; none if nothing was quantized."""
+    """Counts of quantized, saturated and vanished values as lines; empty if nothing was quantized."""
     if (q := document.quantization) is None:
         return []
     kept = f"{q.kept:,} the source's own integers, " if q.kept else ""
@@ -181,7 +181,7 @@ def quantized_lines(document: ReportDocument) -> list[str]:
 
 
 def calibration_lines(document: ReportDocument) -> list[str]:
-    """What calibration tokens cover, and what there is too little of; none if nothing was calibrated."""
+    """The coverage of calibration tokens and its gaps as lines; empty if nothing was calibrated."""
     if (c := document.calibration) is None:
         return []
     tokens = f"{c.coverage.tokens:,} tokens in {c.coverage.sequences:,} sequences"
@@ -190,7 +190,7 @@ def calibration_lines(document: ReportDocument) -> list[str]:
 
 
 def _gptq_lines(document: ReportDocument) -> list[str]:
-    """How GPTQ compares with the nearest integers on tokens that were held out; none without it."""
+    """The errors of GPTQ and of the nearest integers on held-out tokens, as a line; empty without GPTQ."""
     passes = [entry for entry in document.passes if entry.name in (APPLY_GPTQ, APPLY_GPTQ_IN_0_1)]
     figures = [f for entry in passes for f in entry.figures]
     own, nearest = (

@@ -1,4 +1,4 @@
-"""What passes did to a program's text, layer by layer; what they did to other layers just so is said once."""
+"""The changes of passes to a program's text, layer by layer; layers with the same change are listed once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DiffSection:
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """What one run of a pass did; ``number`` is its place among the passes, from 0."""
+    """The changes of one run of a pass; ``number`` is its position among the passes, from 0."""
 
     number: int
     name: str

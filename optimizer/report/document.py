@@ -71,14 +71,14 @@ class ReportDocument(BaseModel):
 
 @dataclass(frozen=True)
 class SavedReport:
-    """What an export left in report/. ``document`` is None where it left nothing, or it was removed."""
+    """The files of an export in report/. ``document`` is None if the export wrote none, or it was removed."""
 
     document: ReportDocument | None
     diffs: tuple[ProgramDiff, ...]
 
 
 def read_report(bundle: Bundle) -> SavedReport:
-    """What is in the bundle's folder report/; missing files aren't an error.
+    """Reads the bundle's folder report/; missing files aren't an error.
 
     Raises BundleError naming the file, and the field, that is damaged.
     """

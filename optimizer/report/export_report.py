@@ -1,4 +1,4 @@
-"""What an export adds to its report once the bundle is complete: where the bytes are, how fast it is, the files."""
+"""The parts of a report that need the complete bundle: its bytes by purpose, its speed, the files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
 def storage_and_speed(
     folder: Path, targets: Sequence[str], elapsed: float, progress: Progress, memory_budget: int | None = None
 ) -> tuple[list[StoredBytes], list[Roofline]]:
-    """What ``ExportReport`` has of a complete bundle.
+    """Measures a complete bundle's storage and speed for ``ExportReport``.
 
     Args:
-        folder: where the bundle is.
-        targets: those that run here are timed, for a small share of ``elapsed`` seconds; of the others, and where
-            there is no memory for it, bytes and multiply-adds are predicted alone.
+        folder: the bundle's folder.
+        targets: those that run here are timed, for a small share of ``elapsed`` seconds. For the others, and without
+            enough memory, bytes and multiply-adds are predicted alone.
         progress: called with the stage "roofline".
-        memory_budget: bytes of memory that may be taken; None: what is free.
+        memory_budget: most bytes of memory to use; None: the free memory.
     """
     bundle = Bundle.open(folder)
     seconds = min(_MOST_SECONDS, _SHARE * elapsed)

@@ -1,9 +1,9 @@
-"""What each fusion of a target changes in the time of a step: measured here, with and without it, on the same weights.
+"""The effect of each of a target's fusions on the time of a step: measured here, with and without it, on equal weights.
 
-The whole list of fusions is compared with the list less one, so that a fusion isn't credited with what another does.
-All programs are timed alternately, in another order each round, and compared round by round: a slower machine slows
-all. Where a program lies in memory makes it faster or slower too, so the program with all fusions is there twice: what
-differs between these two is noise, and so is what differs no more than they do.
+The whole list of fusions is compared with the list less one, so that a fusion isn't credited with another's effect. All
+programs are timed alternately, in another order each round, and compared round by round: a slower machine slows all. A
+program's place in memory changes its speed too, so the program with all fusions is timed twice: the difference between
+these two is noise, and so is every difference that isn't larger.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Times:
         return round(median(self.by_name[name]) * 1e6, 1) if name in self.by_name else None
 
     def noise(self) -> float | None:
-        """How far from 0 the interval of the program beside itself reaches."""
+        """The noise of the measurement: the largest distance from 0 in the interval between two equal programs."""
         found = self._interval(_TWIN)
         return None if found is None else max(abs(found[0]), abs(found[1]))
 

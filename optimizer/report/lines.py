@@ -1,4 +1,4 @@
-"""What a report says in lines of text: quality, pruning, key/value heads, candidates and engines."""
+"""The parts of a report as lines of text: quality, pruning, key/value heads, candidates and engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine_lines(document: ReportDocument) -> list[str]:
 
 
 def already_quantized_lines(document: ReportDocument) -> list[str]:
-    """How the source had packed its weights, and of how many the values were kept; none if it had floats."""
+    """The kinds of packed weights in the source, and how many kept their values; empty if it had floats."""
     kinds: dict[str, list[bool]] = {}
     for weight in document.already_quantized:
         kinds.setdefault(weight.stored, []).append(weight.kept)
@@ -83,7 +83,7 @@ ERROR = "relative error"
 
 
 def pruned_lines(document: ReportDocument) -> list[str]:
-    """What went of layers, heads and channels, what that costs, and how it was chosen; none if nothing did."""
+    """The layers, heads and channels that were removed, the cost of that, and the choice; empty if none were."""
     lines: list[str] = []
     for entry in document.passes:
         if entry.name == DROP_LAYERS and entry.matched:

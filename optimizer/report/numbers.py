@@ -1,4 +1,4 @@
-"""How a report writes numbers."""
+"""The formatting of numbers in reports."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def of_limit(share: float) -> str:
 
 
 def of_machine(share: float) -> str:
-    """The same as a phrase: "68 % of this machine's limit"."""
+    """Formats a share of the limit as a phrase: "68 % of this machine's limit"."""
     text = of_limit(share)
     return f"{text} of this machine's limit" if text.endswith("%") else f"{text}: faster than memory"
 
 
 def gain(share: float) -> str:
-    """What a change saves of 1: +3.1 %, −0.6 %, 0.0 %."""
+    """Formats a relative saving with its sign: +3.1 %, −0.6 %, 0.0 %."""
     shown = f"{abs(share):.1%}".replace("%", " %")
     return shown if not round(share, 3) else f"{'+' if share > 0 else '−'}{shown}"
 

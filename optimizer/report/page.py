@@ -89,7 +89,7 @@ class RooflineView:
 
 
 def rooflines_of(bundle: Bundle, document: ReportDocument | None) -> tuple[Roofline, ...]:
-    """Those of the report, or where it has none what can be predicted."""
+    """The rooflines of the report, or predicted ones if it has none."""
     if document is not None and document.rooflines:
         return document.rooflines
     return tuple(predict(bundle, name) for name in bundle.programs)
@@ -219,7 +219,7 @@ def losses(passes: Sequence[PassSummary]) -> list[Loss]:
 
 
 def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView]) -> list[Tile]:
-    """What matters most: size, speed and quality in the first row, then what else was measured."""
+    """The tiles at the top of the page: size, speed and quality in the first row, other measurements in the second."""
     first, second = [_size_tile(bundle, document)], list[Tile]()
     shapes = views[0].shapes if views else ()
     # The machine may have been slower at the export than when steps were timed again.

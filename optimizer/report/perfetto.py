@@ -36,13 +36,13 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trace:
-    """What was traced.
+    """A trace of a program's steps.
 
     Attributes:
-        document: the whole trace, as it is written.
-        steps: of the model that were run.
-        seconds: that these took, from the first to the last.
-        slices: steps of the program.
+        document: the whole trace, in the file's format.
+        steps: steps of the model that were run.
+        seconds: time from the start of the first to the end of the last.
+        slices: traced steps of the program.
     """
 
     document: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What each step of a program costs at some sizes, how long it took, and how near that is to this machine's limits.
+"""The cost of each step of a program at some sizes, its time, and how near that is to this machine's limits.
 
 The model is the roofline's (Williams, Waterman and Patterson, doi:10.1145/1498765.1498785): a step takes at least as
 long as its bytes need at the memory's bandwidth, and at least as long as its multiply-adds need at the processor's

@@ -130,7 +130,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """Where the time of a shape's step goes: ``y`` is the bar's top."""
+    """A bar that divides the time of a shape's step; ``y`` is the bar's top."""
 
     name: str
     note: str
@@ -203,7 +203,7 @@ def time_bars(views: Sequence[ShapeView], width: float) -> TimeBars | None:
 
 
 def short_name(kind: str) -> str:
-    """What a chart calls a kind of modules: "self_attn.q_proj + self_attn.k_proj" is "q+k"."""
+    """Shortens a kind of modules for a chart: "self_attn.q_proj + self_attn.k_proj" is "q+k"."""
     last = [part.rpartition(".")[2] for part in re.split(r"\s*\+\s*", kind)]
     return "+".join(part.removesuffix("_proj").replace("layernorm", "norm") for part in last)
 
@@ -307,7 +307,7 @@ def _labels(
 
 
 def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:
-    """Where a text is: its letters are some 10 high above the baseline, and some reach 3 below."""
+    """The corners of a text: letters rise about 10 above the baseline and descend 3 below."""
     left = x - _LETTER * len(text) if anchor == "end" else x
     return left, y - 11, left + _LETTER * len(text), y + 3
 

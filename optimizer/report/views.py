@@ -1,4 +1,4 @@
-"""What an export's page shows of passes, layers and bytes: grouped, sorted and cut to what a reader takes in."""
+"""The passes, layers and bytes of an export's page: grouped, sorted and cut to a readable size."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StorageView:
-    """Where the bytes are. ``maps``: the treemap for wide and for narrow windows."""
+    """The bytes of a bundle by purpose. ``maps``: the treemap for wide and for narrow windows."""
 
     total: int
     maps: tuple[Treemap, ...]

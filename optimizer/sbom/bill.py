@@ -92,7 +92,7 @@ def write_bill(bill: Mapping[str, Any], path: Path) -> None:
 
 
 def _files(bundle: Bundle, progress: Progress) -> dict[str, FileSection]:
-    """What is in the bundle by path: files that manifests list, and the manifests."""
+    """The bundle's files by path: those that manifests list, and the manifests themselves."""
     hash_files(bundle, progress)
     files = dict(bundle.files)
     for path in (MANIFEST_PATH, *(target_manifest_path(name) for name in bundle.targets)):
@@ -146,7 +146,7 @@ def _digest(files: Mapping[str, FileSection]) -> str:
 
 
 def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
-    """What a target's manifest says of what runs it."""
+    """The requirements that a target's manifest states: its state, the hardware it needs, the compiler versions."""
     target = bundle.targets[name]
     yield "state", target.state
     if target.needs is not None:
@@ -198,7 +198,7 @@ def _file_components(files: Mapping[str, FileSection], prefix: str = "file:") ->
 
 
 def _toolchain(bundle: Bundle) -> list[dict[str, Any]]:
-    """What made the bundle, none of which is in it."""
+    """The packages that made the bundle; none of them is part of it."""
     return [
         {"bom-ref": f"tool:{name}"} | _package(name, release, "library") | {"scope": "excluded"}
         for name, release in sorted(bundle.manifest.toolchain.items())

@@ -1,4 +1,4 @@
-"""What a bill of materials says of the model that a bundle was made from: its files, with hashes, and its licence."""
+"""The facts about a bundle's source model for its bill of materials: the files, with hashes, and the licence."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _hashed(path: Path) -> FileSection:
 
 
 def _licence_of_directory(folder: Path) -> str | None:
-    """That of the model card's front matter, else of config.json."""
+    """The licence in the model card's front matter, or else in config.json."""
     card = folder / "README.md"
     text = read_regular(card, most=MOST_TEXT_BYTES).decode(errors="replace") if card.is_file() else ""
     if matter := _FRONT_MATTER.match(text.replace("\r\n", "\n")):

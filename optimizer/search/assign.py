@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """What one unit can have: size and predicted KL of each option."""
+    """The options of one unit: the size and the predicted KL of each."""
 
     sizes: tuple[int, ...]
     costs: tuple[float, ...]
@@ -77,7 +77,7 @@ class Limit:
     most: int
 
     def of(self, chosen: Sequence[int]) -> int:
-        """What a choice takes."""
+        """The amount that a choice takes, summed over the units."""
         return sum(taken[o] for taken, o in zip(self.taken, chosen, strict=True))
 
 
@@ -143,6 +143,6 @@ def _hull(unit: Options) -> list[int]:
 
 
 def _below(unit: Options, a: int, b: int, c: int) -> bool:
-    """Whether b, between a and c in size, is below the line from a to c."""
+    """Returns True if b, between a and c in size, is below the line from a to c."""
     along = (unit.costs[c] - unit.costs[a]) * (unit.sizes[b] - unit.sizes[a])
     return (unit.costs[b] - unit.costs[a]) * (unit.sizes[c] - unit.sizes[a]) < along

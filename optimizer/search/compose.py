@@ -34,14 +34,14 @@ FORMATS_ALONE, SHAPES_TOO = "formats alone", "less of the model, then formats"
 
 @dataclass(frozen=True)
 class Searching:
-    """What all searches of an export, or a recovery, share.
+    """The inputs that all searches of an export, or a recovery, share.
 
     Attributes:
-        captured: the model; its program is left as it is.
-        sequences: of the calibration, [S] each.
+        captured: the model; its program isn't changed.
+        sequences: calibration tokens, [S] each.
         scratch, memory_budget: see ``PassContext``.
         progress: called with the stages "prune", "heads" and "auto".
-        recovered: weights that training has made, in the shapes of ``shaped_by``.
+        recovered: trained weights, in the shapes of ``shaped_by``.
         common_formats: see ``PassContext``.
         clock: see ``Task``.
     """
@@ -59,7 +59,7 @@ class Searching:
 
 @dataclass(frozen=True)
 class Searched:
-    """What was found: the recipe in numbers, to be exported without searching, and how."""
+    """The results of all searches: the recipe with numbers, to be exported without searching, and a report of each."""
 
     recipe: Recipe
     auto: AutoReport | None = None
@@ -69,7 +69,7 @@ class Searched:
 
     @property
     def anything(self) -> bool:
-        """Whether there was anything to search for."""
+        """Returns True if there was anything to search for."""
         return any(r is not None for r in (self.auto, self.pruning, self.heads))
 
 
@@ -90,7 +90,8 @@ def search(recipe: Recipe, given: Searching) -> Searched:
 
 
 def search_shapes(recipe: Recipe, given: Searching) -> Searched:
-    """What goes of the model, then its heads, each behind the other; the recipe stays the same if it searches for none.
+    """Searches for the weights to remove, then for key/value heads; a recipe that asks for neither is returned as it
+    is.
 
     Raises as ``search``.
     """

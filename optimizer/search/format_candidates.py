@@ -1,5 +1,7 @@
-"""What ``auto`` chooses from where a recipe names no candidates: every format that a kernel reads and that can be
-written, less those that another one is better than in everything."""
+"""The formats that ``auto`` chooses from if a recipe names none.
+
+These are all formats that a kernel reads and a writer writes, except those that another format beats in everything.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class Tried:
     found: tuple[tuple[int, float] | None, ...]
 
     def beaten_by(self, other: Tried) -> bool:
-        """Whether the other takes no more bytes, and is as exact, wherever this can be, and is better somewhere."""
+        """Returns True if the other format is at least as small and as exact for all weights, and better for one."""
         better = False
         for own, its in zip(self.found, other.found, strict=True):
             if own is None:
@@ -101,5 +103,5 @@ def _error(rows: torch.Tensor, x: torch.Tensor, weight_format: WeightFormat) -> 
 
 
 def undominated(tried: Sequence[Tried]) -> list[Tried]:
-    """Those that no other is better than."""
+    """The formats that no other one beats."""
     return [one for one in tried if not any(one.beaten_by(other) for other in tried)]

@@ -1,9 +1,9 @@
-"""How long a token takes with each format of each unit: a decode step of one request, timed before there is a bundle.
+"""The time of a token with each format of each unit: a decode step of one request, timed before there is a bundle.
 
 The program is lowered once for each format, with that format everywhere; no weight is read for it. On this machine its
-steps are run on made-up weights, as ``optimize plan`` does; on a GPU they are predicted. A unit takes as long as the
-steps that read its weights. What is left of a step is the same for all formats but for how inputs are rounded, which is
-divided among the units.
+steps run on random weights, as ``optimize plan`` does; on a GPU they are predicted. A unit's time is that of the steps
+that read its weights. The rest of a step is equal for all formats, except for the rounding of inputs, which is divided
+among the units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
     @property
     def device(self) -> str:
-        """Where."""
+        """The device whose times are measured or predicted."""
 
     def time(
         self, program: Program, passes: Sequence[Pass], context: PassContext

@@ -1,9 +1,9 @@
-"""How far each format of each unit takes a program from its source, predicted from one evaluation a unit.
+"""The distance of a program from its source with each format of each unit, predicted from one evaluation a unit.
 
-A unit is given its smallest format, its weight and its input rounded as that has it, and what follows is computed
-anew: the KL of the logits is measured. Small errors cost KL in proportion to their square, so the unit's other formats
-are predicted from the squared error that each makes in what the unit itself gives. Of large models whole layers are
-changed at a time, and their KL is divided among their units by these errors, relative to what they give.
+A unit gets its smallest format: its weight and its input are rounded to it, the rest of the program is computed anew,
+and the KL of the logits is measured. Small errors cost KL in proportion to their square, so the unit's other formats
+are predicted from the squared error of each in the unit's own output. In large models whole layers change at a time;
+their KL is divided among their units by these errors, relative to the units' outputs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _errors(run: StepwiseEvaluation, node: Node, values: Values, formats: Sequen
 
 
 def round_weight(rows: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """What rows [N, K] are in a dense format, as float32."""
+    """Rounds rows [N, K] to a dense format and returns them as float32."""
     code_format = CodeFormat.of(weight_format.for_inputs(rows.shape[-1]))
     if code_format is None:
         return rows.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
@@ -142,7 +142,7 @@ def _input(node: Node, values: Values) -> torch.Tensor:
 
 
 def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, values: Values) -> torch.Tensor:
-    """What a node gives with its weight and its input in that format."""
+    """Computes a node with its weight and its input rounded to that format."""
     expr = run.program.weight_of(weight_node(node))
     assert expr is not None
     code_format = CodeFormat.of(weight_format.for_inputs(expr.shape[-1]))
@@ -168,7 +168,7 @@ def _product(
     x: Callable[[torch.Tensor], torch.Tensor],
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """What a node gives with this weight, of its input after ``x``."""
+    """Computes a node with this weight, and with ``x`` applied to its input."""
     given = _input(node, values)
     if node.target is ew.embedding.default:
         return weight[given.long()]
@@ -181,7 +181,7 @@ def _product(
 
 
 def rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """What x [.., K] is as products with weights of a format see it."""
+    """Rounds x [.., K] as products with weights of that format do."""
     if weight_format.activation == "int8":
         group = weight_format.activation_group_size
         values, scales, _ = quantize_activation(x, group)

@@ -1,4 +1,4 @@
-"""What ``auto`` gives a format each: products as they are after fusion, experts of a layer, and tables of tokens."""
+"""The units to which ``auto`` assigns a format each: products after fusion, a layer's experts, embedding tables."""
 
 from __future__ import annotations
 

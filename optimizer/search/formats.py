@@ -115,7 +115,11 @@ class FormatSearch(Search[AutoReport]):
         return best
 
     def _every_format(self) -> tuple[WeightFormat, ...]:
-        """Those of the targets that no other is better than. Bytes of scales take longer to read than float16."""
+        """The formats of the targets that no other one beats.
+
+        With a time limit, formats without bytes as scales are compared by themselves too: such scales take longer to
+        read.
+        """
         tried = try_formats(
             self.program, writable_formats(common=self.context.common_formats, method=self.recipe.weights.method)
         )

@@ -1,4 +1,4 @@
-"""What searches measure with: the real KL of a choice, as it would be emitted, and limits of time and memory."""
+"""The measurements of searches: the real KL of a choice, as it would be emitted, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _KEEP_BYTES = 1 << 30
 
 
 def affordable_tokens(measurements: int, parameters: int) -> int:
-    """How many tokens there is time for in each of so many measurements.
+    """The number of tokens that each of ``measurements`` evaluations can afford.
 
-    Half a program, on average, follows a unit; parameters * tokens is half its multiplications and additions.
+    On average half the program follows a unit; parameters * tokens is half its multiplications and additions.
     """
     return WORK // max(1, measurements * parameters)
 
 
 def cache_bytes(memory_budget: int | None) -> int:
-    """How many bytes of weights are kept while programs run, of so much memory."""
+    """The bytes of weights to keep in memory while programs run, out of ``memory_budget`` bytes; None: no limit."""
     return _KEEP_BYTES if memory_budget is None else min(_KEEP_BYTES, memory_budget // 4)
 
 

@@ -25,7 +25,7 @@ from .search import NothingToChooseError, NothingWithinError, Search, Task, Trie
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes of a layer: by module path, or all of it."""
+    """The part of a layer to remove: shares of channels and heads by module path, or the whole layer."""
 
     layer: PrunableLayer
     channels: dict[str, Share]
@@ -39,7 +39,7 @@ class Removal:
 
     @property
     def parameters(self) -> int:
-        """How many go."""
+        """The number of parameters removed."""
         return sum(s.parameters for s in self.shares)
 
     @property

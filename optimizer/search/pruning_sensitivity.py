@@ -1,8 +1,8 @@
-"""What it costs to prune each layer alone: KL with its channels, its heads, or all of it gone.
+"""The cost of pruning each layer alone: KL without some of its channels, without some of its heads, or without it.
 
-A run of the program over some tokens shows what each channel and head adds to the output of its network or attention by
-itself. Then one unit at a time loses the most that the recipe allows, those that add the least, and what follows is
-computed anew: the KL is measured. Smaller shares are predicted by the squared error that they make in the unit's own
+A run of the program over some tokens measures each channel's and head's contribution to the output of its network or
+attention. Then one unit at a time loses as many as the recipe allows, least contributions first; the rest of the
+program is computed anew, and the KL is measured. Smaller shares are predicted from the squared error in the unit's own
 output, as small errors cost KL in proportion to their square.
 """
 
@@ -43,12 +43,12 @@ class Share:
 
 @dataclass(frozen=True)
 class PrunableLayer:
-    """What can be done to one layer.
+    """The parts of one layer that can be removed.
 
     Attributes:
-        path: of the layer.
-        channels, heads: by module path, what may go of it, beside nothing; the last is what was measured.
-        whole: all of it; None if it has to stay.
+        path: the layer's path.
+        channels, heads: module path -> the shares that may be removed, smallest first; the last one was measured.
+        whole: the removal of the whole layer; None if it has to stay.
     """
 
     path: str
@@ -117,7 +117,7 @@ def measure_layers(
 
 
 def _channel_counts(network: FeedForward, pruning: Pruning) -> list[int]:
-    """How many channels may go: some steps up to the most, which the recipe says."""
+    """The numbers of channels that may be removed: some steps up to the recipe's limit."""
     most, step = network.width - kept_channels(network, pruning), step_of(network, pruning)
     return sorted({round(most * share / step) * step for share in SHARES} - {0}) if most else []
 
@@ -131,7 +131,7 @@ def _head_counts(heads: Heads, pruning: Pruning) -> list[int]:
 def _contributions(
     program: Program, linears: Sequence[Node], sequences: Sequence[torch.Tensor]
 ) -> dict[Node, torch.Tensor]:
-    """What each input adds to the output of its linear by itself, squared and summed over tokens: [K]."""
+    """The contribution of each input of a linear to its output: [K], squared and summed over tokens and outputs."""
     found: dict[Node, torch.Tensor] = {}
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What searches looked at and found, for the report of an export: the fields are keys of report/report.json."""
+"""The records of searches for the report of an export: the fields are keys of report/report.json."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ optimize export MODEL --recipe report/recipe.toml"""
 
 @dataclass(frozen=True)
 class SearchReport:
-    """What all searches report.
+    """The fields that all search reports share.
 
     Attributes:
-        max_kl: the budget, in nats a token.
-        tokens: that each unit was measured with.
-        measured_kl: of what was taken, by the kind of tokens of the check.
-        seconds: that it all took.
+        max_kl: the budget, in nats per token.
+        tokens: tokens that each unit was measured with.
+        measured_kl: KL of the final choice, by the kind of check tokens.
+        seconds: duration of the search.
     """
 
     max_kl: float | None
@@ -56,14 +56,14 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class TokenTime:
-    """What a token takes, a decode step of one request, in milliseconds.
+    """The time of a token, a decode step of one request, in milliseconds.
 
     Attributes:
-        budget: the most.
-        device: where.
-        predicted: by the formats' times, corrected if the chosen program took another time.
-        timed: of the chosen program on made-up weights, or as predicted for a GPU.
-        measured: of the bundle; None where it doesn't run here.
+        budget: the most that is allowed.
+        device: the device it is for.
+        predicted: the sum of the formats' times, corrected if the chosen program took another time.
+        timed: the chosen program's time on random weights, or predicted for a GPU.
+        measured: the bundle's time; None if it doesn't run here.
     """
 
     budget: float
@@ -93,18 +93,18 @@ class UnitChoice:
 
 @dataclass(frozen=True)
 class AutoReport(SearchReport):
-    """How formats were chosen. KL is of the quantized program.
+    """The choice of formats. KL is the quantized program's.
 
     Attributes:
-        max_bytes: the budget, beside ``max_kl``.
-        together: units were measured one by one, or layer by layer.
-        chosen: what was taken; measured.
-        curve: the Pareto curve, from the least KL to the fewest bytes; of a long one some points.
-        single: one format for every unit that can have it, the least exact one that fits for the others.
-        tried: what was measured on the way, in order.
-        units: in the order of the program.
-        shapes_kl: of the measured KL, what the model's shape costs that the recipe changes, on the worst kind.
-        time: of a token, where the budget has one.
+        max_bytes: the budget in bytes, next to ``max_kl``.
+        together: the units of measurement: one by one, or layer by layer.
+        chosen: the final choice, measured.
+        curve: the Pareto curve, from the least KL to the fewest bytes; some points of a long one.
+        single: for each format, all units that can have it; the others take the least exact one that fits.
+        tried: measured choices, in order.
+        units: the choice for each unit, in the order of the program.
+        shapes_kl: the part of the measured KL that the recipe's changes of shapes cost, for the worst kind of tokens.
+        time: the time of a token, if the budget limits it.
     """
 
     max_bytes: int | None
@@ -152,14 +152,14 @@ class LayerOptions:
 
 @dataclass(frozen=True)
 class KvSearchReport(SearchReport):
-    """How numbers of heads were chosen. KL is of the converted program.
+    """The choice of the numbers of key/value heads. KL is the converted program's.
 
     Attributes:
-        max_cache_bytes_per_token: the budget, beside ``max_kl``.
-        chosen: what was taken; measured.
-        curve: from the least KL to the fewest bytes.
-        tried: what was measured on the way, in order.
-        layers: in the order of the program.
+        max_cache_bytes_per_token: the budget in bytes, next to ``max_kl``.
+        chosen: the final choice, measured.
+        curve: the Pareto curve, from the least KL to the fewest bytes.
+        tried: measured choices, in order.
+        layers: the choice for each layer, in the order of the program.
     """
 
     max_cache_bytes_per_token: int | None
@@ -171,14 +171,13 @@ class KvSearchReport(SearchReport):
 
 @dataclass(frozen=True)
 class KvHeadsReport:
-    """What became of the cache.
+    """The change of the KV cache by grouping heads.
 
     Attributes:
-        bytes_per_token_before, bytes_per_token: over all layers.
-        heads: of each layer that was changed, by its attention's path: before and now.
-        error: mean relative error of what the attentions add that were changed, squared, on calibration tokens; None if
-            none were looked at.
-        search: how the numbers were found, if they were.
+        bytes_per_token_before, bytes_per_token: bytes over all layers, before and after.
+        heads: path of each changed attention -> its numbers of heads before and after.
+        error: mean squared relative error of the changed attentions' outputs on calibration tokens, or None.
+        search: the search for the numbers; None if the recipe names them.
     """
 
     bytes_per_token_before: int
@@ -189,12 +188,12 @@ class KvHeadsReport:
 
 
 def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSearchReport | None) -> KvHeadsReport:
-    """What the pass group_kv_heads did.
+    """Reports the effect of the pass group_kv_heads.
 
     Args:
-        record: of the pass.
-        groups: of the finished program.
-        search: how numbers were found.
+        record: the pass's record.
+        groups: cache groups of the finished program.
+        search: the search for the numbers; None if the recipe names them.
     """
 
     def each(name: str) -> dict[str, int]:
@@ -216,16 +215,16 @@ def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSea
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What goes of one layer.
+    """The parts of one layer to remove.
 
     Attributes:
-        layer: its path.
-        dropped: whether all of it goes.
+        layer: the layer's path.
+        dropped: the whole layer is removed.
         channels, heads: shares removed.
-        parameters: of the layer's weights that may go, how many went.
-        predicted_kl: what that costs alone, in nats a token.
-        kl_channels, kl_heads, kl_layer: measured alone: with the largest shares that the recipe allows, and without the
-            layer; None where that was not to be chosen.
+        parameters: parameters removed.
+        predicted_kl: predicted cost of this alone, in nats per token.
+        kl_channels, kl_heads, kl_layer: measured cost with the largest shares that the recipe allows, and without the
+            layer; None if that couldn't be chosen.
     """
 
     layer: str
@@ -241,7 +240,7 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class PruneReport(SearchReport):
-    """What goes, and how that was chosen. KL is of the pruned program before weights have their formats.
+    """The choice of parts to remove. KL is the pruned program's before its weights have their formats.
 
     ``tried``: parameters removed, predicted and measured KL of each choice that was measured.
     """

@@ -119,17 +119,17 @@ def some_of(curve: Sequence[Assignment]) -> list[Assignment]:
 
 @dataclass(frozen=True)
 class Task:
-    """What a search is given.
+    """The inputs of a search.
 
     Attributes:
-        program: as captured; it is left as it is.
-        recipe: says the budget, and what can be chosen.
-        parameters: of the model, for how much can be measured.
+        program: the captured program; it isn't changed.
+        recipe: the budget, and the options to choose from.
+        parameters: number of the model's parameters, which decides how much can be measured.
         sequences: token ids, [S] each, that units are measured with.
-        checks: other tokens, of which each kind is held to the budget.
-        context: of the passes, as of an export.
+        checks: other tokens; each kind has to meet the budget.
+        context: the passes' context, as in an export.
         progress: called with the search's stage.
-        clock: times a token, where the budget has a time.
+        clock: times a token; None if the budget has no time.
     """
 
     program: Program
@@ -147,7 +147,7 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Found(Generic[Report]):
-    """What a search found: the recipe with a choice for each unit, to be exported without searching, and how."""
+    """The result of a search: its report, and the recipe with a choice for each unit, to export without searching."""
 
     recipe: Recipe
     report: Report
@@ -189,7 +189,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def choose(self) -> Tried:
-        """What meets the budget best. Raises NothingWithinError if nothing does."""
+        """Finds the best choice within the budget. Raises NothingWithinError if there is none."""
 
     @abstractmethod
     def fewest(self, most_kl: float) -> Assignment:
@@ -201,7 +201,7 @@ class Search(ABC, Generic[Report]):
 
     @abstractmethod
     def label(self, choice: Assignment) -> str:
-        """What is left with that choice, or goes, for a line of progress."""
+        """Describes a choice for a line of progress: what remains, or what is removed."""
 
     @abstractmethod
     def report(self, taken: Tried, seconds: float) -> Report:

@@ -1,1 +1,1 @@
-"""What all parts of the compiler share: progress, memory, output files, hashes, what a bundle's bytes are for."""
+"""Code that all parts of the compiler share: progress, memory, output files, hashes, the bundle's bytes by purpose."""

@@ -1,4 +1,4 @@
-"""What an export leaves in report/report.json of its passes, calibration, verification and fusions.
+"""The records of report/report.json on passes, calibration, verification and fusions.
 
 One schema each: exports make these, and ``report/document.py`` reads them again. Without torch, as reports are read.
 """
@@ -12,14 +12,14 @@ from enginewright.passes.framework.records import Metric, Rejection
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the exported program is from the source, over the logits after some tokens.
+    """The difference of the exported program from the source, over the logits after some tokens.
 
     Attributes:
-        tokens: how many logits' rows were compared.
+        tokens: rows of logits compared.
         max_logit_error: largest absolute difference of two logits.
-        largest_logit: of the source's, by absolute value.
+        largest_logit: largest absolute value of the source's logits.
         kl_mean, kl_max: KL(source || exported) per token in nats.
-        top1_agreement: share of the tokens after which both find the same token the likeliest.
+        top1_agreement: share of the tokens after which both predict the same token as the likeliest.
     """
 
     tokens: int
@@ -32,11 +32,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TextComparison(Comparison):
-    """The same over a text.
+    """The difference of the exported program from the source, over a text.
 
     Attributes:
         text: BUILT_IN, the text that comes with the package.
-        window, windows, windows_in_text: tokens of a window, how many were compared, and how many the text has.
+        window, windows, windows_in_text: tokens of a window, windows compared, and windows of the whole text.
         perplexity, source_perplexity: of the compared tokens.
     """
 
@@ -50,10 +50,10 @@ class TextComparison(Comparison):
 
 @dataclass(frozen=True)
 class SourceSpeed:
-    """How fast the source decoded in transformers: 32-bit floats, eager attention, one request, during the export.
+    """The source's decode speed in transformers: 32-bit floats, eager attention, one request, during the export.
 
     Attributes:
-        threads: of torch, with which it was faster: all of them or one.
+        threads: torch's threads: all of them or one, whichever was faster.
         context: tokens in the request's cache.
         decode: tokens a second, of the fastest step.
     """
@@ -111,11 +111,11 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class Measurement(Comparison):
-    """How far the program is from the source after a pass, over calibration tokens.
+    """The difference of the program from the source after a pass, over calibration tokens.
 
     Attributes:
-        perplexity, source_perplexity: of the same tokens, those that begin a sequence left out; None if all do.
-        seconds: that measuring took.
+        perplexity, source_perplexity: of the same tokens without those that begin a sequence; None if all do.
+        seconds: duration of the measurement.
         unchanged: the pass changed nothing, and the figures are those from before it.
     """
 
@@ -127,17 +127,17 @@ class Measurement(Comparison):
 
 @dataclass(frozen=True)
 class PassVerification:
-    """How the program was compared with its source from pass to pass.
+    """The comparison of the program with its source from pass to pass.
 
     Attributes:
-        origin: where the tokens are from.
-        sequences, tokens: how many.
-        exact_tokens: how many of them are looked at while nothing but rounding may differ.
-        relative_tolerance: most that a logit may then be off, as a share of the largest one.
-        max_kl: most that the mean KL may be after a pass that loses precision; None if the recipe is exact.
-        captured: the program as it was captured.
-        measured: how often it was compared.
-        seconds: that all this took, the source's part included.
+        origin: the origin of the tokens.
+        sequences, tokens: counts of both.
+        exact_tokens: tokens compared while only rounding may differ.
+        relative_tolerance: largest error of a logit in that case, as a share of the largest logit.
+        max_kl: largest mean KL after a lossy pass, in nats per token; None if the recipe is exact.
+        captured: the captured program's measurement.
+        measured: number of comparisons.
+        seconds: duration of all this, the source's part included.
     """
 
     origin: str
@@ -153,14 +153,14 @@ class PassVerification:
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What one run of a pass did.
+    """The effect of one run of a pass.
 
     Attributes:
-        seconds: that it took; None where only the manifest says what passes did.
-        target: whose pass it is; empty for those of the common pipeline.
-        measurement: how far the program was from the source after it; None if it was judged with a later pass, the
-            next that has a measurement.
-        figures: what the pass itself measured, place by place.
+        seconds: its duration; None if only the manifest describes the pass.
+        target: the target whose pass it is; empty for those of the common pipeline.
+        measurement: the program's difference from the source after it; None if it was judged with a later pass,
+            the next one that has a measurement.
+        figures: the pass's own measurements, place by place.
     """
 
     name: str
@@ -182,13 +182,13 @@ class InputRange:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What calibration tokens cover.
+    """The part of a model that calibration tokens exercise.
 
     Attributes:
-        sequences, tokens: how many.
+        sequences, tokens: counts of both.
         distinct_tokens, vocabulary_share: different ids among them, and their share of the model's vocabulary.
-        ranges: of the linears that the tokens went through; empty if nothing was calibrated.
-        warnings: what there is too little of, as sentences.
+        ranges: input ranges of the linears that the tokens went through; empty if nothing was calibrated.
+        warnings: gaps in the coverage, as sentences.
     """
 
     sequences: int
@@ -201,7 +201,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """Where the tokens are from, and what they cover."""
+    """The origin of the calibration tokens, and the part of the model that they exercise."""
 
     origin: str
     coverage: Coverage

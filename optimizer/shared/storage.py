@@ -1,4 +1,4 @@
-"""Where a bundle's bytes are: weights by layer, by what they are for, by type; and what a step's values take."""
+"""The bytes of a bundle: weights by layer, by purpose and by type, and the arena of a step's values."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Advice:
-    """What whoever exports can do about a pass that changed too much.
+    """The advice to a user about a pass that changed too much.
 
     Attributes:
-        lossy: about one that loses precision, and too much of it.
-        bisect: the command that finds where; "" where none can.
+        lossy: advice for a pass that loses too much precision.
+        bisect: the command that finds the place; "" if there is none.
     """
 
     lossy: str = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
@@ -50,7 +50,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _State:
-    """Where a chain of passes stands: the last program that was found good, and what was found."""
+    """The state of a chain of passes: the last program that was found correct, and its measurement."""
 
     program: Program
     measured: Measured
@@ -169,7 +169,7 @@ class PassMeasurements:
         return self._spent
 
     def _is_repaired_later(self, one: Pass, record: PassRecord) -> bool:
-        """Whether what this pass loses, or one before it has lost, is what a later one compensates for."""
+        """Returns True if a later pass compensates for a loss of this pass, or of one before it."""
         repaired = any(later.repairs for later in self._left)
         self._broken = repaired and (self._broken or (record.matched > 0 and not one.exact))
         return self._broken
@@ -218,7 +218,9 @@ class PassMeasurements:
         return measured
 
     def _difference(self, measured: Measured) -> str | None:
-        """What is more than rounding, on every sequence: where a model chooses, rounding may change a choice."""
+        """Describes an error beyond rounding on every sequence; None if one is exact: rounding may change a model's
+        choices.
+        """
         figures = measured.figures
         tolerance = self._tolerance * figures.largest_logit
         if min(measured.errors) <= tolerance:
@@ -239,10 +241,11 @@ class PassMeasurements:
         )
 
     def _change(self, step: _Step, measured: Measured) -> str | None:
-        """What is more than rounding since the last good program, which had lost precision before.
+        """Describes an error beyond rounding since the last correct program, which had lost precision before; None
+        without one.
 
-        Where integers are rounded a difference of rounding may become one of a whole step, anywhere; so if logits
-        differ by more it is the single layers that count, each given what it was given before.
+        Where integers are rounded, a rounding difference may become a whole step, anywhere. So if logits differ by more
+        than rounding, single layers are compared, each with its inputs from before the pass.
         """
         tolerance = self._tolerance * measured.figures.largest_logit
         pairs = zip(measured.logits, self._state.measured.logits, strict=True)

@@ -1,4 +1,4 @@
-"""What passes are measured against is made ready: tokens, and the source's logits on them."""
+"""Prepares the reference that passes are measured against: tokens, and the source's logits on them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DECODES = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """How many tokens of each of the two sequences every step has."""
+    """The plan of a packed run: for each step, the number of tokens of each of the two sequences."""
 
     steps: tuple[tuple[int, int], ...]
 

@@ -21,12 +21,12 @@ _MARGIN = 8.0
 
 
 def relative_tolerance(program: LoweredProgram) -> float:
-    """How far two 32-bit evaluations in different orders may be apart, as a share of the largest logit.
+    """The largest difference of two 32-bit evaluations in different orders, as a share of the largest logit.
 
     Each product with a weight sums K rounded terms, whose errors add up as a random walk: eps sqrt(K) of a result's
-    size. Along the whole program they do so again: eps sqrt(sum of K). Eight of these cover the largest of some
-    millions of logits, and models that amplify errors. Measured: 2 to 20 % of it, where a weight that is off by 1 % in
-    one of the 210 linears of a model of 135M parameters is 4 times it at least.
+    size. Along the whole program they add up again: eps sqrt(sum of K). Eight times this covers the largest of some
+    millions of logits, and models that amplify errors. Measured: real differences are 2 to 20 % of it. A weight that is
+    off by 1 % in one of the 210 linears of a model of 135M parameters is at least 4 times it.
     """
     terms = 0
     for step in program.steps:
@@ -44,7 +44,7 @@ def tolerance_of_target(bundle: Bundle, target: str) -> float:
 
 
 def tolerance_of(terms: int) -> float:
-    """The same where so many products are summed on the way to a logit."""
+    """The tolerance of ``relative_tolerance`` for a number of products summed on the way to a logit."""
     return _MARGIN * _EPSILON * float(np.sqrt(terms))
 
 

@@ -43,7 +43,7 @@ EXACT_HINT = "The model is not computed as it should be: please report it, with 
 
 
 def lossy_hint(recipe: Recipe) -> str:
-    """What to do where a recipe loses too much."""
+    """The hint for a recipe that loses too much precision."""
     asked = {f.storage for f in recipe.weights.formats}
     if recipe.auto is not None or not any(f.stored.group_sizes for f in recipe.weights.formats):
         less = "Take a recipe that loses less (see `optimize recipes`)"

@@ -1,8 +1,8 @@
-"""Where a pass changed what a program computes: each place's own error, with what it is given put right.
+"""The places where a pass changed a program's results: each place's own error, with its inputs corrected.
 
 The program before the pass and the one after it run on the same tokens. Wherever both have a value for the same place
-they are compared, and the program after the pass continues with the value from before: so an error is reported where it
-is made, and not once more in every layer behind it.
+they are compared, and the program after the pass continues with the value from before. So an error is reported where it
+occurs, and not once more in every later layer.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class LayerError:
-    """What one place contributes.
+    """The error of one place.
 
     Attributes:
         where: module paths.
-        op: that gives the value, such as "ew.rope".
-        tensors: of the checkpoint, in the weights between this place and those before it.
+        op: the op that computes the value, such as "ew.rope".
+        tensors: tensors of the checkpoint, in the weights between this place and those before it.
         error: root mean square of the difference, as a share of that of the value.
     """
 
