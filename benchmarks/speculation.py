@@ -61,7 +61,8 @@ from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.plugins.cpu.compile.row_seconds import CONTEXTS, row_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
-from enginewright.runtime.requests.lookup import OWN_GRAMS, NgramLookup, Proposal
+from enginewright.runtime.requests.lookup import OWN_KINDS, NgramLookup
+from enginewright.runtime.requests.proposers import Proposal
 from enginewright.runtime.requests.request import Generation, Request
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.step_times import DecodeTimes
@@ -287,7 +288,7 @@ def always_wrong(vocabulary: int) -> Iterator[None]:
 
     def wrong(lookup: NgramLookup, most: int) -> Proposal:
         own(lookup, most)
-        return Proposal([vocabulary - 1] * most, OWN_GRAMS[0])
+        return Proposal([vocabulary - 1] * most, OWN_KINDS[8])
 
     NgramLookup.next = wrong  # type: ignore[method-assign,assignment]
     try:

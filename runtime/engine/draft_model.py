@@ -10,15 +10,12 @@ it hasn't seen, and behind a rejected one it goes back to the last accepted one.
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-
-from enginewright.runtime.executors.target import Placement
 
 from ..bundle.reader import Bundle
 from ..bundle.tokenizer_files import TokenizerFiles
@@ -28,18 +25,18 @@ from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.kinds.table import cache_block_bytes
 from ..kv_cache.pool_plan import PoolPlan, enough_for_windows, plan_pools
 from ..ranks.partition import Partition
-from ..requests.lookup import MODEL, NOTHING, Proposal
+from ..requests.proposers import NOTHING, Proposal, ProposalKind, TimedProposer
 from ..requests.request import Generation, Request
 from ..scheduler.base import Chunk
-from ..scheduler.limits import SchedulerConfig
 from ..scheduler.step_inputs import StepInputs
 from ..scheduler.step_times import DecodeTimes
 from ..shared.contracts import NO_TOKEN
 from ..shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
-from ..shared.memory import default_budget, format_bytes
+from ..shared.memory import format_bytes
 from ..shared.step_costs import DRAFT_ROWS
 from ..shared.targets import MEASURED
 from ..text.tokenizer import Tokenizer
+from .proposer_setup import ProposerSetup
 
 CHUNK = 256
 """Most tokens that it catches up on between two steps of the first model."""
@@ -62,8 +59,8 @@ class _Follower:
     ran: bool = False
 
 
-class DraftModel:
-    """See the module, and ``scheduler.drafts.TimedProposer``.
+class DraftModel(TimedProposer):
+    """A second model that proposes what it draws; see the module.
 
     Args:
         executor: of the second model, with its KV cache; closed with this.
@@ -71,6 +68,9 @@ class DraftModel:
         name: for people.
         prefix_cache: whether requests begin with what it has computed of others of the same tenant.
     """
+
+    name = "model"
+    kind = ProposalKind(name, 0, 0.7)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DraftModel:
         prefix_cache: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._executor, self._context, self._name, self._clock = executor, context, name, clock
+        self._executor, self._context, self._model, self._clock = executor, context, name, clock
         self.cache = CacheManager(
             executor.cache_groups,
             executor.blocks,
@@ -89,7 +89,6 @@ class DraftModel:
             step_tokens=CHUNK,
             prefix_cache=prefix_cache,
         )
-        self.off: str | None = None
         self._inputs = StepInputs(self.cache.groups)
         self._followers: dict[Request, _Follower] = {}
         self._times, self._steps = DecodeTimes(), 0
@@ -108,10 +107,14 @@ class DraftModel:
         lacking = len(request.tokens) - computed
         return lacking * self.seconds(DRAFT_ROWS) / DRAFT_ROWS if lacking > DRAFT_ROWS else 0.0
 
+    def takes(self, request: Generation) -> bool:
+        """Returns False for a request whose rules change with each token: it draws by rules that stay as they are."""
+        return request.rules is None or not request.rules.changing
+
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
         if self.off is None:
             try:
-                return [Proposal(tokens, MODEL) for tokens in self._draw(wanted)]
+                return [Proposal(tokens, self.kind) for tokens in self._draw(wanted)]
             except Exception as e:  # noqa: BLE001  whatever it is, no request needs a draft
                 self._switch_off(e)
         return [NOTHING] * len(wanted)
@@ -125,7 +128,7 @@ class DraftModel:
 
     def describe(self) -> dict[str, Any]:
         plan = PoolPlan.from_blocks(self._executor.cache_groups, self._executor.blocks)
-        about: dict[str, Any] = {"model": self._name, "kv_cache_bytes": plan.bytes}
+        about: dict[str, Any] = {"model": self._model, "kv_cache_bytes": plan.bytes}
         about["kv_blocks_free"] = {name: pool.free_blocks for name, pool in self.cache.pools.items()}
         return about | self._times.describe()
 
@@ -222,29 +225,23 @@ class DraftModel:
         for request in list(self._followers):
             self.release(request)
         with suppress(RuntimeWarning):  # made an error, it would end the step, and with it all requests
-            warnings.warn(f"speculate: {self._name}: {self.off}; it proposes no more", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"speculate: {self._model}: {self.off}; it proposes no more", RuntimeWarning, stacklevel=2)
 
 
-def open_draft(
-    speculate: str | os.PathLike[str] | None,
-    bundle: Bundle,
-    target: str,
-    context: int,
-    placement: Placement,
-    config: SchedulerConfig,
-    memory: int | None,
-) -> tuple[DraftModel | None, int | None]:
-    """The second model that ``speculate`` names, and what it leaves of ``memory`` for the first one's KV cache.
+def open_draft(setup: ProposerSetup) -> DraftModel | None:
+    """Opens the second model that ``setup.speculate`` names; None, "auto" and "lookup" name none.
 
-    Both caches hold the same number of tokens. None, "auto" and "lookup" name none.
+    Its KV cache and the first model's hold the same number of tokens.
 
     Raises:
         BundleError: it is missing or damaged, or has no cpu target.
-        RequestError: it has another vocabulary than ``bundle``, or ``target`` can't verify drafts.
+        RequestError: it has another vocabulary than the bundle, or the target can't verify drafts.
         CapacityError: the memory doesn't hold its weights and a block of both caches.
     """
+    speculate, bundle, target = setup.speculate, setup.bundle, setup.target
+    context, config, placement = setup.context, setup.config, setup.placement
     if speculate in (None, "auto", "lookup"):
-        return None, memory
+        return None
     if target != MEASURED:
         hint = "Use the cpu target."
         raise RequestError(f"speculate: target {target!r} can't verify drafts of another model", hint=hint)
@@ -258,7 +255,7 @@ def open_draft(
         hint = "Pass a bundle of the same family of models, such as the same model in int4."
         raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)
     weights = sum(draft.tensor(use.name).bytes for use in draft.program(MEASURED).weights)
-    budget = default_budget() if memory is None else memory
+    budget = setup.budget
     drafts = (group.model_copy(update={"name": f"draft {group.name}"}) for group in groups)
     both = (*target_groups(bundle, target, context, placement), *drafts)
     enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
@@ -276,9 +273,10 @@ def open_draft(
         executor = make_executor(draft, MEASURED, blocks, context, replace(placement, partition=Partition(), ray=None))
     except (BundleError, CapacityError) as e:
         raise e.reworded(f"speculate: {e.message}", hint=e.hint) from e
-    taken = weights + sum(cache_block_bytes(g) * blocks[g.name] for g in groups)
     most = min(context, draft.model.context_length)
-    return DraftModel(executor, most, draft.model.name, prefix_cache=config.prefix_cache), budget - taken
+    model = DraftModel(executor, most, draft.model.name, prefix_cache=config.prefix_cache)
+    model.bytes = weights + sum(cache_block_bytes(g) * blocks[g.name] for g in groups)
+    return model
 
 
 def _disagreement(bundle: Bundle, draft: Bundle, tokenizer: TokenizerFiles) -> str | None:

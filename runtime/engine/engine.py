@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from ..executors.base import Executor, Pending
 from ..kv_cache.block_pool import BlockPool
+from ..requests.proposers import Proposer
 from ..requests.request import FailedRequestError, Request
 from ..scheduler.base import Batch
 from ..scheduler.branching import together
 from ..scheduler.continuous import ContinuousScheduler
-from ..scheduler.drafts import TimedProposer
 from ..scheduler.limits import SchedulerConfig
 from ..shared.errors import CapacityError, OffloadError
 
@@ -25,7 +25,7 @@ class Engine:
     Args:
         executor: runs the steps.
         config: limits of a step.
-        draft_model: proposes tokens that are computed ahead, where ``config`` says so.
+        proposers: propose tokens that are computed ahead, where ``config`` says so; closed with the engine.
         clock: seconds. All times that the engine measures are differences of it.
     """
 
@@ -33,12 +33,12 @@ class Engine:
         self,
         executor: Executor,
         config: SchedulerConfig,
-        draft_model: TimedProposer | None = None,
+        proposers: Sequence[Proposer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.executor, self._draft_model = executor, draft_model
+        self.executor, self.proposers = executor, proposers
         groups, blocks = executor.cache_groups, executor.blocks
-        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, draft_model)
+        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, clock, proposers)
         self._submitted: deque[tuple[Batch, Pending]] = deque()
 
     @property
@@ -114,7 +114,7 @@ class Engine:
         return self.scheduler.has_work()
 
     def close(self) -> None:
-        """Frees the memory of what runs the steps, and of the draft model."""
+        """Frees the memory of what runs the steps, and of proposers."""
         self.executor.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
+        for proposer in self.proposers:
+            proposer.close()

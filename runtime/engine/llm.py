@@ -23,12 +23,13 @@ from ..shared.memory import parse_size, return_freed_memory
 from ..text.tokenizer import Tokenizer
 from . import arguments
 from .arguments import Params, Prompt, check_int
-from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
 from .exported import exported
 from .info import check_options, check_ray, describe, offload_of, partition_of, scheduler_config
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
+from .proposer_setup import ProposerSetup
+from .proposers import open_proposers
 from .pulse import Pulse
 from .request_maker import Options, PreparedPrompt, RequestMaker
 from .run_requests import answers, answers_async, astream, scored, stream, wanted
@@ -175,7 +176,8 @@ class LLM:
             threads, isa, provider, load=load, partition=cut, rank_timeout=rank_timeout, ray=ray, offload=offload
         )
         context = info.context_length
-        draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
+        setup = ProposerSetup(speculate, bundle, target, placement, context, config, budget)
+        proposers, budget = open_proposers(setup)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
         if isinstance(executor, StaticShapes):
             if not prefill_chunk:
@@ -183,7 +185,7 @@ class LLM:
             if config.speculate is None:  # a few rows more may need a bucket of many
                 config = replace(config, speculate=False)
         return_freed_memory()
-        self._start(Engine(executor, config, draft), info, tokenizer, seed)
+        self._start(Engine(executor, config, proposers), info, tokenizer, seed)
         self._name, self._bundle = bundle.path.name, bundle
         if prefix_folder is not None:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)

@@ -9,64 +9,32 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from .proposers import NOTHING, Proposal, ProposalKind, Proposer
 from .request import Generation, Request
 
-OWN_GRAMS = (8, 4, 3, 2)
-PAST_GRAMS = (8, 4)
-"""Lengths of the n-grams that are looked up, the longest first."""
 PAST_TOKENS = 1 << 15
 """Tokens of past answers that are kept for each tenant; about 150 bytes each."""
 PAST_TENANTS = 8
 """Tenants whose past answers are kept: those that ended a request last."""
-
-MODEL, FORCED = 0, 1 << 10
-"""Kinds of proposals that weren't looked up: a draft model's, and tokens that have to come. See ``Proposal.kind``."""
-SOURCES = ("own_text", "past_answers", "model", "forced")
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Tokens that may follow those of a request; none is ``NOTHING``.
-
-    Attributes:
-        tokens: the next one first.
-        kind: how they were found; acceptance is counted by it. It is the length of the n-gram that stood before them,
-            less than 0 in a past answer, or ``MODEL`` or ``FORCED``. Farther from 0 is better.
-    """
-
-    tokens: Sequence[int]
-    kind: int
-
-
-def source(kind: int) -> str:
-    """Says which of ``SOURCES`` a kind of proposals is of."""
-    return {MODEL: "model", FORCED: "forced"}.get(kind, "own_text" if kind > 0 else "past_answers")
-
-
-NOTHING = Proposal((), 0)
-
-
-class Proposer(Protocol):
-    """A source of tokens that may follow those of a request."""
-
-    def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        """Gives for each request up to so many tokens."""
-
-    def release(self, request: Request) -> None:
-        """Frees what it holds for a request, which has ended or comes back later."""
-        return
-
-    def forget(self, tenant: str | None) -> None:
-        """Finds nothing again of what requests of a tenant, or of any, have said."""
-        return
+OWN_KINDS = {
+    8: ProposalKind("own_text", 8, 0.8),
+    4: ProposalKind("own_text", 4, 0.6),
+    3: ProposalKind("own_text", 3, 0.4),
+    2: ProposalKind("own_text", 2, 0.25),
+}
+"""The length of an n-gram that was found in a request's own text -> the kind of what followed."""
+PAST_KINDS = {8: ProposalKind("past_answers", 8, 0.8), 4: ProposalKind("past_answers", 4, 0.6)}
+"""The same of past answers."""
+FORCED = ProposalKind("forced", 1 << 10, 1.0)
+"""Tokens that have to come."""
 
 
 class ForcedTokens(Proposer):
     """Proposes what the request's rules leave no choice of."""
+
+    name = FORCED.source
 
     def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
         found = [() if request.rules is None else request.rules.forced(most) for request, most in wanted]
@@ -75,6 +43,8 @@ class ForcedTokens(Proposer):
 
 class OwnText(Proposer):
     """Proposes what followed the last tokens of a request earlier in its text."""
+
+    name = "own_text"
 
     def __init__(self) -> None:
         self._lookups: WeakKeyDictionary[Request, NgramLookup] = WeakKeyDictionary()
@@ -86,7 +56,7 @@ class OwnText(Proposer):
 
 _BITS = 32
 """Bits of a token in a number that stands for an n-gram."""
-_MASKS = {count: (1 << _BITS * count) - 1 for count in OWN_GRAMS}
+_MASKS = {count: (1 << _BITS * count) - 1 for count in OWN_KINDS}
 
 
 class NgramLookup:
@@ -109,12 +79,14 @@ class NgramLookup:
         for count, mask in _MASKS.items():
             if end > count and (place := places.get(last & mask, 0)):
                 # What follows may repeat itself up to the end.
-                return Proposal([tokens[place + i % (end - place)] for i in range(most)], count)
+                return Proposal([tokens[place + i % (end - place)] for i in range(most)], OWN_KINDS[count])
         return NOTHING
 
 
 class PastAnswers(Proposer):
     """Proposes what followed the last tokens in past answers, to the same tenant alone."""
+
+    name = "past_answers"
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, _Answers] = OrderedDict()
@@ -140,7 +112,7 @@ class PastAnswers(Proposer):
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(tenant)
         # A few tokens of its prompt too, so that the same question finds the answer's first.
-        self._tenants[tenant].add(array("i", tokens[max(answer - PAST_GRAMS[0], 0) : answer + PAST_TOKENS // 2]))
+        self._tenants[tenant].add(array("i", tokens[max(answer - max(PAST_KINDS), 0) : answer + PAST_TOKENS // 2]))
 
     def next(self, tenant: str, tokens: Sequence[int], most: int) -> Proposal:
         """Gives up to ``most`` tokens."""
@@ -170,22 +142,17 @@ class _Answers:
                     del self._places[key]
 
     def next(self, tokens: Sequence[int], most: int) -> Proposal:
-        for count in PAST_GRAMS:
+        for count, kind in PAST_KINDS.items():
             last = tuple(tokens[-count:])
             if (place := self._places.get(hash(last))) is None:
                 continue
             answer, end = self._kept[place >> 32], place & 0xFFFFFFFF
             if tuple(answer[end - count : end]) == last:
-                return Proposal(answer[end : end + most], -count)
+                return Proposal(answer[end : end + most], kind)
         return NOTHING
-
-
-def lookups() -> tuple[Proposer, ...]:
-    """Makes the proposers that cost no time; of equal proposals the first one's counts."""
-    return ForcedTokens(), OwnText(), PastAnswers()
 
 
 def _hashes(answer: array[int]) -> list[tuple[int, int]]:
     """Finds all n-grams that others follow, and where they end."""
-    grams = ((count, end) for count in PAST_GRAMS for end in range(count, len(answer)))
+    grams = ((count, end) for count in PAST_KINDS for end in range(count, len(answer)))
     return [(hash(tuple(answer[end - count : end])), end) for count, end in grams]

@@ -1,11 +1,9 @@
-"""How often drafts are accepted, and what rejected ones may cost: both by the kind of proposal (``Proposal.kind``)."""
+"""How often drafts are accepted, and what rejected ones may cost: both by the kind of proposal."""
 
 from __future__ import annotations
 
-from enginewright.runtime.requests.lookup import FORCED, MODEL
+from enginewright.runtime.requests.proposers import ProposalKind
 
-_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25, MODEL: 0.7, FORCED: 1.0}
-"""Acceptance rates behind an n-gram of so many tokens, or of a kind, until they are measured."""
 _WEIGHT = 4.0
 """The weight of what was expected, in tokens."""
 _MEMORY = 100.0
@@ -29,21 +27,21 @@ class AcceptanceRates:
 
     def __init__(self, before: AcceptanceRates | None = None) -> None:
         self._before = before
-        self._seen: dict[int, list[float]] = {}  # kind -> accepted tokens, tokens
+        self._seen: dict[ProposalKind, list[float]] = {}  # kind -> accepted tokens, tokens
 
-    def rate(self, kind: int) -> float:
+    def rate(self, kind: ProposalKind) -> float:
         """Gives the rate of a kind."""
-        expected = _EXPECTED[abs(kind)] if self._before is None else self._before.rate(kind)
+        expected = kind.expected if self._before is None else self._before.rate(kind)
         accepted, tokens = self._seen.get(kind, (0.0, 0.0))
         return (accepted + _WEIGHT * expected) / (tokens + _WEIGHT)
 
-    def saw(self, kind: int, accepted: int, tokens: int) -> None:
+    def saw(self, kind: ProposalKind, accepted: int, tokens: int) -> None:
         """Counts so many tokens, of which the last alone may be rejected."""
         seen = self._seen.setdefault(kind, [0.0, 0.0])
         kept = min(1.0, _MEMORY / max(seen[1] + tokens, 1))
         seen[0], seen[1] = (seen[0] + accepted) * kept, (seen[1] + tokens) * kept
 
-    def fade(self, kind: int) -> None:
+    def fade(self, kind: ProposalKind) -> None:
         """Takes weight from a kind of which a proposal wasn't worth a draft."""
         if (seen := self._seen.get(kind)) is not None:
             seen[0], seen[1] = seen[0] * _FADED, seen[1] * _FADED
@@ -53,13 +51,13 @@ class Credit:
     """What drafts may cost, by their kind: in the time of steps without drafts. Accepted ones have earned it."""
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[float, int]] = {}  # kind -> credit, after so many steps
+        self._left: dict[ProposalKind, tuple[float, int]] = {}  # kind -> credit, after so many steps
 
-    def left(self, kind: int, step: int) -> float:
+    def left(self, kind: ProposalKind, step: int) -> float:
         """Gives what is left in a step, by its number."""
         left, then = self._left.get(kind, (CREDIT, step))
         return left + MORE_CREDIT * (step - then)
 
-    def spend(self, kind: int, cost: float, step: int) -> None:
+    def spend(self, kind: ProposalKind, cost: float, step: int) -> None:
         """Takes what a draft cost; less than 0 is what it saved."""
         self._left[kind] = min(self.left(kind, step) - cost, _MOST_CREDIT), step

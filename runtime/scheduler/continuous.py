@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from enginewright.runtime.requests.proposers import Proposer
 from enginewright.runtime.requests.request import BeamSearch, FailedRequestError, Generation, PromptRequest, Request
 
 from ..kv_cache.block_pool import BlockPool
@@ -22,7 +23,7 @@ from ..shared.errors import EnginewrightError, shown
 from ..shared.helpers import HelperErrors
 from .base import Batch, Chunk, step_input
 from .branching import branch, places, places_taken, together
-from .drafts import TimedProposer, drafts_for
+from .drafts import drafts_for
 from .helpers import helper
 from .limits import SchedulerConfig, check_request
 from .policy import Policy, RankedPolicy
@@ -55,7 +56,7 @@ class ContinuousScheduler:
         groups: Sequence[CacheGroup],
         blocks: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
-        draft_model: TimedProposer | None = None,
+        proposers: Sequence[Proposer] = (),
     ) -> None:
         self.config = config
         self.helper_errors = HelperErrors()
@@ -78,7 +79,7 @@ class ContinuousScheduler:
         self.policy = self._helper("policy", policy)
         self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        drafts = drafts_for(config.speculate, caps, self.times.decodes, draft_model, clock, self.helper_errors)
+        drafts = drafts_for(config.speculate, caps, self.times.decodes, proposers, clock, self.helper_errors)
         self.drafts = self._helper("drafts", drafts)
         self.preemptions = 0
         self.chunks: tuple[Chunk, ...] = ()

@@ -6,8 +6,8 @@ but time depends on it. Keys and values of what was rejected lie behind the requ
 until they are overwritten.
 
 A draft is as long as makes the step's tokens a second the most (``_Step.best``), by what is measured meanwhile: the
-acceptance rate of proposals of its kind, what steps of more rows take, and what a proposal takes where a draft model
-makes it. Where it wouldn't pay there is none. What drafts of a kind may lose is bounded (``acceptance.Credit``).
+acceptance rate of proposals of its kind, what steps of more rows take, and what a proposal takes where it is
+computed. Where it wouldn't pay there is none. What drafts of a kind may lose is bounded (``acceptance.Credit``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from enginewright.runtime.requests.lookup import MODEL, NOTHING, SOURCES, Proposal, Proposer, lookups, source
+from enginewright.runtime.requests.proposers import NOTHING, Proposal, ProposalKind, Proposer, TimedProposer
 from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
@@ -35,26 +35,6 @@ LEAST_GAIN = 1.05
 """A draft is expected to give so many times as many tokens a second: what it costs besides rows isn't measured."""
 LEAST_LEFT = 32
 """An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
-
-
-class TimedProposer(Proposer, Protocol):
-    """A proposer that takes time: a draft model (``runtime.engine.draft_model``). It fails without raising."""
-
-    @property
-    def off(self) -> str | None:
-        """Says why it proposes nothing any more."""
-
-    def seconds(self, rows: int) -> float:
-        """Gives the time of one more token for so many requests."""
-
-    def behind(self, request: Generation) -> float:
-        """Gives the seconds that it needs for a request before it can propose; 0 if it lacks few tokens."""
-
-    def describe(self) -> dict[str, Any]:
-        """Says what it is, for ``LLM.info``."""
-
-    def close(self) -> None:
-        """Frees its memory."""
 
 
 class NoDrafts:
@@ -116,7 +96,7 @@ class _Step:
         decoding: requests that run when it begins.
         plain_seconds: what it takes without drafts.
         rows, tokens: its rows so far, and the new tokens that are expected of them.
-        proposed: drafts of the draft model.
+        proposed: drafts of timed proposers.
         proposal_seconds, proposal_took: what these are expected to take, and what they took.
         late: seconds of each drafted row beyond those that were expected.
     """
@@ -162,13 +142,13 @@ class _History:
         rates: its own acceptance rates; before there were many, those of all requests.
         found: the step in which it had its last draft, or began.
         next_look: the step in which to look for one again.
-        kind: how its last one was found.
+        kind: the kind of its last one.
     """
 
     rates: AcceptanceRates
     found: int
     next_look: int
-    kind: int = 0
+    kind: ProposalKind = NOTHING.kind
 
 
 class Drafts(NoDrafts):
@@ -183,7 +163,7 @@ class Drafts(NoDrafts):
         self,
         caps: ExecutorCaps,
         times: DecodeTimes,
-        draft_model: TimedProposer | None = None,
+        proposers: Sequence[Proposer],
         clock: Callable[[], float] = time.monotonic,
         errors: HelperErrors | None = None,
     ) -> None:
@@ -193,14 +173,13 @@ class Drafts(NoDrafts):
                 hint="Use the cpu target.",
             )
         self.times = times
-        self.by_source = {name: [0, 0] for name in SOURCES}
         self._clock = clock
         errors = errors or HelperErrors()
         self._guarded = helper("drafts", self, errors)
-        self._draft_model = None if draft_model is None else helper("draft model", draft_model, errors)
-        self._lookups = [helper("proposer", proposer, errors) for proposer in lookups()]
-        models = [] if self._draft_model is None else [self._draft_model]
-        self._proposers: Sequence[Proposer] = [*self._lookups, *models]
+        self._timed = [helper("timed proposer", one, errors) for one in proposers if isinstance(one, TimedProposer)]
+        self._free = [helper("proposer", one, errors) for one in proposers if not isinstance(one, TimedProposer)]
+        self._proposers: dict[str, Proposer] = {one.name: one for one in (*self._free, *self._timed)}
+        self.by_source = {name: [0, 0] for name in self._proposers}
         self._rates, self._credit = AcceptanceRates(), Credit()
         self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._steps = self._next_look = 0  # steps so far, and the next that may have drafts
@@ -211,16 +190,17 @@ class Drafts(NoDrafts):
         drafted, accepted = (sum(counts) for counts in zip(*self.by_source.values(), strict=True))
         sources = {name: {"drafted": of[0], "accepted": of[1]} for name, of in self.by_source.items()}
         found = {"drafted": drafted, "accepted": accepted, "sources": sources, **self.times.describe()}
-        if (model := self._draft_model) is not None:
-            own, least = model.seconds(1), self.times.seconds(1)
+        for proposer in self._timed:
+            own, least = proposer.seconds(1), self.times.seconds(1)
             slow = f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms"
-            found["draft_model"] = model.describe() | {"off": model.off or (slow if own > least else None)}
+            off = proposer.off or (slow if own > least else None)
+            found[f"draft_{proposer.name}"] = proposer.describe() | {"off": off}
         return found
 
     # Before a step
 
     def begin(self, running: Sequence[Request], paused: Collection[Request]) -> bool:
-        """Begins a step, and has the draft model propose. This is called for each step, so it has to be quick."""
+        """Begins a step, and has timed proposers propose. This is called for each step, so it has to be quick."""
         self._steps += 1
         self._step = None
         if running and running[-1] is not self._newest:
@@ -233,13 +213,15 @@ class Drafts(NoDrafts):
             self.times.at(sum(request.computed for request in running) / len(running))
         decoding = len(running)
         self._step = _Step(self.times, decoding, self.times.seconds(decoding), rows=decoding, tokens=decoding)
-        if self._draft_model is not None and self._draft_model.off is None:
-            decodes = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
-            self._propose(self._draft_model, self._step, [one for one in decodes if one not in paused])
+        for proposer in self._timed:
+            if proposer.off is None:
+                decodes = [one for one in running if isinstance(one, Generation) and one.remaining == 1]
+                lacking = [one for one in decodes if one not in paused and one not in self._step.proposed]
+                self._propose(proposer, self._step, lacking)
         return True
 
     def draft(self, request: Request) -> Sequence[int]:
-        """Gives the draft model's tokens, or such as are looked up, if that pays."""
+        """Gives the tokens of a timed proposer, or those of another that cost nothing, if that pays."""
         step = self._step
         assert step is not None, "this step may have drafts"
         if not isinstance(request, Generation):
@@ -281,71 +263,72 @@ class Drafts(NoDrafts):
         return found
 
     def _looked_up(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
-        """Gives the best proposals that cost no time: those behind the longest n-grams."""
-        of_each = zip(*(proposer.propose(wanted) for proposer in self._lookups), strict=True)
-        return [max(proposals, key=lambda proposal: abs(proposal.kind)) for proposals in of_each]
+        """Gives the best proposals that cost no time: those of the highest rank."""
+        nothing = [NOTHING] * len(wanted)
+        of_each = zip(nothing, *(proposer.propose(wanted) for proposer in self._free), strict=True)
+        return [max(proposals, key=lambda proposal: proposal.kind.rank) for proposals in of_each]
 
-    def _found(self, own: _History, kind: int) -> None:
+    def _found(self, own: _History, kind: ProposalKind) -> None:
         """Notes that a request has a draft in this step, so that the next one looks for one, too."""
         own.kind, own.found, own.next_look = kind, self._steps, self._steps + 1
         self._next_look = self._steps + 1
 
-    def _credit_seconds(self, step: _Step, kind: int) -> float:
+    def _credit_seconds(self, step: _Step, kind: ProposalKind) -> float:
         """Says how many seconds drafts of this kind may cost now."""
         return self._credit.left(kind, self._steps) * step.plain_seconds
 
-    def _spend(self, step: _Step, kind: int, seconds: float) -> None:
+    def _spend(self, step: _Step, kind: ProposalKind, seconds: float) -> None:
         """Notes what drafts of this kind cost; less than 0 is what they saved."""
         self._credit.spend(kind, seconds / step.plain_seconds, self._steps)
 
-    def _propose(self, model: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
-        """Has the draft model propose for those requests for which that pays, and pays more than what is looked up."""
-        # Who may have a draft of it: it draws by rules that stay as they are.
-        plain = [one for one in requests if one.rules is None or not one.rules.changing]
-        able = [(request, most) for request in plain if (most := self._most(request)) > 0]
+    def _propose(self, proposer: TimedProposer, step: _Step, requests: Sequence[Generation]) -> None:
+        """Has it propose for those requests for which that pays, and pays more than a proposal that costs nothing."""
+        kind, before = proposer.kind, self.times.seconds(step.rows)
+        able = [(one, most) for one in requests if proposer.takes(one) and (most := self._most(one)) > 0]
         if not able or (room := DRAFT_ROWS - step.rows) < 1:
             return
         # Who gains more by it than by a look-up.
-        each, credit = model.seconds(len(able)) / len(able), self._credit_seconds(step, MODEL)
+        each, credit = proposer.seconds(len(able)) / len(able), self._credit_seconds(step, kind)
         candidates = []  # acceptance rate, most tokens, request
         for (request, most), proposal in zip(able, self._looked_up([(one, room) for one, _ in able]), strict=True):
-            rates, kind = self._history(request).rates, proposal.kind
-            rate = rates.rate(MODEL)
-            by_lookup = step.best([rates.rate(kind)], len(proposal.tokens), self._credit_seconds(step, kind))
+            rates, free = self._history(request).rates, proposal.kind
+            rate = rates.rate(kind)
+            by_lookup = step.best([rates.rate(free)], len(proposal.tokens), self._credit_seconds(step, free))
             if not by_lookup.length or by_lookup.speed < step.best([rate], min(most, room), credit, each).speed:
                 candidates.append((rate, most, request))
         # How many of them get drafts, those with the largest rates first, and how long these are.
         candidates.sort(key=lambda candidate: -candidate[0])
         choices = [
-            step.best([rate for rate, _, _ in candidates[:count]], room // count, credit, model.seconds(count))
+            step.best([rate for rate, _, _ in candidates[:count]], room // count, credit, proposer.seconds(count))
             for count in range(1, min(len(candidates), room) + 1)
         ]
         best = max(choices, key=lambda choice: choice.speed, default=_Choice(0.0, 0, 0.0))
         if not best.length:
             for _, _, request in candidates:
-                self._history(request).rates.fade(MODEL)
-            self._rates.fade(MODEL)
+                self._history(request).rates.fade(kind)
+            self._rates.fade(kind)
             return
         saved = 1 / (step.tokens / step.plain_seconds) - 1 / best.speed  # seconds, for each token
         wanted = [
             (request, min(best.length, most))
             for _, most, request in candidates[: choices.index(best) + 1]
-            if model.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
+            if proposer.behind(request) <= saved * min(most, max(request.output_length, LEAST_LEFT))
         ]
         # What it proposes.
         began = self._clock()
-        proposals = model.propose(wanted)
-        step.proposal_took = self._clock() - began
+        proposals = proposer.propose(wanted)
+        step.proposal_took += self._clock() - began
         for (request, _), proposal in zip(wanted, proposals, strict=True):
             if proposal.tokens:
                 own = self._history(request)
-                self._found(own, MODEL)
-                rate, length = own.rates.rate(MODEL), len(proposal.tokens)
+                self._found(own, kind)
+                rate, length = own.rates.rate(kind), len(proposal.tokens)
                 step.proposed[request] = proposal.tokens
                 step.rows, step.tokens = step.rows + length, step.tokens + sum(rate**at for at in range(1, length + 1))
-        if step.proposed:
-            step.proposal_seconds = best.length * model.seconds(len(step.proposed))
-            self._spend(step, MODEL, self.times.seconds(step.rows) - step.plain_seconds + step.proposal_seconds)
+        if count := sum(bool(proposal.tokens) for proposal in proposals):
+            seconds = best.length * proposer.seconds(count)
+            step.proposal_seconds += seconds
+            self._spend(step, kind, self.times.seconds(step.rows) - before + seconds)
 
     # After it
 
@@ -370,19 +353,21 @@ class Drafts(NoDrafts):
         request, step, drafted = chunk.request, self._step, len(chunk.draft)
         assert step is not None, "only these have drafts"
         own = self._history(request)
-        counts = self.by_source[source(own.kind)]
+        counts = self.by_source[own.kind.source]
         counts[0], counts[1] = counts[0] + drafted, counts[1] + accepted
         tried = accepted if request.finished else min(accepted + 1, drafted)
         for rates in (own.rates, self._rates):
             rates.saw(own.kind, accepted, tried)
         self._spend(step, own.kind, drafted * step.late - accepted * step.plain_seconds / step.decoding)
+        if isinstance(request, Generation):
+            self._proposers[own.kind.source].observe(request, chunk.draft, accepted)
 
     def release(self, request: Request) -> None:
-        for proposer in self._proposers:
+        for proposer in self._proposers.values():
             proposer.release(request)
 
     def forget(self, tenant: str | None) -> None:
-        for proposer in self._proposers:
+        for proposer in self._proposers.values():
             proposer.forget(tenant)
 
 
@@ -401,10 +386,10 @@ def drafts_for(
     speculate: bool | None,
     caps: ExecutorCaps,
     times: DecodeTimes,
-    draft_model: TimedProposer | None,
+    proposers: Sequence[Proposer],
     clock: Callable[[], float] = time.monotonic,
     errors: HelperErrors | None = None,
 ) -> NoDrafts:
     """Makes what drafts: see ``SchedulerConfig.speculate``. Raises RequestError if the executor can't verify drafts."""
     wanted = caps.verifies if speculate is None else speculate
-    return Drafts(caps, times, draft_model, clock, errors) if wanted else NoDrafts()
+    return Drafts(caps, times, proposers, clock, errors) if wanted else NoDrafts()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from enginewright.runtime.requests.lookup import NOTHING, Proposal
+from enginewright.runtime.requests.proposers import NOTHING, Proposal
 from enginewright.runtime.requests.request import Generation, Request
 
 from ..shared.helpers import Fallbacks, HelperErrors, guarded
@@ -75,11 +75,13 @@ HELPERS: Mapping[str, Fallbacks] = {
         "release": _nothing,
         "describe": _nothing,
     },
-    "proposer": {"propose": _no_proposals, "release": _nothing},
+    "proposer": {"propose": _no_proposals, "observe": _nothing, "release": _nothing},
     # It takes for ever, so that nobody waits for it.
-    "draft model": {
+    "timed proposer": {
         "off": "it failed",
+        "takes": lambda request: False,
         "propose": _no_proposals,
+        "observe": _nothing,
         "release": _nothing,
         "seconds": lambda rows: math.inf,
         "behind": lambda request: math.inf,

@@ -34,7 +34,9 @@ from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.executors.target import Offload
 from enginewright.runtime.ranks.partition import Partition
+from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.outputs import RequestOutput
+from enginewright.runtime.requests.proposers import Proposer
 from enginewright.runtime.requests.request import BeamSearch, Generation, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammars, StructuredOutputsParams
@@ -230,11 +232,12 @@ def obeys_the_law(
         if config.max_requests % 3 == 0:  # some targets get the tokens that may come as lists
             together.caps = replace(together.caps, masks=False)
         seen["lists"] += not together.caps.masks
-        model = None
+        model, proposers = None, list[Proposer]([ForcedTokens(), OwnText(), PastAnswers()])
         if draft:
             own = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
             model = DraftModel(own, 512)
-        engine = Engine(together, config, model)
+            proposers.append(model)
+        engine = Engine(together, config, proposers)
         kept = engine.scheduler.cache
         if disk:
             kept.disk = open_tier(together, kept, folder / "kept")

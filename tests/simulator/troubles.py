@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 
 from .scenario import Trouble
@@ -26,6 +27,10 @@ class Helper:
     ends: bool = False
 
 
+def _draft_model(engine: Engine) -> DraftModel | None:
+    return next((one for one in engine.proposers if isinstance(one, DraftModel)), None)
+
+
 HELPERS = {
     "policy.after_step": Helper(lambda engine: engine.scheduler.policy, "after_step"),
     "policy.begin_step": Helper(lambda engine: engine.scheduler.policy, "begin_step"),
@@ -37,9 +42,9 @@ HELPERS = {
     "times.seconds": Helper(lambda engine: engine.scheduler.times, "seconds"),
     "decodes.took": Helper(lambda engine: engine.scheduler.times.decodes, "took"),
     "decodes.seconds": Helper(lambda engine: engine.scheduler.times.decodes, "seconds"),
-    "draft_model.propose": Helper(lambda engine: engine._draft_model, "propose"),
-    "draft_model.behind": Helper(lambda engine: engine._draft_model, "behind"),
-    "draft_model.release": Helper(lambda engine: engine._draft_model, "release"),
+    "draft_model.propose": Helper(_draft_model, "propose"),
+    "draft_model.behind": Helper(_draft_model, "behind"),
+    "draft_model.release": Helper(_draft_model, "release"),
     "disk.computed": Helper(lambda engine: engine.scheduler.cache.disk, "computed"),
     "disk.find": Helper(lambda engine: engine.scheduler.cache.disk, "find", ends=True),
     "disk.read": Helper(lambda engine: engine.scheduler.cache.disk, "read", ends=True),

@@ -30,6 +30,7 @@ from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.static_shapes import StaticShapes, padding_blocks
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.block_keys import Namespace
+from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import BeamSearch, Generation, HiddenStates, Request, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -202,7 +203,9 @@ class World:
             setup.speculate and caps.verifies,
         )
         self.draft_model = self._draft_model(groups, caps) if setup.draft and config.speculate else None
-        self.engine = Engine(outer, config, self.draft_model, self.clock)
+        models = () if self.draft_model is None else (self.draft_model,)
+        proposers = (ForcedTokens(), OwnText(), PastAnswers(), *models)
+        self.engine = Engine(outer, config, proposers, self.clock)
         self.cache = self.engine.scheduler.cache
         if setup.disk and self.cache.index is not None:
             self.cache.disk = self._disk(self.prefix_folder, setup.seed + 5)

@@ -18,7 +18,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.draft_model import DraftModel
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.requests.block_keys import Namespace
-from enginewright.runtime.requests.lookup import NOTHING, PastAnswers
+from enginewright.runtime.requests.lookup import PastAnswers
+from enginewright.runtime.requests.proposers import NOTHING
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
@@ -62,11 +63,14 @@ def draft(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_int8: Path, an
     return paths[request.param]
 
 
+def draft_model_of(llm: ew.LLM) -> DraftModel:
+    (model,) = (one for one in llm.engine.proposers if isinstance(one, DraftModel))
+    return model
+
+
 def all_blocks_are_free(llm: ew.LLM) -> None:
     found = llm.info()
-    model = llm.engine._draft_model
-    assert isinstance(model, DraftModel)
-    pools = model.cache.pools
+    pools = draft_model_of(llm).cache.pools
     assert found["speculation"]["draft_model"]["kv_blocks_free"] == {n: p.total_blocks for n, p in pools.items()}
     assert found["kv_blocks_free"] == {name: pool.total_blocks for name, pool in llm.engine.pools.items()}
 
@@ -100,7 +104,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
     executor = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 5 for group in groups}, threads=1)
     small = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 4 for group in groups}, threads=1)
     model = DraftModel(small, 1000)
-    engine = Engine(executor, SchedulerConfig(4, prefix_cache=True, speculate=True), model)
+    engine = Engine(executor, SchedulerConfig(4, prefix_cache=True, speculate=True), [model])
     params = replace(PARAMS, max_tokens=50)
     made = [Generation(prompt, params) for prompt in PROMPTS]
     for request in made:
@@ -129,7 +133,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
 def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: Path) -> None:
     with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=tiny_int8) as ahead:
         wanted = plain.generate(PROMPTS, PARAMS)
-        executor, calls = ahead.engine._draft_model._executor, 0  # type: ignore[union-attr]
+        executor, calls = draft_model_of(ahead)._executor, 0
         submit = executor.submit
 
         def failing(step: object) -> object:
@@ -165,12 +169,12 @@ def test_a_draft_model_that_is_slower_is_left_alone(
 def test_what_a_tenant_said_is_forgotten(tiny_bundle: Path, tiny_int8: Path) -> None:
     with ew.LLM(tiny_bundle, speculate=tiny_int8) as llm:
         llm.generate([PROMPTS[0] * 20], PARAMS, tenant="a")
-        index = llm.engine._draft_model.cache.index  # type: ignore[union-attr]
+        index = draft_model_of(llm).cache.index
+        assert index is not None
         assert index.find(Namespace("a"), PROMPTS[0] * 20, 99).tokens > 0
         llm.delete_prefixes(tenant="a")
         assert index.find(Namespace("a"), PROMPTS[0] * 20, 99).tokens == 0
-        assert isinstance(llm.engine.scheduler.drafts, Drafts)
-        (answers,) = (one for one in llm.engine.scheduler.drafts._lookups if isinstance(one, PastAnswers))
+        (answers,) = (one for one in llm.engine.proposers if isinstance(one, PastAnswers))
         assert answers.next("a", PROMPTS[0] * 20, 9) == NOTHING
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.requests import lookup
-from enginewright.runtime.requests.lookup import NOTHING, OWN_GRAMS, PAST_TENANTS, NgramLookup, PastAnswers
+from enginewright.runtime.requests.lookup import OWN_KINDS, PAST_KINDS, PAST_TENANTS, NgramLookup, PastAnswers
+from enginewright.runtime.requests.proposers import NOTHING, ProposalKind
 
 
 def next_tokens(found: NgramLookup, most: int) -> list[int]:
@@ -41,11 +42,11 @@ def test_places_are_those_of_a_plain_search() -> None:
     found = NgramLookup(tokens)
     for token in rng.integers(0, 4, 400).tolist():
         tokens.append(token)
-        wanted: tuple[list[int], int] = ([], 0)
-        for count in OWN_GRAMS:
+        wanted: tuple[list[int], ProposalKind] = ([], NOTHING.kind)
+        for count in OWN_KINDS:
             ends = [e for e in range(count, len(tokens)) if tokens[e - count : e] == tokens[-count:]]
             if ends:
-                wanted = ([tokens[ends[-1]]], count)
+                wanted = ([tokens[ends[-1]]], OWN_KINDS[count])
                 break
         proposal = found.next(1)
         assert (list(proposal.tokens), proposal.kind) == wanted
@@ -56,9 +57,9 @@ def test_past_answers_are_those_of_the_tenant() -> None:
     tokens = list(range(100, 140))
     past.add("a", tokens, 10)
     proposal = past.next("a", [0, *range(120, 128)], 4)
-    assert (list(proposal.tokens), proposal.kind) == ([128, 129, 130, 131], -8)
+    assert (list(proposal.tokens), proposal.kind) == ([128, 129, 130, 131], PAST_KINDS[8])
     proposal = past.next("a", [0, *range(120, 124)], 4)
-    assert (list(proposal.tokens), proposal.kind) == ([124, 125, 126, 127], -4)
+    assert (list(proposal.tokens), proposal.kind) == ([124, 125, 126, 127], PAST_KINDS[4])
     assert list(past.next("a", tokens[:10], 2).tokens) == tokens[10:12]  # the same question
     assert past.next("a", [0, 121, 122, 123], 4) == NOTHING
     assert past.next("b", [0, *range(120, 128)], 4) == NOTHING

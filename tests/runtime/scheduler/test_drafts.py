@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 import enginewright as ew
-from enginewright.runtime.requests.lookup import FORCED, NgramLookup, Proposal
+from enginewright.runtime.requests.lookup import (
+    FORCED,
+    OWN_KINDS,
+    PAST_KINDS,
+    ForcedTokens,
+    NgramLookup,
+    OwnText,
+    PastAnswers,
+)
+from enginewright.runtime.requests.proposers import NOTHING, Proposal
 from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.scheduler.acceptance import CREDIT, MORE_CREDIT
 from enginewright.runtime.scheduler.base import Batch, Chunk
@@ -174,9 +183,13 @@ def test_drafts_of_several_requests_are_planned_together() -> None:
     assert step.best([0.9, 0.9, 0.5], 4, 0.25, each=0.1).length == 2, "no more than may be lost"
 
 
+def drafts_of_lookups() -> Drafts:
+    return Drafts(ExecutorCaps(verifies=True), DecodeTimes(), [ForcedTokens(), OwnText(), PastAnswers()])
+
+
 def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
     """Where the number is equal, the request's own text has the next ones."""
-    drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
+    drafts = drafts_of_lookups()
     said = Generation([*range(100, 108), 50], PARAMS)
     said.tokens += [51, 52]
     said.finish("stop")
@@ -184,23 +197,23 @@ def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
     free, forced = PARAMS, replace(PARAMS, allowed_token_ids=[9])
     texts = [[1, 2], [7, *range(104, 108)], [*range(104, 108), 9, *range(104, 108)], [*range(101, 108), 50]]
     found = drafts._looked_up([(Generation(text, params), 1) for text in texts for params in (free, forced)])
-    assert [proposal.kind for proposal in found[::2]] == [0, -4, 4, -8]
+    assert [proposal.kind for proposal in found[::2]] == [NOTHING.kind, PAST_KINDS[4], OWN_KINDS[4], PAST_KINDS[8]]
     assert [list(proposal.tokens) for proposal in found[::2]] == [[], [50], [9], [51]]
     assert [(list(proposal.tokens), proposal.kind) for proposal in found[1::2]] == [([9], FORCED)] * 4
 
 
 def test_nothing_is_drafted_where_nothing_can_be_verified() -> None:
     caps, times = ExecutorCaps(verifies=False), DecodeTimes()
-    assert type(drafts_for(None, caps, times, None)) is NoDrafts
-    assert type(drafts_for(False, ExecutorCaps(verifies=True), times, None)) is NoDrafts
-    assert isinstance(drafts_for(None, ExecutorCaps(verifies=True), times, None), Drafts)
+    assert type(drafts_for(None, caps, times, ())) is NoDrafts
+    assert type(drafts_for(False, ExecutorCaps(verifies=True), times, ())) is NoDrafts
+    assert isinstance(drafts_for(None, ExecutorCaps(verifies=True), times, ()), Drafts)
     with pytest.raises(ew.RequestError, match="speculate: this target doesn't promise"):
-        drafts_for(True, caps, times, None)
+        drafts_for(True, caps, times, ())
 
 
 def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
     """Prompts of which all but one token are in the prefix cache join a step that drafts have filled."""
-    drafts = Drafts(ExecutorCaps(verifies=True), DecodeTimes())
+    drafts = drafts_of_lookups()
     requests = [Generation([1, 2], PARAMS) for _ in range(4)]
     drafts.times.took(1, 1.0)
     before = [drafts.times.seconds(rows) for rows in range(1, DRAFT_ROWS + 1)]
@@ -215,9 +228,9 @@ def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
 @pytest.mark.parametrize("decoding", [1, 4])
 def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, decoding: int) -> None:
     """Guesses look like the best ones and are never right; a row costs a fifth of a step, more than is expected."""
-    monkeypatch.setattr(NgramLookup, "next", lambda self, most: Proposal([5] * most, 8))
+    monkeypatch.setattr(NgramLookup, "next", lambda self, most: Proposal([5] * most, OWN_KINDS[8]))
     drafts, requests = (
-        Drafts(ExecutorCaps(verifies=True), DecodeTimes()),
+        drafts_of_lookups(),
         [Generation([1, 2], replace(PARAMS, logprobs=None)) for _ in range(decoding)],
     )
     for request in requests:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.engine.prefixes import open_tier
 from enginewright.runtime.kv_cache.block_store import BlockStore
 from enginewright.runtime.kv_cache.disk_tier import DiskTier
-from enginewright.runtime.requests.lookup import MODEL, ForcedTokens, OwnText, PastAnswers, Proposal
-from enginewright.runtime.requests.request import Generation, Request
+from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
+from enginewright.runtime.requests.proposers import Proposal, ProposalKind, TimedProposer
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.drafts import Drafts
 from enginewright.runtime.scheduler.helpers import HELPERS
@@ -28,28 +29,17 @@ from enginewright.runtime.shared.contracts import ExecutorCaps
 from enginewright.runtime.shared.errors import OverloadError
 
 
-class Guesses:
+class Guesses(TimedProposer):
     """A draft model that proposes token 7 again and again."""
 
-    off = None
+    name = "guesses"
+    kind = ProposalKind(name, 0, 0.7)
 
-    def propose(self, wanted: list[tuple[Generation, int]]) -> list[Proposal]:
-        return [Proposal([7] * most, MODEL) for _, most in wanted]
+    def propose(self, wanted: Sequence[tuple[Generation, int]]) -> list[Proposal]:
+        return [Proposal([7] * most, self.kind) for _, most in wanted]
 
     def seconds(self, rows: int) -> float:
         return 1e-6
-
-    def behind(self, request: Generation) -> float:
-        return 0.0
-
-    def release(self, request: Request) -> None: ...
-
-    def forget(self, tenant: str | None) -> None: ...
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None: ...
 
 
 CLASSES: dict[str, tuple[type, ...]] = {
@@ -58,7 +48,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "step times": (StepTimes,),
     "drafts": (Drafts,),
     "proposer": (ForcedTokens, OwnText, PastAnswers),
-    "draft model": (Guesses,),
+    "timed proposer": (Guesses,),
     "disk tier": (DiskTier,),
 }
 CASES = [(kind, method) for kind in CLASSES for method in HELPERS[kind] if method not in ("known", "paused")]
@@ -80,7 +70,8 @@ def engine(toy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     never = property(lambda store: None, lambda store, seconds: None)
     monkeypatch.setattr(BlockStore, "seconds_per_block", never, raising=False)
     ticks = itertools.count()
-    made = Engine(toy(9, 8, caps=caps), config, Guesses(), lambda: next(ticks) * 1e-3)
+    proposers = (ForcedTokens(), OwnText(), PastAnswers(), Guesses())
+    made = Engine(toy(9, 8, caps=caps), config, proposers, lambda: next(ticks) * 1e-3)
     cache = made.scheduler.cache
     cache.disk = open_tier(made.executor, cache, tmp_path / "kept")
     yield made
