@@ -1,4 +1,4 @@
-"""How several key/value heads become one: by their mean, or by a least-squares fit to what attention computes.
+"""Merges several key/value heads into one: by their mean, or by a least-squares fit to what attention computes.
 
 Keys that are rotated (rope) are complex numbers, one for each pair of dimensions, and so are queries: q . k is the real
 part of conj(q) k, and a rotation multiplies both by one number. So a group's keys may be weighted by complex numbers
@@ -223,7 +223,7 @@ def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ..
 
 
 def _gain(similarity: torch.Tensor, one: Sequence[int], other: Sequence[int], x: int, y: int) -> float:
-    """What exchanging x of one group for y of another adds to the similarity within."""
+    """Returns how much the similarity within both groups grows if x of one group is exchanged for y of the other."""
     stay, theirs = [i for i in one if i != x], [i for i in other if i != y]
     now = similarity[x, stay].sum() + similarity[y, theirs].sum()
     then = similarity[y, stay].sum() + similarity[x, theirs].sum()

@@ -1,4 +1,4 @@
-"""Where the heads of an attention come from and go to: the linears behind q, k and v, and the one that reads it."""
+"""Finds the surroundings of an attention: the linears that make q, k and v, and the one that reads its result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Branch:
 
     @property
     def normed(self) -> bool:
-        """Whether a norm stands between the projection and attention, which no mix of heads commutes with."""
+        """Returns True if a norm is between the projection and attention; no mix of heads commutes with it."""
         return any(node.target in _NORMS for node in self.post)
 
     @property
@@ -102,7 +102,7 @@ def find_site(program: Program, attention: Node) -> Site | str:
 
 
 def _branch(program: Program, value: Node) -> Branch | str:
-    """See ``Branch``; or what is in the way."""
+    """Returns the `Branch` that ends in ``value``, or the reason why there is none."""
     size = int(program.value(value).shape[2])
     post: list[Node] = []
     node = value
@@ -150,7 +150,7 @@ def _why_not_linear(program: Program, node: Node) -> str | None:
 
 
 def _moved(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
-    """Where ops put the elements of one token, [1, ...]; None if they need sizes that aren't numbers."""
+    """Returns the elements of one token, [1, ...], after these ops; None if they need sizes that aren't numbers."""
     for node in moves:
         if len(node.all_input_nodes) > 1:
             return None
@@ -184,7 +184,7 @@ def _output(program: Program, attention: Node) -> Node | str:
 
 
 def run_post(branch: Branch, value: torch.Tensor, arguments: Mapping[Node, tuple[object, ...]]) -> torch.Tensor:
-    """What a branch's norms and rotations make of heads [T, N, D]. ``arguments``: values of each call's arguments."""
+    """Applies a branch's norms and rotations to heads [T, N, D]. ``arguments``: the values of each call's arguments."""
     for node in branch.post:
         value = node.target(value, *arguments[node][1:])  # type: ignore[operator]
     return value

@@ -1,4 +1,4 @@
-"""What an attention is given while a program is evaluated, for fitting its heads to it."""
+"""Records the inputs of attentions while a program is evaluated, to fit their heads to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HeadObserver:
             self._values[node] = value
 
     def seen(self, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen:
-        """What the attention of ``site``, about to be called with these values, needs to be fitted; once."""
+        """Returns the record of ``site``'s attention, which is about to be called with these values; possible once."""
         q, k, v = (self._values.pop(branch.pre) for branch in (site.q, site.k, site.v))
         arguments = {node: self._arguments.pop(node) for branch in (site.q, site.k) for node in branch.post}
         weight = self._program.weight_of(bound_arguments(site.output)["weight"])

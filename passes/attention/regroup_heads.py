@@ -27,16 +27,16 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torc
 
 @dataclass(frozen=True)
 class Seen:
-    """What one attention was given, and how it goes on.
+    """The recorded inputs of one attention, and the computations after them.
 
     Attributes:
         q, k: [T, Nq, D] and [T, Nkv, D], before any norm and rotation.
         v: [T, Nkv, Dv].
-        after_q, after_k: norms and rotations.
-        normed: whether there is a norm among them, so that keys can't be mixed by numbers that queries undo.
-        layout: of the rotation.
+        after_q, after_k: norms and rotations of q and of k.
+        normed: True if there is a norm among them, so that keys can't be mixed by numbers that queries undo.
+        layout: the layout of the rotation.
         attend: the attention itself.
-        output: the weight of the projection behind it, [H, Nq*Dv].
+        output: the weight of the projection after it, [H, Nq*Dv].
     """
 
     q: torch.Tensor
@@ -52,16 +52,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class HeadMixes:
-    """How J groups of G heads each become heads.
+    """The matrices that make one head of each of J groups of G heads.
 
     Attributes:
         groups: [J][G], heads of keys and values.
         order: [Nq], the query heads in their new order, which is that of their groups.
         keys: [J, D, G*D].
         values: [J, Dv, G*Dv].
-        queries: [Nq, D, D], by the new order; None: as they are.
-        output: [J, K, K], K = Nq/J*Dv: what was read of a group's query heads, of what they give now; None: the same.
-        note: what of this is not as the recipe would have it, and why; "" if all is.
+        queries: [Nq, D, D], in the new order; None leaves the queries as they are.
+        output: [J, K, K] with K = Nq/J*Dv, from the new results of a group's query heads to the ones that the
+            projection read before; None if they are the same.
+        note: the part of this that differs from the recipe, and why; "" if nothing does.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -74,7 +75,7 @@ class HeadMixes:
 
     @property
     def reordered(self) -> bool:
-        """Whether query heads move."""
+        """Returns True if the order of the query heads changes."""
         return list(self.order) != sorted(self.order)
 
 
@@ -180,7 +181,7 @@ def _fit_values(
 
 
 def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[torch.Tensor, str]:
-    """Where a norm comes behind keys: their mean, or one head's, whichever gives scores nearer to what they were."""
+    """Chooses the keys' mean or one head's, whichever keeps the scores nearest; for keys with a norm after them."""
     heads, size = len(group), seen.k.shape[2]
     k = seen.k[:, list(group)]
     q = seen.after_q(seen.q[:, mine]).double().unflatten(1, (heads, -1))  # [T, G, g, D]
@@ -197,7 +198,7 @@ def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[
 
 
 def _applied(seen: Seen, mixes: HeadMixes) -> tuple[torch.Tensor, torch.Tensor]:
-    """What attention gives with them, [T, Nq, Dv], and the projection's weight that reads it."""
+    """Returns the attention's results with these mixes, [T, Nq, Dv], and the weight of the projection after it."""
     value_size = seen.v.shape[2]
     order = torch.tensor(mixes.order)
     q = seen.q[:, order]

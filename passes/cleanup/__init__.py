@@ -1,1 +1,1 @@
-"""What rewriting leaves behind: no-ops, constants, repeated and unused calls."""
+"""Removes what rewriting leaves: no-ops, constants, repeated and unused calls."""

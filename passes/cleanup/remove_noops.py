@@ -57,21 +57,21 @@ def _shows_the_same(program: Program, node: Node) -> bool:
 
 
 def _cancels(program: Program, node: Node) -> bool:
-    """Whether a transpose exchanges the dimensions that its argument has exchanged."""
+    """Returns True if a transpose exchanges the dimensions that its argument has exchanged."""
     inner, rank = node.args[0], program.value(node).dim()
     assert isinstance(inner, Node)
     return dimension_order(bound_arguments(node), rank) == dimension_order(bound_arguments(inner), rank)
 
 
 def _is_piece(program: Program, node: Node) -> bool:
-    """Whether a getitem takes one of the results of a split."""
+    """Returns True if a getitem takes one of the results of a split."""
     split = node.args[0]
     assert isinstance(split, Node)
     return split.target in _SPLITS and not any(isinstance(a, Node) for a in split.args[1:])
 
 
 def _adjoin(program: Program, node: Node) -> bool:
-    """Whether a cat puts slices of one value back together in the dimension and order that they were cut in."""
+    """Returns True if a cat joins slices of one value along the dimension and in the order in which they were cut."""
     return _joined_bounds(program, node) is not None
 
 
@@ -94,7 +94,7 @@ def _is_empty(program: Program, node: Node) -> bool:
 
 
 def _has_empty_parts(program: Program, node: Node) -> bool:
-    """Whether a cat has a part that adds nothing, or only one part."""
+    """Returns True if a cat has empty parts, or only one part."""
     parts = [p for p in bound_arguments(node)["tensors"] if not _is_empty(program, p)]
     return len(parts) == 1 or 0 < len(parts) < len(bound_arguments(node)["tensors"])
 

@@ -54,7 +54,7 @@ def _lower(program: Program, node: Node) -> Node:
 
 
 def _activation(program: Program, y: Node, a: dict[str, Any], where: tuple[str, ...]) -> Node:
-    """What ``expert_activation`` does: one op if it is gated and plain, else op by op."""
+    """Writes ``expert_activation`` as one op if it is gated and plain, otherwise as several."""
     kind, gated, alpha, limit, offset = (a[name] for name in ("kind", "gated", "alpha", "limit", "offset"))
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:

@@ -1,1 +1,1 @@
-"""What recipes say of stored weights: a section's rules, and one format."""
+"""The settings of recipes for stored weights: a section's rules, and one format."""

@@ -17,8 +17,9 @@ from .round_to_4_bits import REFINEMENTS, SHARES
 
 REACHES_LOW = (8.7 / 8, 1.0, 7.5 / 8, 7 / 8, 6.5 / 8)
 REACHES_HIGH = (6 / 7, 6.5 / 7, 1.0)
-"""What the value of the largest magnitude becomes, as a share of the lowest integer, or of the highest one. More than 1
-clips it, less leaves steps unused that are too coarse for the others."""
+"""The values to try for the number of largest magnitude, as shares of the lowest or of the highest integer. More than 1
+clips it; less leaves out steps that are too coarse for the other numbers.
+"""
 
 REACHES_OF_LEVELS = (8.5 / 12, 8 / 12)
 """Tried besides where integers lie closer to each other around 0: the largest is one of those before the last."""
@@ -59,7 +60,7 @@ class Grid:
 
     @property
     def peaks(self) -> tuple[float, ...]:
-        """What a group's value of the largest magnitude may become."""
+        """The integers, not rounded, to try for the number of largest magnitude of a group."""
         more = REACHES_OF_LEVELS if self.levels else ()
         low, high = ((*reaches, *more) for reaches in (REACHES_LOW, REACHES_HIGH))
         return (*(self.low * share for share in low), *(self.high * share for share in high))

@@ -22,7 +22,7 @@ LEAST, MOST = -8, 7
 """The range of values of 4 bits without offsets."""
 
 SHARES = (1.0, 0.9, 0.8)
-"""How much of a group's range the integers cover before the first refinement."""
+"""The shares of a group's range that the integers cover before the first refinement."""
 
 REFINEMENTS = 2
 
@@ -57,7 +57,9 @@ def round_with_offsets(groups: torch.Tensor, bits: int = 4) -> tuple[torch.Tenso
 
 
 def _counts(groups: torch.Tensor) -> torch.Tensor:
-    """How much the error of each weight counts: [.., G], between 1 and some; 1 for groups that are all zero."""
+    """Returns the weight of each number's error, [.., G]: at least 1, more for large numbers; 1 if all of a group are
+    zero.
+    """
     mean = groups.square().mean(-1, keepdim=True)
     # Relative to the mean, so that groups of tiny weights don't underflow.
     return torch.where(mean > 0, (1 + groups.square() / mean).sqrt_(), 1.0)

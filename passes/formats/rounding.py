@@ -1,4 +1,4 @@
-"""What each weight format is to torch: how rows are rounded to it, what that may cost, what its types are called.
+"""The weight formats in torch: how rows are rounded to each, the largest error, the types of its tensors.
 
 ``runtime/shared/weight_formats.py`` has the other half: how the values are stored.
 """

@@ -1,4 +1,4 @@
-"""What a table of a recipe is, whoever takes it: an export, or the pass beside which it is defined."""
+"""The rules of a table of a recipe, whether an export reads it or the pass next to which it is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight is stored as, as a recipe writes it and as passes and emitters read it."""
+"""The format of a weight, as a recipe writes it and as passes and emitters read it."""
 
 from __future__ import annotations
 
@@ -78,20 +78,22 @@ class WeightFormat(Section):
 
     @property
     def stored(self) -> StoredFormat:
-        """What is known of its storage."""
+        """The entry of its storage in the table of formats."""
         return FORMATS[self.storage]
 
     @property
     def everywhere(self) -> bool:
-        """Whether every target reads it, not only those with kernels of our own for it."""
+        """True if every target reads it; False if only targets with our own kernels for it do."""
         return self.stored.everywhere and not self.scale_block and self.group_size != 16
 
     def fits_blocks(self, size: int) -> bool:
-        """Whether the groups of a weight with K = ``size`` fill whole blocks of scales, if they are in blocks."""
+        """Returns True if the groups of a weight with K = ``size`` fill whole blocks of scales, or aren't in blocks."""
         return not self.scale_block or size % (self.group_size * self.scale_block) == 0
 
     def for_inputs(self, size: int) -> WeightFormat:
-        """The same for a weight with K = ``size``. Of 4 bits, one scale a channel is one group of K values."""
+        """Returns this format for a weight with K = ``size``: one scale per channel of 4 bits becomes one group of K
+        values.
+        """
         if self.group_size or not self.stored.multiple:
             return self
         return self.model_copy(update={"group_size": size, "activation_group_size": size})

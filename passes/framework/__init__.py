@@ -1,1 +1,1 @@
-"""What a pass is made of: context, pattern matching, the manager, the verifier, evaluation, and what options say."""
+"""The parts of a pass: context, pattern matching, the manager, the verifier, evaluation, and options."""

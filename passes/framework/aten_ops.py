@@ -62,7 +62,7 @@ SPELLINGS: Mapping[str, tuple[OpOverload, ...]] = {
     "split": (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default),
     "unbind": (aten.unbind.int,),
 }
-"""What ops do -> all the ops that do it, in functional form, of those that a program may still have when it is lowered.
+"""The functional ops for each operation, by its name, that may still be in a program when it is lowered.
 
 ``clamp`` is between numbers, ``clamp_tensors`` between tensors; ``max`` gives the places too, ``amax`` doesn't.
 """
@@ -74,7 +74,7 @@ def ops_of(*names: str) -> tuple[OpOverload, ...]:
 
 
 def of_each(handlers: Mapping[str, T]) -> dict[OpOverload, T]:
-    """What is given for each name of ``SPELLINGS``, for each op of that name."""
+    """Returns the handler for each op, from handlers by the names of ``SPELLINGS``."""
     return {op: handler for name, handler in handlers.items() for op in SPELLINGS[name]}
 
 
@@ -105,7 +105,7 @@ def activation_kind(node: Node) -> str:
 
 
 def is_log_of_one_more_exp(a: Mapping[str, Any]) -> bool:
-    """Whether a softplus is log(1 + exp(x)) of every float32 x; above its threshold it gives x as it is."""
+    """Returns True if a softplus is log(1 + exp(x)) of every float32 x; above its threshold it returns x itself."""
     return bool(a["beta"] == 1 and a["threshold"] >= _EXP_IS_ALL)
 
 

@@ -1,4 +1,4 @@
-"""How much memory it takes to run a program over so many tokens, worked out from its shapes."""
+"""Computes the memory of running a program over some tokens, from its shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from enginewright.passes.ir.program import Program, named_symbol, tensor_argumen
 from enginewright.runtime.shared.contracts import KV_BLOCK_SIZE
 
 _TEMPORARIES = 2
-"""What an op takes beside its result, in results or arguments, whichever are the larger: references are plain torch."""
+"""The temporaries of an op besides its result, as multiples of its result or arguments, whichever are larger:
+references are plain torch.
+"""
 
 
 def evaluation_bytes(
@@ -65,5 +67,5 @@ def evaluation_bytes(
 
 
 def tuple_element(node: Node) -> bool:
-    """Whether a call takes one result out of several."""
+    """Returns True if a call takes one result out of several."""
     return getattr(node.target, "__name__", "") == "getitem"

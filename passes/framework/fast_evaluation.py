@@ -33,7 +33,7 @@ _WEIGHTS: dict[Target, tuple[str, str, str]] = {
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
-"""What the arguments are called that a quantized weight consists of; the last may be missing."""
+"""The names of the arguments that make up a quantized weight; the last may be missing."""
 
 _UNDERSTOOD = frozenset(
     {"values", "scales", "sums", "starts", "weight", "weight_scales", "weight_offsets", "bias", "ids", "table"}
@@ -77,9 +77,9 @@ class WeightCache:
         return value
 
     def would_keep(self, key: tuple[WeightExpr, ...], size: int, program: Program) -> bool:
-        """Whether a value of ``size`` bytes that is made of others is kept for ``key``, or would be.
+        """Returns True if a computed value of ``size`` bytes is kept for ``key``, or would be.
 
-        Not one of more than half the limit: while it is made it is in memory about twice.
+        A value of more than half the limit isn't kept: while it is computed it takes about twice its bytes.
         """
         return key in self._values or (size <= self.limit // 2 and self._make_room(size, program))
 
@@ -179,7 +179,7 @@ class FastEvaluation:
         return finish_linear(product, given["activation"], given.get("residual"))
 
     def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
-        """What a weight's values, scales and offsets, if any, stand for."""
+        """Returns the floats of a weight that is stored as values, scales and perhaps offsets."""
         return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
 
     def _real(self, argument: object, value: Any) -> Any:
@@ -205,7 +205,7 @@ class FastEvaluation:
 def decoded(
     values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """What integers or 8-bit floats [.., K] with scales and offsets, of groups or in blocks, stand for: float32."""
+    """Returns integers or 8-bit floats [.., K] as float32, by their scales and offsets of groups or blocks."""
     size = values.shape[-1]
     groups, width = groups_of(size, group), group or size
     whole = torch.nn.functional.pad(values.float(), (0, groups * width - size)) if groups * width > size else values

@@ -1,4 +1,4 @@
-"""How many key/value heads each attention is to have and how they are made of those there are; what it looks at."""
+"""A recipe's options of attention: the number of key/value heads, how they are made, and the context that is read."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class KvOptions(Section):
 
     @property
     def searched(self) -> bool:
-        """Whether a budget decides."""
+        """True if a budget decides the numbers of heads."""
         return self.max_kl is not None or self.max_cache_bytes_per_token is not None
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration tokens are looked at."""
+        """True if calibration tokens are needed."""
         return self.searched or self.method == "calibrated" or self.grouping == "similar"
 
     @model_validator(mode="after")
@@ -67,12 +67,12 @@ class KvOptions(Section):
         return self
 
     def heads_of(self, path: str, present: int) -> int:
-        """How many heads the attention at ``path`` is to have, of as many as are ``present``."""
+        """Returns the number of heads that the attention at ``path`` is to have; it has ``present`` now."""
         named = next((o.kv_heads for o in self.overrides if fnmatchcase(path, o.layers)), self.kv_heads)
         return present if named is None else named
 
     def check(self, present: Mapping[str, int], recipe: str) -> None:
-        """Whether the attentions of a model, by path, can have these numbers of heads.
+        """Checks that the attentions of a model, by path, can have these numbers of heads.
 
         Args:
             present: how many each has.

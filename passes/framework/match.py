@@ -31,7 +31,7 @@ COMMUTATIVE: frozenset[Target] = frozenset({aten.add.Tensor, aten.mul.Tensor, at
 
 @dataclass
 class Match:
-    """What a pattern found: the root, what names are bound to, and all nodes that the pattern covers."""
+    """A match of a pattern: its root, the values that names are bound to, and all nodes that the pattern covers."""
 
     root: Node
     bound: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Match:
 
 
 class Pattern(ABC):
-    """What a value may look like."""
+    """A description of values, which a value matches or doesn't."""
 
     @abstractmethod
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:

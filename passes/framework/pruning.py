@@ -1,4 +1,4 @@
-"""What a recipe wants removed of a model: shares of channels and heads, and layers."""
+"""A recipe's options of pruning: shares of channels and heads, and layers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Pruning(Section):
         return self
 
     def fitting(self, formats: Iterable[WeightFormat]) -> Self:
-        """The same, with what is left in multiples that the groups of all these formats divide too."""
+        """Returns these options with a multiple that the groups of all these formats divide, too."""
         sizes = [self.multiple]
         for f in formats:
             given = (f.group_size, f.activation_group_size, f.stored.multiple)
@@ -77,7 +77,7 @@ class Pruning(Section):
         return share
 
     def wants(self, kind: Kind) -> bool:
-        """Whether any share of that kind is more than nothing."""
+        """Returns True if any share of that kind is more than 0."""
         return getattr(self, kind) > 0 or any((getattr(o, kind) or 0) > 0 for o in self.overrides)
 
     def check_matched(self, kind: Kind, paths: list[str]) -> None:
@@ -88,7 +88,7 @@ class Pruning(Section):
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a shell pattern names a module, or the layer that it is in."""
+    """Returns True if a shell pattern names a module, or the layer that it is in."""
     return fnmatchcase(path, pattern) or fnmatchcase(layer_path(path), pattern)
 
 

@@ -1,4 +1,4 @@
-"""What passes leave for the report of an export. Without torch: reports are read without it."""
+"""The records of passes for the report of an export. They don't import torch, since reports are read without it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class StepwiseEvaluation:
         return {node: self._inputs[name] for name, node in self.program.inputs.items()}
 
     def arguments(self, node: Node, values: Values) -> tuple[list[Any], dict[str, Any]]:
-        """What a call is given, by position and by name."""
+        """Returns the values of a call's arguments, by position and by name."""
 
         def value(n: Node) -> Any:
             return self.fast.read(str(n.target)) if n.op == "get_attr" else values[n]

@@ -86,7 +86,7 @@ def _call_problem(program: Program, node: Node) -> str | None:
 
 
 def _same(old: tuple[object, ...] | None, new: tuple[object, ...]) -> bool:
-    """Whether nothing has changed; values (the last entries) are never changed in place, so identity is enough."""
+    """Returns True if nothing has changed; values (the last entries) never change in place, so identity is enough."""
     if old is None or old[:3] != new[:3]:
         return False
     before, after = old[3], new[3]

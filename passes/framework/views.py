@@ -1,4 +1,4 @@
-"""What passes need to read and build views: sizes as expressions, bounds of slices."""
+"""Reads and builds views for passes: sizes as expressions, bounds of slices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def view_as(program: Program, x: Node, shape: Sequence[sympy.Expr], where: tuple
 
 
 def is_viewable(program: Program, x: Node, sizes: Sequence[int]) -> bool:
-    """Whether the strides of ``x`` allow a view with these sizes."""
+    """Returns True if the strides of ``x`` allow a view with these sizes."""
     try:
         with program.fake_mode, torch.no_grad():
             program.value(x).view(list(sizes))

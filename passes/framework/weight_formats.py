@@ -11,27 +11,29 @@ from ..formats.section import Section
 from ..formats.weight_format import WeightFormat
 
 Method = Literal["nearest", "gptq", "awq"]
-"""How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""
+"""The method that chooses integers: each number by itself to the nearest, or by a layer's results on calibration
+tokens.
+"""
 
 
 def chooses(method: Method, weight_format: WeightFormat) -> bool:
-    """Whether a method chooses the integers of a format: GPTQ those of fewer than 8 bits, AWQ those of int4."""
+    """Returns True if a method chooses the integers of a format: GPTQ those of fewer than 8 bits, AWQ those of int4."""
     if method == "gptq":
         return weight_format.stored.integers and weight_format.stored.bits < 8
     return method == "awq" and weight_format.storage == "int4"
 
 
 Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
-"""How a sparse format chooses which two of every four weights it keeps: ``passes/sparsity/select_sparsity_mask.py``."""
+"""The method by which a sparse format keeps two of every four weights: ``passes/sparsity/select_sparsity_mask.py``."""
 
 
 class GptqOptions(Section):
-    """How GPTQ goes through a weight's columns.
+    """The options of GPTQ.
 
     Attributes:
-        damping: what is added to the Hessian's diagonal, as a share of its mean. The paper has 0.01, which fits what a
-            few thousand tokens happen to show: benchmarks/notes/quantization.md has errors on held-out tokens.
-        activation_order: columns of the largest inputs come first; otherwise as they are stored.
+        damping: a number added to the Hessian's diagonal, as a share of the diagonal's mean. The paper has 0.01, which
+            fits what a few thousand tokens show: benchmarks/notes/quantization.md has errors on held-out tokens.
+        activation_order: True takes the columns of the largest inputs first; False takes them as they are stored.
     """
 
     damping: float = Field(default=0.1, gt=0, le=10, allow_inf_nan=False)
@@ -101,7 +103,9 @@ class WeightFormats(Section):
 
     @property
     def exact(self) -> bool:
-        """Whether all weights, and what they are multiplied with, are 32-bit floats, and none is left out."""
+        """True if all weights, and the activations that they are multiplied with, are 32-bit floats, and no weight is
+        sparse.
+        """
         return not self.keep_blocks and all((f.storage, f.sparsity) == ("f32", "dense") for f in self.formats)
 
     def override_of(self, path: str) -> FormatOverride | None:

@@ -1,4 +1,4 @@
-"""What the fusions of linears share: several linears of one value become one whose weights are stacked."""
+"""Shared parts of the fusions of linears: several linears of one value become one whose weights are stacked."""
 
 from __future__ import annotations
 

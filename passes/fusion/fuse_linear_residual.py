@@ -21,7 +21,7 @@ _ADD_NORMS = (ew.add_rms_norm.default, ew.add_layer_norm.default)
 
 
 class _Residual(Rule):
-    """What both rules ask of a linear and a residual."""
+    """A rule that fuses a linear and a residual; it has the conditions of both rules below."""
 
     def check(self, program: Program, match: Match) -> str | None:
         linear, residual = linear_of(match), match.node("residual")

@@ -37,7 +37,7 @@ _THROUGH: frozenset[Target] = frozenset(
         aten.mul.Tensor,
     }
 )
-"""What may lie between a projection and attention; the first argument is followed."""
+"""The ops that may be between a projection and attention; the first argument is followed."""
 
 
 class FuseQkv(Pass):

@@ -14,9 +14,9 @@ from ..ir.program import Program
 ew = torch.ops.ew
 
 PLAIN_LINEARS: tuple[Target, ...] = (ew.linear.default, ew.quantized_linear.default)
-"""Those that take a residual."""
+"""The linears that take a residual."""
 LINEARS: tuple[Target, ...] = (*PLAIN_LINEARS, ew.grouped_linear.default, ew.quantized_grouped_linear.default)
-"""Those that take an activation."""
+"""The linears that take an activation."""
 _EPILOGUE: dict[str, object] = {"activation": "", "residual": None}
 """Arguments that say what is done before a result is stored, and what they are where nothing is."""
 

@@ -44,7 +44,8 @@ _OF_OTHER_DIMENSIONS = frozenset(
 )
 """Ops that leave tokens apart if their ``dim`` doesn't touch dimension 0."""
 _ROW_BY_ROW = (aten.cat.default, aten.gather.default, aten.scatter.value)
-"""Those that take the same row of all their tensors, and so need a row for each token from every one."""
+"""The ops whose result's row depends on the same row of every tensor, so that each tensor needs a row for each token.
+"""
 
 
 class SinkTakeRows(Pass):
@@ -118,7 +119,9 @@ def _arguments(take: Node) -> tuple[Node, Node]:
 
 
 def _is_token_local(program: Program, node: Node) -> bool:
-    """Whether each row of the result depends on the same row of the arguments alone, and can be made from it."""
+    """Returns True if each row of the result depends on the same row of the arguments alone, and can be computed from
+    it.
+    """
     shape = program.shape(node)
     node = node.all_input_nodes[0] if _results(node) else node
     if not shape or not _token_arguments(program, node, shape[0]):

@@ -55,9 +55,10 @@ class Chosen(WeightExpr):
 
 @dataclass(frozen=True)
 class Mix:
-    """How much of each removed column is added to each kept one: float32 [removed, kept]. Equal if their bits are.
+    """The shares of each removed column that are added to each kept one: float32 [removed, kept]. Equal if their bits
+    are.
 
-    ``file``: where the numbers are; None: in memory.
+    ``file``: the file with the numbers; None if they are in memory.
     """
 
     digest: str

@@ -24,8 +24,9 @@ from .stacked_weights import pieces
 from .weights import Shape, WeightExpr
 
 SHARES = (8 / 7, *(1.0 - 0.04 * i for i in range(-2, 14)))
-"""What is tried for a group. More than 1 is for symmetric ones alone: at 8/7 either side has seven steps, and none
-is clipped."""
+"""The shares of a group's range that are tried. More than 1 is for symmetric groups alone: at 8/7 either side has seven
+steps, and none is clipped.
+"""
 
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -122,7 +123,7 @@ def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tenso
 
 
 def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float) -> torch.Tensor:
-    """What the integers of groups [N, C, G] stand for, ``of`` being their range: the same shape."""
+    """Returns the floats of groups [N, C, G] after rounding them to integers of the range ``of``, in the same shape."""
     values, scales, offsets = _integers(groups, of, share)
     values *= scales.float()[..., None]
     return values if offsets is None else values.add_(offsets.float()[..., None])

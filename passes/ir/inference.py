@@ -1,7 +1,7 @@
-"""What calls give, remembered: layers repeat, and each pass asks of the same calls again.
+"""Remembers the inferred results of calls: layers repeat, and each pass infers the same calls again.
 
-A fake value depends on nothing but the op, its numbers, and what is recorded of the tensors that it is given. So an
-equal call gets the very value that the first one gave; values are never changed in place.
+A fake value depends on nothing but the op, its numbers, and the recorded properties of its argument tensors. So an
+equal call returns the same value as the first one; values are never changed in place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Inferences:
 
 
 def _consists_of(value: object, symbols: Collection[sympy.Symbol]) -> bool:
-    """Whether a value is one fake tensor or several, of sizes that ``symbols`` are enough for."""
+    """Returns True if a value is one fake tensor or several, with sizes in ``symbols`` alone."""
     if isinstance(value, (tuple, list)):
         return bool(value) and all(_consists_of(v, symbols) for v in value)
     if not isinstance(value, FakeTensor) or value.constant is not None:

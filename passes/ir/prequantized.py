@@ -39,10 +39,10 @@ class Codes:
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """What ``Codes`` are made for: bits of a value (2 .. 6, or 8), size of a group, and whether groups have offsets.
+    """The format of ``Codes``: bits of a value (2 .. 6, or 8), size of a group, and whether groups have offsets.
 
-    ``kind``: "int", or the format whose values aren't all integers of so many bits, such as "fp8" and "iq4".
-    ``scale_block``: groups that share a float16; 0: none do.
+    ``kind``: "int", or the format whose values aren't all integers of that many bits, such as "fp8" and "iq4".
+    ``scale_block``: the number of groups that share a float16; 0 if none do.
     """
 
     bits: int

@@ -365,8 +365,9 @@ def tensor_arguments(node: Node) -> Sequence[Node]:
 
 
 def has_tensors(node: Node) -> bool:
-    """Whether a node's value is a tensor, or several: sizes are read from recorded shapes, so who emits a graph needs
-    no call for them."""
+    """Returns True if a node's value is a tensor, or several. An emitter needs no call for other nodes, since it reads
+    sizes from recorded shapes.
+    """
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
 

@@ -1,8 +1,8 @@
-"""Where things come from: module paths of nodes, source tensors and rows of weights.
+"""The origin of things: module paths of nodes, source tensors and rows of weights.
 
-Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping stand on it. A
-call that stands for several (a fusion) has the paths of all of them. Of equal calls that are merged into one, which
-gives the same result wherever it stands, it has the first's only.
+Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping depend on it. A
+call that stands for several (a fusion) has the paths of all of them. When equal calls are merged into one, it has the
+paths of the first only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many indices of the weight the part stands for."""
+        """The number of indices of the weight that the part stands for."""
         return self.stop - self.start if self.mixed is None else self.mixed
 
     def __str__(self) -> str:

@@ -44,12 +44,14 @@ _CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class QuantizationCounts:
-    """What became of one weight.
+    """Counts of what quantizing did to one weight.
 
-    ``values``: how many it has. ``saturated``: values of 8 bits that the rounded scale would have taken beyond 127 (or
-    448), and that were clamped (4 bits are clamped where that leaves the least error, on purpose, so not counted).
-    ``vanished``: groups that were not all one number, but so near to it that their float16 scale is 0. ``kept``: values
-    that are integers of the source's, and were not rounded.
+    Attributes:
+        values: numbers in the weight.
+        saturated: 8-bit values that the rounded scale would have taken beyond 127 (or 448), and that were clamped.
+            4-bit values are clamped on purpose, where that leaves the least error, and aren't counted.
+        vanished: groups of unequal numbers, so near to each other that their float16 scale is 0.
+        kept: values that are the source's integers, and were not rounded.
     """
 
     values: int = 0
@@ -63,7 +65,7 @@ class QuantizationCounts:
 
 @dataclass
 class _Shared:
-    """What the expressions of one weight leave for each other and for the report."""
+    """Results that the expressions of one weight leave for each other and for the report."""
 
     codes: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: QuantizationCounts | None = None
@@ -71,7 +73,9 @@ class _Shared:
 
 @dataclass(frozen=True)
 class Quantized(WeightExpr):
-    """What values, scales and offsets have in common: the base, the format, and what one leaves for the others."""
+    """The shared fields of values, scales and offsets: the base, the format, and the results that one leaves for the
+    others.
+    """
 
     base: WeightExpr
     format: CodeFormat
@@ -79,7 +83,7 @@ class Quantized(WeightExpr):
 
     @property
     def counts(self) -> QuantizationCounts | None:
-        """What quantizing did to the base; None until it has been evaluated."""
+        """Counts of what quantizing did to the base; None until it has been evaluated."""
         return self._shared.counts
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
@@ -158,7 +162,7 @@ class QuantizedScales(_Factors):
     """The scales of a quantized weight."""
 
     def evaluate(self) -> torch.Tensor:
-        """As ``QuantizedValues.evaluate``, and what that has made already if it came before."""
+        """Evaluates as ``QuantizedValues.evaluate`` does, or returns the scales that an earlier call of it left."""
         found = self._shared.codes.pop("scales", None)
         return self.codes().scales if found is None else found
 
@@ -203,7 +207,7 @@ def quantized(
 
 
 def quantized_floats(base: WeightExpr, code_format: CodeFormat) -> QuantizedFloats:
-    """What ``quantized`` would stand for. Raises as that."""
+    """Returns the floats that the result of ``quantized`` stands for. Raises the errors of ``quantized``."""
     values, _, _ = quantized(base, code_format)
     return QuantizedFloats(base, code_format, values._shared)
 
@@ -246,7 +250,7 @@ def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) 
 
 
 def _finite(factors: Iterable[torch.Tensor], size: int, code_format: CodeFormat) -> bool:
-    """Whether scales and offsets of rows of that size are finite."""
+    """Returns True if scales and offsets of rows of that size are finite."""
     groups = groups_of(size, code_format.group_size)
     return all(bool(torch.isfinite(scales_as_floats(t, groups)).all()) for t in factors)
 

@@ -39,7 +39,7 @@ class Recovered(InPlaceOf):
 
 
 class RecoveredWeights(ABC):
-    """Where tensors in place of a program's weights come from: those being trained, or a finished recovery's."""
+    """A source of tensors that replace a program's weights: those being trained, or those of a finished recovery."""
 
     @abstractmethod
     def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
@@ -50,7 +50,7 @@ class RecoveredWeights(ABC):
 
 
 def before_training(weights: WeightStore) -> WeightStore:
-    """The same weights as the source has them: what a pass looks at that must choose the same again after training."""
+    """Returns the weights with the source's numbers, for a pass that must choose the same again after training."""
     store = weights.copy()
     for name in store:
         store.change(name, _untrained(store[name]))

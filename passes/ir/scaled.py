@@ -54,7 +54,7 @@ class Scaled(InPlaceOf):
         return f"{self.base.describe()} {'/' if self.divide else '*'} {self.factors.label}"
 
     def member(self, index: int, base: WeightExpr) -> Scaled:
-        """The same of one index of the first axis, which stays; ``base`` is the base's."""
+        """Returns this expression for one index of the first axis, which stays; ``base`` is the base of that index."""
         values = self.factors.values
         one = values if values.shape[0] == 1 else values[index : index + 1]
         return Scaled(base, Factors(f"{self.factors.label}[{index}]", one), self.divide)

@@ -100,7 +100,9 @@ class Sparsified(InPlaceOf):
 
 
 def is_two_of_four(expr: WeightExpr) -> bool:
-    """Whether at most two of every four neighbours along the last axis of a weight are not zero, by what it is."""
+    """Returns True if a weight's expression ensures that at most two of every four neighbours along its last axis
+    aren't 0.
+    """
     match expr:
         case TwoOfFour() | Sparsified():
             return True

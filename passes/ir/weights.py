@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 Read = Callable[[], torch.Tensor]
 
 COMPUTED = "computed:"
-"""How the names of sources begin that no checkpoint has: the model, or a pass, computes them."""
+"""The prefix of the names of sources that no checkpoint has: the model, or a pass, computes them."""
 
 
 class WeightExpr(ABC):
@@ -40,7 +40,7 @@ class WeightExpr(ABC):
 
     @abstractmethod
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        """Where the indices along ``axis`` come from, in order."""
+        """Returns the origins of the indices along ``axis``, in order."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -44,7 +44,7 @@ _ROW_MULTIPLE: Mapping[Dtype, int] = {"bf16": 2, "i8": 4}
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight that some linear uses is stored: a layout, and a type of elements."""
+    """The storage of a weight that some linear uses: a layout, and a type of elements."""
 
     layout: Layout
     dtype: Dtype
@@ -52,12 +52,12 @@ class Packing:
 
 @dataclass(frozen=True)
 class Form:
-    """What a target's programs are made of.
+    """The storage that a target's programs use.
 
     Attributes:
-        target: for messages.
-        panels: whether products read weights in panels, as the cpu target's kernels do; else in rows.
-        floats: what activations, and weights that have no other format, are stored in.
+        target: the target's name, for messages.
+        panels: True if products read weights in panels, as the cpu target's kernels do; False for rows.
+        floats: the type of activations, and of weights that have no other format.
     """
 
     target: str = "the cpu target"
@@ -77,7 +77,7 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class StoredRef:
-    """What ``ew.dequantize`` gives, which linears read as it is stored: values with scales and, if any, offsets."""
+    """A result of ``ew.dequantize``, which linears read in its stored form: values with scales and, if any, offsets."""
 
     values: WeightRef
     scales: WeightRef
@@ -97,12 +97,12 @@ Value = View | WeightRef | StoredRef | CacheRef | float | int | tuple["Value", .
 
 
 class Builder:
-    """What the handlers of ops write to.
+    """A lowered program under construction, which the handlers of ops append to.
 
     Args:
         program: the program that is lowered.
-        packed: how each weight is stored that some linear uses; the others have rows.
-        form: of the target.
+        packed: the storage of each weight that some linear uses; the others have rows.
+        form: the storage that the target uses.
     """
 
     def __init__(self, program: Program, packed: Mapping[str, Packing], form: Form = CPU_FORM) -> None:
@@ -158,7 +158,7 @@ class Builder:
         return View("buffer", name, dtype, shape, contiguous_strides(padded))
 
     def result(self, node: Node) -> View:
-        """Where a node's only result goes: a part of the buffer it was promised to, or a new buffer."""
+        """Returns the view for a node's only result: a part of the buffer it was promised to, or a new buffer."""
         if node in self.destinations:
             return self.destinations[node]
         return self.buffer(self.shape(node), self.dtype(node.meta["val"]))

@@ -1,4 +1,4 @@
-"""How each ``ew`` op becomes a step. docs/inside/lowered-program.md lists the steps' operands."""
+"""Lowers each ``ew`` op to a step. docs/inside/lowered-program.md lists the steps' operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How experts become steps: their places sorted, linears of groups of rows, and their results brought together."""
+"""Lowers experts to steps: their places sorted, linears of groups of rows, and their results combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fused ops become steps: each is one, with the operands of its parts."""
+"""Lowers fused ops: each becomes one step, with the operands of its parts."""
 
 from __future__ import annotations
 

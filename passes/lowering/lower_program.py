@@ -115,7 +115,7 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
 
 
 def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packing]:
-    """How weights are stored that products read, in panels or rows, by their names in the program."""
+    """Returns the storage of each weight that products read, in panels or rows, by its name in the program."""
     found: dict[str, Packing] = {}
     packed = _PACKED if form.panels else {**_PACKED, ew.embedding.default: ("table",)}
     for node in program.nodes_of(*packed):
@@ -135,7 +135,7 @@ def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packin
 
 
 def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packing:
-    """How the tensor of that type among these arguments of a call is stored in rows."""
+    """Returns the storage in rows of the tensor of that type among these arguments of a call."""
     if dtype in (torch.float32, torch.bfloat16):
         return Packing("rows", form.floats)
     packing = _of_integers(given) if dtype == torch.int8 else _PACKINGS[dtype]
@@ -143,12 +143,12 @@ def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packin
 
 
 def _only_products(weight: Node) -> bool:
-    """Whether nothing but linears read a weight, and these as their weight."""
+    """Returns True if nothing but linears read a weight, and these as their weight."""
     return all(user.target in _SPARSE and bound_arguments(user)["weight"] is weight for user in weight.users)
 
 
 def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Packing:
-    """How the int8 tensor among these arguments of a call is stored: by its bits, and whether it has offsets.
+    """Returns the storage of the int8 tensor among these arguments of a call, by its bits and whether it has offsets.
 
     ``expr``: where kernels read places among some integers.
     """
@@ -161,7 +161,7 @@ def _of_integers(given: Mapping[str, Any], expr: WeightExpr | None = None) -> Pa
 
 
 def _of_scales(given: Mapping[str, Any], size: int) -> Packing:
-    """How scales, or offsets, in blocks are stored: int8 tensors of ``size`` bytes a row."""
+    """Returns the storage of scales, or offsets, in blocks: int8 tensors of ``size`` bytes a row."""
     weight = given["weight" if "weight" in given else "table"]
     groups = groups_of(weight.meta["val"].shape[-1], int(given["weight_group" if "weight" in given else "group_size"]))
     return Packing("blocks16" if groups // ((size - groups) // 2) == 16 else "blocks8", "i8")

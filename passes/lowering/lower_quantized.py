@@ -1,4 +1,4 @@
-"""How the ops of 8-bit and 4-bit integers become steps, and casts to bf16."""
+"""Lowers the ops of 8-bit and 4-bit integers to steps, and casts to bf16."""
 
 from __future__ import annotations
 

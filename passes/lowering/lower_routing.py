@@ -1,4 +1,4 @@
-"""What routers are made of: softmax, the greatest few, gather, scatter, comparisons and masks."""
+"""Lowers the ops of routers: softmax, top-k, gather, scatter, comparisons and masks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _TAKE_NARROW = _PRODUCTS | {
 }
 """Steps that read activations in that type alone, as their first operands."""
 _OTHERS = {"rope": 1, "rope_kv_write": 3, "combine_experts": 1}
-"""How many of the first operands of these are activations; what stands behind them (tables, weights) stays float."""
+"""The number of first operands of these steps that are activations; the later ones (tables, weights) stay float."""
 _ALIKE = frozenset({"copy", "take_rows"})
 """Steps whose result has the type of what they read, where nothing else is said."""
 

@@ -72,7 +72,7 @@ def contiguous_strides(shape: Sizes) -> Sizes:
 
 
 def reshape(view: View, shape: Sizes) -> View | None:
-    """The same elements under another shape, or None if strides can't express it.
+    """Returns the same elements under another shape, or None if strides can't express it.
 
     The rule is PyTorch's (ATen/TensorUtils.cpp, computeStride): dimensions that lie densely one in the other form a
     chunk, and each chunk is divided anew, from the last to the first.

@@ -34,7 +34,7 @@ class Laid:
 
     @property
     def order(self) -> list[int]:
-        """The same, in the base's order."""
+        """The value's dimensions that the base has, in the base's order."""
         return sorted(self.real, key=lambda i: self._base(i))
 
     def _base(self, dim: int) -> int:
@@ -47,7 +47,7 @@ class Laid:
         return len(self.dims)
 
     def last_is_last(self) -> bool:
-        """Whether the value's last dimension is the base's last one."""
+        """Returns True if the value's last dimension is the base's last one."""
         return bool(self.dims) and self.dims[-1] is not None and self.dims[-1] == len(self.real) - 1
 
 

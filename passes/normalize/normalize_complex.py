@@ -15,7 +15,7 @@ from ..ir.program import Program
 aten = torch.ops.aten
 
 _VIEWS = (aten.unsqueeze.default, aten.slice.Tensor, aten.select.int, aten.expand.default)
-"""What may lie between a complex table and its use; they mean the same for its cosines and sines."""
+"""The ops that may be between a complex table and its use; they mean the same for its cosines and sines."""
 
 
 class ComplexRotation(Rule):

@@ -19,7 +19,9 @@ _ACTIVATIONS = ops_of("silu", "gelu", "relu", "sigmoid")
 
 
 class GatedActivation(Rule):
-    """Where gate and up are the two halves of one value, or two linears of the same value."""
+    """Rewrites act(gate) * up to one op, if gate and up are the two halves of one value or two linears of the same
+    value.
+    """
 
     name = "gated_activation"
     pattern = Call(aten.mul.Tensor, Call(_ACTIVATIONS, Bind("gate")), Bind("up"))
@@ -43,7 +45,9 @@ class GatedActivation(Rule):
 
 
 def _whole(program: Program, gate: Node, up: Node) -> Node | None:
-    """What gate is the first and up the second half of, along the last dimension."""
+    """Returns the value whose first half is gate and whose second half is up, along the last dimension; None without
+    one.
+    """
     first, second = slice_bounds(program, gate), slice_bounds(program, up)
     if first is None or second is None or first[0] is not second[0]:
         return None

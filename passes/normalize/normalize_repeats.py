@@ -1,4 +1,4 @@
-"""What is repeated one by one, or stacked, becomes a concatenation."""
+"""Rewrites values that are repeated element by element, or stacked, to concatenations."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _dim(program: Program, node: Node) -> int:
 
 
 def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
-    """What the places of ``node`` along ``dim`` were written with, in order; the last write counts."""
+    """Returns the values that the places of ``node`` along ``dim`` were last written with, in order."""
     size = program.shape(node)[dim]
     if not size.is_Integer:
         return [_Part(0, 0, node, 0)]

@@ -72,7 +72,7 @@ class _Sinking:
             node.kwargs = map_arg(node.kwargs, lambda n: self.remade(n) if n in with_views else n)
 
     def laid_of(self, node: Any) -> Laid:
-        """How a value lies in its base; itself where nothing is known."""
+        """Returns the layout of a value in its base; the value is its own base if nothing is known."""
         return self.laid[node] if node in self.laid else as_it_is(self.program, node)
 
     def remade(self, node: Node) -> Node:
@@ -141,7 +141,9 @@ def _reshape(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _expand(s: _Sinking, node: Node) -> Laid | None:
-    """Where it changes nothing, or repeats dimensions that the base lacks: those it gets before its last one."""
+    """Handles an expand that changes nothing, or repeats dimensions that the base lacks, which it gets before its last
+    one.
+    """
     x = s.laid_of(node.args[0])
     if s.program.shape(node) == s.program.shape(node.args[0]):  # type: ignore[arg-type]
         return x

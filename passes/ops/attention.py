@@ -200,7 +200,7 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def paged_fake(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-    """The same of a cache, quantized or not."""
+    """Infers the result of attention over a cache, quantized or not: q [T, Nq, D] -> [T, Nq, Dv]."""
     return _fake(q, k_cache, v_cache)
 
 

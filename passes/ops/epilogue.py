@@ -1,4 +1,4 @@
-"""What a linear may do to its sums before it stores them: an activation, then a residual on top."""
+"""Epilogues of linears: an activation of the sums before they are stored, then the sum with a residual."""
 
 from __future__ import annotations
 

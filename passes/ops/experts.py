@@ -22,7 +22,7 @@ EXPERT_KINDS = (*ACTIVATIONS, "relu2")
 def expert_activation(
     gate_up: torch.Tensor, kind: str, gated: bool, alpha: float, limit: float, offset: float
 ) -> torch.Tensor:
-    """What is between an expert's two products: [.., 2I] -> [.., I] if ``gated``, else [.., I] -> [.., I].
+    """Computes what is between an expert's two products: [.., 2I] -> [.., I] if ``gated``, else [.., I] -> [.., I].
 
     Gated, with gate and up the halves, it is act(gate) * (up + offset). ``limit``, if not 0, is the largest gate and
     the largest magnitude of up. ``alpha`` is 1 but for silu, which then is gate * sigmoid(alpha * gate). Raises

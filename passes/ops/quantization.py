@@ -38,7 +38,7 @@ _EXACT_IN_FLOAT = 1 << 24
 
 
 def groups_of(size: int, group_size: int) -> int:
-    """How many groups ``size`` values have."""
+    """Returns the number of groups of ``size`` values."""
     return -(-size // group_size) if group_size else 1
 
 
@@ -287,7 +287,9 @@ def _check_groups(
 
 
 def quantized_shapes(x: torch.Tensor, size: int, group_size: int) -> Quantized:
-    """What ``quantize_activation`` gives for something of x's shape with ``size`` values in its last dimension."""
+    """Infers the results of ``quantize_activation`` for a tensor of x's shape with ``size`` values in its last
+    dimension.
+    """
     torch._check(group_size >= 0, lambda: f"groups of {group_size}")
     shape = (*x.shape[:-1], groups_of(size, group_size))
     return (

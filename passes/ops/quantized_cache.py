@@ -26,7 +26,7 @@ from .quantization import scale_to
 STORED: Mapping[str, torch.dtype] = {dtype: getattr(torch, DTYPES[dtype].torch) for dtype in KV_FORMATS}
 
 LARGEST_CODE = {STORED[dtype]: of.largest_code for dtype, of in KV_FORMATS.items() if of.largest_code is not None}
-"""What the largest magnitude of a token's head becomes."""
+"""The code of the largest magnitude of a token's head, by type of the cache."""
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

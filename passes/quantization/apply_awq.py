@@ -65,7 +65,7 @@ class ApplyAwq(Pass):
 
 
 def _free(program: Program, linear: Node) -> bool:
-    """Whether a linear's weight is its own, and has yet to be rounded."""
+    """Returns True if no other call reads a linear's weight, and it has yet to be rounded."""
     weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
     expr = program.weight_of(weight)
     own = isinstance(weight, Node) and len(weight.users) == 1
@@ -73,7 +73,7 @@ def _free(program: Program, linear: Node) -> bool:
 
 
 class _Clipping:
-    """How the groups of each linear's weight are clipped, once its scales are known."""
+    """Chooses how the groups of each linear's weight are clipped, once its scales are known."""
 
     def __init__(self) -> None:
         self.choices: dict[Node, Choices] = {}

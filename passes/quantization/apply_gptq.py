@@ -131,7 +131,7 @@ def _fitting(
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """What choosing a linear's integers takes beside its inputs and outputs."""
+    """Returns the bytes that choosing a linear's integers takes besides its inputs and outputs."""
     *experts, rows, size = program.value(_weight(node)).shape
     # The weight as it is read, reordered and rounded, and all experts' integers; the Hessian, and its factor in
     # float64 and float32.

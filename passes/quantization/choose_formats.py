@@ -126,7 +126,7 @@ def _without_format(program: Program) -> list[Node]:
 HAS_FORMATS = Condition(
     "formats have been chosen", lambda program: [describe_node(n) for n in _without_format(program)]
 )
-"""What the passes behind this one require."""
+"""The condition that the passes after this one require."""
 
 
 def heads_of(program: Program) -> set[Node]:

@@ -60,14 +60,14 @@ class DequantizeProducts(Pass):
 
 
 def _floats(program: Program, node: Node, made: dict[Node, Node], of: tuple[Any, ...]) -> Node:
-    """What a weight of integers stands for; the same node for every use of it, before the first."""
+    """Returns the floats of a weight of integers: one node, before its first use, for every use of it."""
     if of[0] not in made:
         made[of[0]] = program.call(ew.dequantize.default, *of, where=node.meta[WHERE])
     return made[of[0]]
 
 
 def _activation(values: Node) -> Node:
-    """What was quantized to ``values``. Raises PassError where a pass has fused that with something else."""
+    """Returns the value that was quantized to ``values``. Raises PassError if a pass has fused the quantization."""
     if values.target is operator.getitem and isinstance(values.args[0], Node):
         quantize = values.args[0]
         if quantize.target is ew.quantize_activation.default and isinstance(quantize.args[0], Node):

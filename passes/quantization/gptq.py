@@ -26,7 +26,7 @@ from ..ir.prequantized import CodeFormat, Codes
 from ..ops.quantization import scales_as_floats, scales_in_blocks
 
 DAMPING = GptqOptions().damping
-"""What is added to the Hessian's diagonal, as a share of its mean."""
+"""The number added to the Hessian's diagonal by default, as a share of the diagonal's mean."""
 
 MOST_DAMPING = 10.0
 """Beyond this nothing is left of the Hessian."""
@@ -68,13 +68,14 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Factor:
-    """What the columns' updates need: R upper triangular with R^T R the inverse of the damped Hessian, in their order.
+    """The factor for the columns' updates: R upper triangular with R^T R the inverse of the damped Hessian, in their
+    order.
 
     Attributes:
-        order: [K], the columns in the order in which they are taken.
+        order: [K], the columns in the order in which they are rounded.
         upper: [K, K] float32, R.
-        damping: what it took, as a share of the mean of the diagonal.
-        unused: how many columns no token has used.
+        damping: the damping that it took, as a share of the mean of the diagonal.
+        unused: the number of columns that no token has used.
     """
 
     order: torch.Tensor

@@ -38,8 +38,9 @@ ROWS = 512
 
 @dataclass
 class Given:
-    """What one expert, or all of a linear, is given: X^T X of the tokens that are fitted to, and some tokens to measure
-    errors on: of these, and of those held out."""
+    """Inputs of one expert, or of a whole linear: X^T X of the tokens that are fitted to, and some tokens to measure
+    errors on, of these and of the ones held out.
+    """
 
     hessian: Hessian
     fitted: torch.Tensor

@@ -1,4 +1,4 @@
-"""What quantizing did to a program's weights beyond rounding, for the report of an export."""
+"""Reports what quantizing did to a program's weights beyond rounding."""
 
 from __future__ import annotations
 

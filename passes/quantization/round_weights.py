@@ -70,7 +70,7 @@ def _is_rounded(program: Program, weight: Node) -> bool:
 
 
 def is_dequantized(weight: object) -> bool:
-    """Whether an argument is a weight that is stored as values and scales."""
+    """Returns True if an argument is a weight that is stored as values and scales."""
     return isinstance(weight, Node) and weight.target is ew.dequantize.default
 
 

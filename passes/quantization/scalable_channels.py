@@ -1,6 +1,6 @@
-"""Where the channels of a value can be scaled: what reads it, and which weights before it take the inverse.
+"""Finds values whose channels can be scaled: their readers, and the weights before them that take the inverse.
 
-For s > 0, ``linear(x, W)`` is ``linear(x / s, W * s)``, and 1/s goes into what makes x where that is linear in some
+For s > 0, ``linear(x, W)`` is ``linear(x / s, W * s)``, and 1/s goes into what computes x if that is linear in some
 weight: a norm's weight and bias, the rows of a linear, the half of a gated activation that isn't activated, the values
 of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
 """
@@ -39,7 +39,7 @@ _NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
     ew.add_rms_norm.default: (2,),
     ew.add_layer_norm.default: (2, 3),
 }
-"""Where norms have their weight, and bias."""
+"""The positions of a norm's weight and bias among its arguments."""
 
 ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
@@ -57,13 +57,13 @@ class Fold:
 
 @dataclass(frozen=True)
 class Producer:
-    """What makes a value whose channels can be scaled.
+    """The calls that compute a value whose channels can be scaled.
 
     Attributes:
-        folds: what takes 1/s.
-        heads: (Nkv, Nq / Nkv, Dv) of an attention: s is given for [Nkv * Dv], each key/value head's for all of the
-            query heads that read it. Otherwise s is for the value's channels.
-        experts: each expert has an s of its own.
+        folds: the rows of weights that take 1/s.
+        heads: (Nkv, Nq / Nkv, Dv) of an attention: s is then for [Nkv * Dv], each key/value head's for all of the query
+            heads that read it. None if s is for the value's channels.
+        experts: True if each expert has an s of its own.
     """
 
     folds: tuple[Fold, ...]
@@ -109,7 +109,7 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
-    """Whether a linear's weight is integers of its format already, all of it, and would be rounded if it changed."""
+    """Returns True if a linear's weight is integers of its format already, and would be rounded if it changed."""
     expr, wanted = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
     code_format = None if wanted is None else CodeFormat.of(wanted)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}
@@ -126,7 +126,7 @@ def _origin(value: object) -> Node:
 
 
 def _users(value: Node) -> Iterator[tuple[Node, Node]]:
-    """What reads a value, behind ops that keep channels, each with the very value that it reads."""
+    """Yields the readers of a value, after ops that keep channels, each with the very value that it reads."""
     for user in value.users:
         if user.target in _SAME_CHANNELS:
             yield from _users(user)
@@ -147,7 +147,7 @@ def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, .
 
 
 def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]) -> None:
-    """That what is scaled and what is read are the same channels, and not a view's other ones."""
+    """Checks that the readers read as many channels as are scaled. Raises _NotScalableError."""
     count = producer.folds[0].stop - producer.folds[0].start
     if producer.heads is not None:
         count *= producer.heads[1]
@@ -157,7 +157,9 @@ def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]
 
 
 def _check_matrix(program: Program, linear: Node, tables: Sequence[Node] = (), again: bool = False) -> None:
-    """That this linear's weight is its own, but for these embeddings, and free to be changed."""
+    """Checks that only this linear and these embeddings read its weight, and that it may change. Raises
+    _NotScalableError.
+    """
     weight = _weight_node(linear)
     expr = program.weight_of(weight)
     if any(linear.args[WEIGHT_ARGUMENT[linear.target] + 2 :]) or any(linear.kwargs.values()):
@@ -334,7 +336,7 @@ def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suf
 
 
 def divide_result(program: Program, table: Node, factors: torch.Tensor) -> None:
-    """What a table of embeddings gives, [.., H], divided by ``factors`` [H]."""
+    """Divides the result of a table of embeddings, [.., H], by ``factors`` [H]."""
     inverse = Factors("1/s", 1 / factors)
     where = table.meta[WHERE]
     name = f"{COMPUTED}1/s of {inverse.digest[:16]}"

@@ -76,7 +76,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Scales:
-    """What a search found: s [K], its exponent, and the error relative to the products' size without and with it."""
+    """A search's result: s [K], its exponent, and the error relative to the products' size without and with it."""
 
     factors: torch.Tensor
     alpha: float
@@ -134,10 +134,10 @@ def search_scales(
 
 
 def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """How much each group of ``weight * factors`` is clipped: indices into SHARES, uint8 [N, K / G].
+    """Chooses how much each group of ``weight * factors`` is clipped: indices into SHARES, uint8 [N, K / G].
 
-    Of the error (d . x)^2 that rounding a group by d causes, summed over all tokens, d^T gram d; ``gram`` [K / G, G, G]
-    is ``gram_of_groups`` of these.
+    The error of rounding a group by d is the sum of (d . x)^2 over all tokens, d^T gram d; ``gram`` [K / G, G, G] is
+    ``gram_of_groups`` of these tokens.
     """
     size = product.code_format.group_size
     split = factors.unflatten(-1, (-1, size))  # [C, G]
@@ -195,7 +195,7 @@ def _bounded(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def _as_awq(scale: torch.Tensor) -> torch.Tensor:
-    """As AWQ's authors do: the largest is as far above 1 as the least is below."""
+    """Normalizes scales as AWQ's authors do: the largest is as far above 1 as the least is below."""
     return scale / (scale.max() * scale.min()).sqrt()
 
 
@@ -228,7 +228,7 @@ def _rounded(weight: torch.Tensor, code_format: CodeFormat) -> torch.Tensor:
 
 @dataclass
 class Seen:
-    """What a linear was given.
+    """Recorded inputs of a linear.
 
     Attributes:
         products: one for each expert, or one.
@@ -243,7 +243,7 @@ class Seen:
 
 @dataclass
 class Found:
-    """What was found for one value: s for its readers, [1 or E, K], and for its producer's folds; None: as it was."""
+    """The scales of one value: s for its readers, [1 or E, K], and for its producer's folds; None: unscaled."""
 
     channels: Channels
     factors: torch.Tensor | None
@@ -315,7 +315,7 @@ def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer | None) -> Seen:
-    """What a linear's search needs of its input and weight."""
+    """Records the input and weight that a linear's search needs."""
     wanted, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
     code_format = CodeFormat.of(wanted)
     assert code_format is not None

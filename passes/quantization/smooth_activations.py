@@ -90,7 +90,7 @@ class SmoothActivations(Pass):
 
 
 def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
-    """Whether this linear is the product of integers with a rounded input, and no other pass scales its channels."""
+    """Returns True if this linear multiplies integers with a rounded input, and no other pass scales its channels."""
     wanted = linear.meta[FORMAT]
     if not wanted.stored.integers:
         return False

@@ -23,7 +23,7 @@ TOKENS = 256
 LENGTH = 64
 
 CANDIDATES = 6
-"""So many more than are to go are tried, of those that change their stream least."""
+"""The number of layers that are tried besides as many as are to go, of those that change their stream least."""
 
 SIMILARITY, KL = "cosine of the stream before and behind", "KL without this layer and those before"
 """Names of metrics."""
@@ -72,7 +72,7 @@ class DropLayers(Pass):
 
 
 def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
-    """Those that the recipe drops by name. Raises RecipeError for a pattern that matches none."""
+    """Returns the layers that the recipe drops by name. Raises RecipeError for a pattern that matches none."""
     paths = [layer.path for layer in layers]
     for pattern in pruning.drop:
         if not any(matches(pattern, path) for path in paths):
@@ -83,7 +83,9 @@ def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
 def least_missed(
     runs: LeavingOut, layers: list[Layer], dropped: list[Layer], count: int, context: PassContext
 ) -> tuple[list[Layer], list[Metric]]:
-    """So many layers beside those that are dropped already, in the order in which they go, and what was measured."""
+    """Chooses ``count`` layers besides those already dropped. Returns them in the order in which they go, and the
+    measurements.
+    """
     left = sorted((x for x in layers if x not in dropped), key=lambda x: -runs.similarity[x])[: count + CANDIDATES]
     chosen: list[Layer] = []
     metrics: list[Metric] = []

@@ -138,7 +138,7 @@ def _remove(inverse: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor) -
 
 
 def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, damping: float) -> torch.Tensor:
-    """How much of each removed column is best added to each kept one, [removed, kept] float32.
+    """Returns the best share of each removed column to add to each kept one, [removed, kept] float32.
 
     The least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, whatever the weight.
     """

@@ -118,7 +118,7 @@ def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]
 
 
 def _acts(node: Node) -> bool:
-    """Whether a value is made by something pointwise of a linear, more than by adding a residual to it."""
+    """Returns True if a value is computed from a linear's by a pointwise op that does more than add a residual."""
     if node.target not in POINTWISE or node.target in (aten.add.Tensor, aten.clone.default):
         return False
     return any(a.target is ew.linear.default or a.target in POINTWISE for a in node.all_input_nodes)

@@ -1,4 +1,4 @@
-"""What goes of products' inputs, and what compensates for it, on two halves of some tokens."""
+"""Chooses the inputs that a product loses, and the compensation for them, on two halves of some tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
 
 @dataclass(frozen=True)
 class Fit:
-    """What goes of a product's inputs, and what compensates; errors are relative, of the half that wasn't fitted."""
+    """The removed inputs of a product, and the compensation; errors are relative, on the half that wasn't fitted."""
 
     removed: torch.Tensor
     kept: torch.Tensor

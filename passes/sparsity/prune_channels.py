@@ -75,13 +75,15 @@ class PruneChannels(Pass):
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
-    """How many channels go at a time: what is left must be whole groups, and whole panels if it was before."""
+    """Returns the number of channels that go at a time: whole groups must be left, and whole panels if they were
+    before.
+    """
     step = lcm(PANEL, pruning.multiple)  # weights are stored in panels of so many rows
     return step if network.width % step == 0 else pruning.multiple
 
 
 def kept_channels(network: FeedForward, pruning: Pruning) -> int:
-    """How many channels a network keeps: the nearest number to what the recipe says that can be stored.
+    """Returns the number of channels that a network keeps: the storable number nearest to the recipe's.
 
     Raises PassError if that is none.
     """

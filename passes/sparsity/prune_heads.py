@@ -74,14 +74,14 @@ class PruneHeads(Pass):
 
 @dataclass(frozen=True)
 class Split:
-    """So many key/value heads, and so many query heads of each."""
+    """A number of key/value heads, and a number of query heads for each."""
 
     groups: int
     each: int
 
 
 def possible_counts(heads: Heads, pruning: Pruning) -> list[int]:
-    """How many query heads can be left, from the fewest to all."""
+    """Returns the numbers of query heads that can be left, from the fewest to all."""
     return sorted({s.groups * s.each for s in _splits(heads, pruning)})
 
 

@@ -107,7 +107,9 @@ def _replace(program: Program, weight: Node, kept: WeightExpr) -> None:
 
 
 def _working_bytes(program: Program, node: Node) -> int:
-    """What a linear's choice takes beside its inputs and outputs: some copies of the weight, Hessian and factor."""
+    """Returns the bytes that a linear's choice takes besides inputs and outputs: copies of the weight, Hessian and
+    factor.
+    """
     rows, size = program.value(_weight(node)).shape
     return 24 * prod((rows, size)) + 20 * size * size
 

@@ -40,9 +40,10 @@ def sparsegpt(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
 
 
 def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor, code_format: CodeFormat) -> Codes:
-    """The same as integers of 8 or 4 bits, without offsets, rounded in the same sweep.
+    """Keeps two of every four weights as ``sparsegpt`` does, rounded in the same sweep to integers of 8 or 4 bits.
 
-    Their scales are those of what is kept without rounding; of 4 bits they are then solved for again, as GPTQ's are.
+    Integers have no offsets. Their scales are those of the kept floats; 4-bit ones are then solved for again, as GPTQ's
+    are.
 
     Raises PassError if the weight is too large for float16 scales.
     """
@@ -73,7 +74,7 @@ def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, code_format: CodeFormat) -> torch.Tensor:
-    """What is kept [N, K]: floats, or with ``scales`` [N, groups] the integers, as floats too."""
+    """Returns the kept weights [N, K]: floats, or with ``scales`` [N, groups] the integers, as floats too."""
     upper, order = factor.upper, factor.order
     least, most = (LEAST, MOST) if code_format.bits == 4 else (-LARGEST, LARGEST)
     columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
