@@ -26,6 +26,9 @@ from ..steps.x86_levels import LevelName
 STEP = "step"
 """The function of a library that runs a step."""
 
+STEP_WITH_TAPS = "step_with_taps"
+"""The one that also writes the rows of hidden states: see ``hidden_taps.with_tap_outputs``. Older libraries lack it."""
+
 RUN_STEP = "enginewright.run_step"
 """The function that a library calls for a step of the program that runs by our kernels; its argument is which."""
 

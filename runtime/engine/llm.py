@@ -496,7 +496,9 @@ class LLM:
         return scored(self._loop, self._requests.scoring(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
-        """What goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32. Target cpu has it.
+        """Computes what goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32.
+
+        The targets cpu, tvm and cuda have it; ranks of a pipeline and of the cuda target don't.
 
         Args:
             prompt: text or token ids.

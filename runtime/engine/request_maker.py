@@ -181,7 +181,7 @@ class RequestMaker:
         if not (there := layers_of(HIDDEN, executor.caps.outputs)):
             raise RequestError(
                 f"hidden_states: target {executor.describe()['target']!r} gives none",
-                hint='Open the bundle with target="cpu", if it has that.',
+                hint='Open its target "cpu", "cuda" or "tvm"; libraries of tvm give them if they were exported anew.',
             )
         layers = arguments.numbers("layers", layers, "Pass a list such as [0, -1].")
         count = max(sum(len(group.layers) for group in self._scheduler.groups.values()), *there) + 1

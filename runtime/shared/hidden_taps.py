@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .errors import BundleError
-from .lowered_program import Affine, LoweredProgram, Operand
-from .step_schema import HIDDEN, LOGITS, layer_output
+from .lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
+from .step_schema import HIDDEN, LOGITS, ROWS, layer_output
 
 Place = tuple[int, int]
 """A step of the program, and which of its outputs."""
@@ -13,6 +13,9 @@ TAPS_SINCE = 7
 """The first version of programs that name their taps."""
 
 _FLOATS = ("f32", "bf16", "f16")
+
+_LINE = 64
+"""Bytes that the places of buffers are multiples of, as ``arena.ALIGNMENT``."""
 
 
 def hidden_taps(program: LoweredProgram) -> dict[str, Place]:
@@ -56,6 +59,37 @@ def with_taps(program: LoweredProgram) -> LoweredProgram:
     if program.format_version >= TAPS_SINCE:
         return program
     return add_taps(program)
+
+
+def with_tap_outputs(program: LoweredProgram) -> tuple[LoweredProgram, frozenset[int]]:
+    """Returns the program with its taps of 32-bit floats as outputs, and which of its steps write those.
+
+    Such a step takes the rows of a tap as soon as it is there, and writes them behind the arena of the program, whose
+    buffers keep their places. Without these steps it computes what the program does.
+    """
+    shape = (Affine(r=1),)
+    rows = Operand(kind="input", name=ROWS, dtype="i32", shape=shape, strides=(Affine(1),))
+    steps: list[Step] = []
+    buffers, outputs, arena, added = list(program.buffers), dict(program.outputs), program.arena_bytes, set[int]()
+    taps = sorted((place, name) for name, place in program.taps.items())
+    for index, step in enumerate(program.steps):
+        steps.append(step)
+        for (_, slot), name in (tap for tap in taps if tap[0][0] == index):
+            tap = step.outputs[slot]
+            if tap.dtype != "f32":
+                continue
+            width = tap.shape[1].constant
+            size = Affine(r=-(-4 * width // _LINE) * _LINE)
+            outputs[name] = Operand(
+                kind="buffer", name=name, dtype="f32", shape=(*shape, tap.shape[1]), strides=(Affine(width), Affine(1))
+            )
+            buffers.append(Buffer(name=name, size=size, offset=arena))
+            arena += size
+            added.add(len(steps))
+            op, inputs = ("copy", (tap,)) if tap.shape[0] == shape[0] else ("take_rows", (tap, rows))
+            steps.append(Step(op=op, inputs=inputs, outputs=(outputs[name],), where=name))
+    changed = {"steps": tuple(steps), "buffers": tuple(buffers), "outputs": outputs, "arena_bytes": arena, "taps": {}}
+    return program.model_copy(update=changed), frozenset(added)
 
 
 def _gathered(program: LoweredProgram, place: Place) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,19 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.plugins.cuda.compile.emitter import CudaEmitter
+from enginewright.plugins.gpu.recipe import EnginesSection
+from enginewright.plugins.tvm.recipe import TvmOptions
+from enginewright.plugins.tvm.section import KernelsName
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.request import Generation, HiddenStates, Scoring
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.hidden_taps import hidden_taps
+from tests.conftest import make_tiny_model
+from tests.triton_interpreter import interpreter as interpreter
 
 PROMPT = np.random.default_rng(3).integers(3, 256, 75).tolist()
 
@@ -64,6 +72,59 @@ def test_they_are_those_of_transformers(
     for chunk, threads in ((1, 1), (7, 2), (32, 1)):
         with LLM(tmp_path / "bundle", prefill_chunk=chunk, threads=threads) as llm:
             np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), found)
+
+
+@pytest.mark.parametrize("kernels", [pytest.param(None, marks=pytest.mark.matrix), "enginewright"])
+def test_those_of_the_tvm_target(kernels: KernelsName | None, tmp_path: Path) -> None:
+    """They are within 2e-5 of the largest, as the cpu target's are; each row's bits are the same in any batch."""
+    model = make_tiny_model("Llama").eval()
+    recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=("v3",), kernels=kernels)})
+    export(model, tmp_path / "bundle", recipe=recipe, targets=["tvm"])
+    layers = [0, 1, 2]
+    with LLM(tmp_path / "bundle", target="tvm", trust="code", threads=2) as llm:
+        states = llm.hidden_states(PROMPT, layers)
+        expected = wanted(model, layers)
+        np.testing.assert_allclose(states, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT), states[2:])
+        logits = llm.logits(PROMPT)
+        requests = [HiddenStates(PROMPT[:40], (2, 0)), Generation(PROMPT, SamplingParams(max_tokens=9, logprobs=1))]
+        for request in requests:
+            llm.engine.add_request(request)
+        while llm.engine.has_work():
+            llm.engine.step()
+        assert isinstance(requests[0], HiddenStates)
+        np.testing.assert_array_equal(requests[0].values, states[[2, 0], :40])
+        np.testing.assert_array_equal(llm.logits(PROMPT), logits)
+    with LLM(tmp_path / "bundle", target="tvm", trust="code", threads=1, prefill_chunk=7) as llm:
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), states)
+
+
+def cuda_states(bundle: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states of a prompt, and of its beginning while another request is answered."""
+    with LLM(bundle, target="cuda", trust="code", context=64, max_requests=2, memory="1MiB") as llm:
+        states, short = llm.hidden_states(PROMPT[:7], [0, 1, 2]), HiddenStates(PROMPT[:3], (2, 0))
+        for request in (Generation(PROMPT[:2], SamplingParams(max_tokens=2, logprobs=1)), short):
+            llm.engine.add_request(request)
+        while llm.engine.has_work():
+            llm.engine.step()
+        return states, short.values
+
+
+@pytest.mark.matrix
+def test_those_of_the_cuda_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: ProcessPoolExecutor
+) -> None:
+    """Triton's interpreter runs its kernels. All are within 2e-5 of the largest: products are torch's, whose sums have
+    another order for each number of rows. A step has room for four rows: it runs again for the others."""
+    model = make_tiny_model("Llama").eval()
+    engines = EnginesSection(dtype="f32", requests=4, chunk=32)
+    monkeypatch.setattr(CudaEmitter, "_kernels", lambda *_: {})  # interpreted ones aren't compiled
+    export(model, tmp_path / "b", recipe=load_recipe("f32").model_copy(update={"engines": engines}), targets=["cuda"])
+    states, short = interpreter.submit(cuda_states, tmp_path / "b").result()
+    expected = wanted(model, [0, 1, 2])[:, :7]
+    tolerance = 2e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(states, expected, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(short, expected[[2, 0], :3], atol=tolerance, rtol=0)
 
 
 def test_what_a_program_does_not_have_is_refused(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ class CudaExecutor:
             shared_blocks=True,
             lacks=self._place.lacks(kernels),
             ports=program.ports,
+            outputs=tuple(program.taps) if part is None else (),
         )
         self._launcher = launcher = self._place.launcher(kernels, section)
         limits = limits_of(section, self.cache_groups, context)

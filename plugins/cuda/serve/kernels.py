@@ -12,7 +12,7 @@ import torch
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
-from enginewright.runtime.shared.step_schema import port_of
+from enginewright.runtime.shared.step_schema import LOGITS, port_of
 
 from ...gpu.call import Call
 from ...gpu.carried_kernels import CarriedKernels
@@ -92,14 +92,14 @@ def specs_of(
         limits=limits,
         exchange=exchange,
     )
-    logits = None
+    outputs: dict[str, torch.Tensor] = {}
     for shape in _shapes(section):
         inputs = {
             name: torch.empty(size, dtype=TORCH_DTYPES[port_of(name).dtype], device=_META)
             for name, size in input_shapes(bound.groups, shape, program.ports).items()
         }
-        _, logits = bound.bound(shape, inputs)
-    if logits is not None:
+        _, outputs = bound.bound(shape, inputs)
+    if (logits := outputs.get(LOGITS)) is not None:
         for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
             for call in each_sampling_call(of_any_step):
                 collector.bind(call)

@@ -15,8 +15,8 @@ from enginewright.runtime.shared.contracts import CacheGroup, CachePlane
 from enginewright.runtime.shared.dtypes import DTYPES, Dtype
 from enginewright.runtime.shared.errors import BundleError
 from enginewright.runtime.shared.kv_formats import SCALED_CACHES
-from enginewright.runtime.shared.lowered_program import LoweredProgram, Operand, Step, WeightUse
-from enginewright.runtime.shared.step_schema import Q_START
+from enginewright.runtime.shared.lowered_program import Affine, LoweredProgram, Operand, Step, WeightUse
+from enginewright.runtime.shared.step_schema import Q_START, ROWS
 
 from ...gpu.call import Call, DeviceArray
 from ...gpu.sampling_calls import SamplingMemory
@@ -106,6 +106,7 @@ class CudaProgram:
         }
         self._scratch = torch.empty(max(scratch_floats(program, limits), 1), dtype=torch.float32, device=device)
         self._biases: dict[str, Tensor] = {}
+        self._taps: dict[str, Tensor] = {}
         self._sizes = (0, 0, 0)
         self._decodes = self._mixed = False
         self._inputs: Mapping[str, Tensor] = {}
@@ -117,16 +118,24 @@ class CudaProgram:
         rooms = sum(room.nbytes for room in self._rooms.values())
         return weights + self.arena.nbytes + self._scratch.nbytes + rooms
 
-    def bound(self, shape: StepShape, inputs: Mapping[str, Tensor]) -> tuple[list[Work], Tensor | None]:
-        """What runs a step of these sizes, in order, and its logits [R, V]; None of ranks that have none.
+    def bound(
+        self, shape: StepShape, inputs: Mapping[str, Tensor], *, taps: bool = False
+    ) -> tuple[list[Work], dict[str, Tensor]]:
+        """Returns what runs a step of these sizes, in order, and its outputs [R, width]; ranks may have none.
 
-        ``inputs``: by the names of ``runtime.shared.step_schema``, int32 at addresses that stay. Raises BundleError
-        for a program that isn't of this form.
+        Args:
+            shape: sizes of the step.
+            inputs: by the names of ``runtime.shared.step_schema``, int32 at addresses that stay.
+            taps: whether hidden states are among the outputs.
+
+        Raises BundleError for a program that isn't of this form.
         """
         self._sizes = (shape.tokens, shape.requests, shape.rows)
         self._decodes, self._mixed = shape.decodes, shape.mixed
         self._inputs, self._listed = inputs, set()
         works: list[Work] = []
+        outputs = {name: self._view(output) for name, output in self.program.outputs.items()}
+        tapped = {place: name for name, place in self.program.taps.items()} if taps else {}
         for index, step in enumerate(self.program.steps):
             handler = HANDLERS.get(step.op)
             if handler is None:
@@ -135,13 +144,30 @@ class CudaProgram:
                     hint="Export the bundle again, with this version of Enginewright.",
                 )
             works += handler(self, step, *self._operands(step))
-        logits = self.program.outputs.get("logits")
-        return works, None if logits is None else self._view(logits)
+            for slot, output in enumerate(step.outputs):
+                if (name := tapped.get((index, slot))) is not None:
+                    outputs[name] = self._tap(name, output)
+                    works.append(self._take_rows(output, outputs[name]))
+        return works, outputs
+
+    def _tap(self, name: str, output: Operand) -> Tensor:
+        """Returns memory for the rows of a tap, [R, width]: the same for steps of all sizes, as one runs at a time."""
+        if name not in self._taps:
+            shape = (self.limits.rows, output.shape[1].constant)
+            self._taps[name] = torch.empty(shape, dtype=TORCH_DTYPES[output.dtype], device=self.device)
+        return self._taps[name][: self._sizes[2]]
+
+    def _take_rows(self, source: Operand, to: Tensor) -> Work:
+        """Returns what copies the step's rows of a value as soon as it is there."""
+        values, rows = self._view(source), self._inputs[ROWS]
+        if source.shape[0] == Affine(r=1):
+            return lambda: to.copy_(values)
+        return lambda: to.copy_(values.index_select(0, rows))
 
     def close(self) -> None:
         """Drops all memory, weights too."""
         self._weights, self._inputs = {}, {}
-        for held in (self.caches, self._typed, self._biases, self._lists, self._rooms):
+        for held in (self.caches, self._typed, self._biases, self._lists, self._rooms, self._taps):
             held.clear()
         self.arena = self._scratch = torch.empty(0, device=self.device)
 

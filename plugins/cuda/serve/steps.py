@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput, as_outputs
+from enginewright.runtime.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.shared.step_arrays import part_of
 from enginewright.runtime.shared.step_schema import LOGITS, port_of
@@ -73,7 +73,7 @@ class _Bound:
     staged: Tensor
     uploaded: Tensor
     works: list[Work]
-    logits: Tensor | None  # None of a rank that has none
+    outputs: dict[str, Tensor]
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
     options: dict[str, Tensor]
     draws: dict[Drawing, list[Work]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class CudaSteps:
         self._limits, self._device = program.limits, program.device
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
-        self._bound: OrderedDict[StepShape, _Bound] = OrderedDict()
+        self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
         """See ``packed_steps.HoldsSteps``."""
@@ -146,7 +146,7 @@ class CudaSteps:
         if len(step.rows) > self._limits.rows:
             return self._by_rows(step)
         shape = self._shape_of(step, _blocks_of(step))
-        bound = self._bound_for(shape)
+        bound = self._bound_for(shape, taps=not {LOGITS}.issuperset(step.outputs))
         arrays = padded(step, step.rows, self._program.groups, shape, self._program.program.ports)
         if bound.copied is not None:
             bound.copied.synchronize()
@@ -158,11 +158,11 @@ class CudaSteps:
         if bound.copied is not None:
             bound.copied.record()
         self._run(bound, shape)
-        logits = None if bound.logits is None else bound.logits[: len(step.rows)]
+        outputs = {name: output[: len(step.rows)] for name, output in bound.outputs.items()}
         if step.sampling is not None and len(step.rows):
             self._draw(bound, step.sampling)
-            return self._started(step, logits, self._memory.tokens[: len(step.rows)])
-        return self._started(step, logits, None)
+            return self._started(step, outputs, self._memory.tokens[: len(step.rows)])
+        return self._started(step, outputs, None)
 
     def check(self, step: StepInput) -> None:
         """Raises RequestError for a step that can't be; nothing of it has run then."""
@@ -175,7 +175,7 @@ class CudaSteps:
                 hint="Plan requests by the executor's context.",
             )
 
-    def _started(self, step: StepInput, logits: Tensor | None, drawn: Tensor | None) -> _Started:
+    def _started(self, step: StepInput, outputs: Mapping[str, Tensor], drawn: Tensor | None) -> _Started:
         """The rest of a step: ids on their way to the host. What the next step would change of what this one gives is
         copied."""
         tokens, ready = None, None
@@ -186,32 +186,30 @@ class CudaSteps:
             if drawn.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
-        wanted = step.wants_logits or (step.sampling is not None and step.sampling.logprobs is not None)
-        kept = logits.to(torch.float32, copy=True) if wanted and logits is not None else None
+        wanted = set(step.outputs)
+        if step.sampling is not None and step.sampling.logprobs is not None:
+            wanted.add(LOGITS)
+        kept = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in wanted}
         return _Started(step, kept, tokens, ready, self._with_memory)
 
     def _in_parts(self, step: StepInput) -> _Started:
-        """Requests that don't fit into one step, one part after the other; their logits together."""
-        found: Tensor | None = None
+        """Requests that don't fit into one step, one part after the other; their outputs together."""
+        outputs: dict[str, Tensor] = {}
         for members in parts(step.counts, self):
-            part, order = part_of(step.changed(sampling=None, outputs=(LOGITS,)), members)
-            logits = self.start(part).logits
-            if logits is None:
-                continue
-            if found is None:
-                found = torch.empty((len(step.rows), logits.shape[1]), dtype=logits.dtype, device=logits.device)
-            found[torch.from_numpy(order).to(found.device)] = logits
-        return self._started(step, found, self._draw_apart(found, step.sampling))
+            part, order = part_of(_unsampled(step), members)
+            for name, rows in self.start(part).outputs.items():
+                if name not in outputs:
+                    outputs[name] = torch.empty((len(step.rows), rows.shape[1]), dtype=rows.dtype, device=rows.device)
+                outputs[name][torch.from_numpy(order).to(rows.device)] = rows
+        return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _by_rows(self, step: StepInput) -> _Started:
         """More rows than there is room for: the step runs again for the others, which writes the same."""
-        pieces, once = [], step.changed(sampling=None, outputs=(LOGITS,), copies={}, clears={})
-        for start in range(0, len(step.rows), self._limits.rows):
-            rows = step.rows[start : start + self._limits.rows]
-            logits = self.start(once.changed(rows=rows)).logits
-            pieces += [logits] if logits is not None else []
-        found = torch.cat(pieces) if pieces else None
-        return self._started(step, found, self._draw_apart(found, step.sampling))
+        once = _unsampled(step).changed(copies={}, clears={})
+        starts = range(0, len(step.rows), self._limits.rows)
+        pieces = [self.start(once.changed(rows=step.rows[at : at + self._limits.rows])).outputs for at in starts]
+        outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        return self._started(step, outputs, self._draw_apart(outputs.get(LOGITS), step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
         tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
@@ -228,10 +226,11 @@ class CudaSteps:
             mixed=not decodes and bool(single.any()),
         )
 
-    def _bound_for(self, shape: StepShape) -> _Bound:
-        if shape in self._bound:
-            self._bound.move_to_end(shape)
-            return self._bound[shape]
+    def _bound_for(self, shape: StepShape, *, taps: bool) -> _Bound:
+        key = shape, taps
+        if key in self._bound:
+            self._bound.move_to_end(key)
+            return self._bound[key]
         ports = self._program.program.ports
         sizes = input_shapes(self._program.groups, shape, ports)
         words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
@@ -239,14 +238,14 @@ class CudaSteps:
         inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
         inputs |= {name: inputs[name].view(torch.float32) for name in ports if port_of(name).dtype == "f32"}
         with self._counted("late_binds"):
-            works, logits = self._program.bound(shape, inputs)
+            works, outputs = self._program.bound(shape, inputs, taps=taps)
         copied = torch.cuda.Event() if staged.is_pinned() else None
         options = option_views(uploaded, places, shape.rows)
-        self._bound[shape] = _Bound(places, staged, uploaded, works, logits, copied, options)
+        self._bound[key] = _Bound(places, staged, uploaded, works, outputs, copied, options)
         if len(self._bound) > MOST_SHAPES:
             self.synchronize()
             self._bound.popitem(last=False)
-        return self._bound[shape]
+        return self._bound[key]
 
     def _run(self, bound: _Bound, shape: StepShape) -> None:
         def run() -> None:
@@ -301,10 +300,9 @@ class CudaSteps:
         drawing = drawing_of(sampling)
         if drawing.penalties or drawing.edits:
             self._upload_lists(*packed_lists(sampling))
-        assert bound.logits is not None, "a rank without logits was asked for tokens"
         if drawing not in bound.draws:
             options = {**bound.options, "lists": self._lists}
-            calls = sampling_calls(bound.logits, options, self._memory, drawing)
+            calls = sampling_calls(bound.outputs[LOGITS], options, self._memory, drawing)
             bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
         for work in bound.draws[drawing]:
             work()
@@ -321,9 +319,8 @@ class CudaSteps:
             write_options(staged.numpy(), places, own, len(rows))
             uploaded.copy_(staged)
             works: list[Work] = []
-            self._draw(
-                _Bound(places, staged, uploaded, works, rows, None, option_views(uploaded, places, len(rows))), own
-            )
+            options = option_views(uploaded, places, len(rows))
+            self._draw(_Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), own)
             found.append(self._memory.tokens[: len(rows)].clone())
         return torch.cat(found)
 
@@ -358,6 +355,11 @@ def _blocks_of(step: StepInput) -> int:
     return max(int(table.shape[1]) for table in step.block_tables.values())
 
 
+def _unsampled(step: StepInput) -> StepInput:
+    """Returns the step without sampling; its logits are wanted too."""
+    return step.changed(sampling=None, outputs=tuple({LOGITS: None, **dict.fromkeys(step.outputs)}))
+
+
 @contextmanager
 def float32_sums() -> Iterator[None]:
     """Inside, torch's products add in float32 to the end; by default cuBLAS may add parts of 16 bits.
@@ -381,7 +383,7 @@ class _Started:
     """A step on its way."""
 
     step: StepInput
-    logits: Tensor | None
+    outputs: dict[str, Tensor]
     tokens: Tensor | None
     ready: torch.cuda.Event | None
     with_memory: Callable[[Callable[[], None]], None]
@@ -395,14 +397,14 @@ class _Started:
 
     def _finish(self) -> StepOutput:
         step, sampling = self.step, self.step.sampling
-        logits = self.logits.cpu().numpy() if self.logits is not None and step.wants_logits else None
+        outputs = {name: self.outputs[name].cpu().numpy() for name in step.outputs if name in self.outputs}
         if self.tokens is None or sampling is None:
-            return StepOutput(tokens=None, outputs=as_outputs(logits))
+            return StepOutput(tokens=None, outputs=outputs)
         if self.ready is not None:
             self.ready.synchronize()
         tokens = self.tokens.numpy()
-        output = StepOutput(tokens=tokens, outputs=as_outputs(logits))
-        if sampling.logprobs is not None and (rows := self.logits) is not None:
+        output = StepOutput(tokens=tokens, outputs=outputs)
+        if sampling.logprobs is not None and (rows := self.outputs.get(LOGITS)) is not None:
             self.with_memory(lambda: add_logprobs(output, rows, tokens, sampling))
         return output
 

@@ -12,10 +12,11 @@ from tvm import relax, tirx
 from enginewright.plugins.steps.x86_levels import Level
 from enginewright.runtime.shared.dtypes import DTYPES
 from enginewright.runtime.shared.errors import UnsupportedModelError
+from enginewright.runtime.shared.hidden_taps import with_tap_outputs
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.step_schema import port_of
 
-from ..section import RUN_STEP, STEP, StepArguments, arguments_of, stored_type
+from ..section import RUN_STEP, STEP, STEP_WITH_TAPS, StepArguments, arguments_of, stored_type
 from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
 from .kernel import Argument, Handler, Kernel
 from .schedules import NONE, Schedules
@@ -91,16 +92,34 @@ def step_module(
     schedules: Schedules = NONE,
     handlers: Mapping[str, Handler] = HANDLERS,
 ) -> tvm.IRModule:
-    """The kernels, and ``step``, which calls them. Arguments as of, and raises as ``kernels_of``."""
-    kernels = kernels_of(program, level, ours, schedules, handlers)
-    given = arguments_of(program)
-    uses = {use.name: use for use in program.weights}
-    parameters = _Parameters(given, [stored_type(uses[name]) for name in given.weights])
+    """The kernels, and ``step``, which calls them; for a program with taps also ``step_with_taps``.
+
+    Arguments as of, and raises as ``kernels_of``.
+    """
+    whole, of_taps = with_tap_outputs(program)
+    kernels = kernels_of(whole, level, ours, schedules, handlers)
     builder = relax.BlockBuilder()
     names = {name: builder.add_func(function, name) for name, function in kernels.functions.items()}
-    with builder.function(STEP, parameters.all, attrs={"relax.force_pure": False}, pure=False):
+    _write_step(builder, STEP, whole, [call for call in kernels.calls if call.index not in of_taps], names)
+    if of_taps:
+        _write_step(builder, STEP_WITH_TAPS, whole, kernels.calls, names)
+    return builder.get()
+
+
+def _write_step(
+    builder: relax.BlockBuilder,
+    name: str,
+    program: LoweredProgram,
+    calls: Sequence[Call],
+    kernels: Mapping[str, relax.GlobalVar],
+) -> None:
+    """Adds a function that makes these calls, in order."""
+    given = arguments_of(program)
+    uses = {use.name: use for use in program.weights}
+    parameters = _Parameters(given, [stored_type(uses[weight]) for weight in given.weights])
+    with builder.function(name, parameters.all, attrs={"relax.force_pure": False}, pure=False):
         taken: dict[Argument, relax.Expr] = {}
-        for call in kernels.calls:
+        for call in calls:
             if call.kernel is None:
                 number = relax.prim_value(tirx.IntImm("int64", call.index))
                 builder.emit(relax.Call(relax.ExternFunc(RUN_STEP), [number], ty_args=[relax.TupleType([])]))
@@ -110,9 +129,8 @@ def step_module(
                 if argument not in taken:
                     taken[argument] = parameters.take(builder, argument)
                 arguments.append(taken[argument])
-            builder.emit(relax.Call(names[call.kernel], arguments, ty_args=[]))
+            builder.emit(relax.Call(kernels[call.kernel], arguments, ty_args=[]))
         builder.emit_func_output(relax.Tuple([]))
-    return builder.get()
 
 
 def _vector(name: str, dtype: str, dims: int = 1) -> relax.Var:

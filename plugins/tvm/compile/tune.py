@@ -241,7 +241,8 @@ class _Compiler:
     def steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
         """What runs each case's step."""
         loaded = Library(library, Path("tuned.so"), self._threads)
-        step = TvmStep(program, loaded, self._weights, OwnMemory(program, self._blocks))
+        run = loaded.program(program)
+        step = TvmStep(run, loaded, self._weights, OwnMemory(run, self._blocks))
         for one in self._steps:
             step.memory.begin(one).fill(_FILL)
         for memories in step.memory.blocks.values():

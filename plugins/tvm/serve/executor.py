@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -19,16 +20,17 @@ from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.executors.base import Deferred
 from enginewright.runtime.executors.host_blocks import HostBlocks, cache_identity
 from enginewright.runtime.kv_cache.kinds.table import cache_block_bytes
-from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput, as_outputs
+from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.runtime.shared.errors import BundleError, TargetError
 from enginewright.runtime.shared.lowered_program import LoweredProgram
 from enginewright.runtime.shared.memory import check_free
+from enginewright.runtime.shared.step_schema import LOGITS
 
 from ...cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from ...cpu.sampling import RowSampler
 from ...cpu.threads import available_threads
 from ...steps.host_arrays import ALIGNMENT, Array, aligned
-from ..section import STEP, TvmSection, arguments_of, stored_type
+from ..section import STEP, STEP_WITH_TAPS, TvmSection, arguments_of, stored_type
 from .doctor import level_problem, tvm_problem
 from .library import Library, tensor, tvm_version
 
@@ -56,21 +58,23 @@ class TvmExecutor(HostBlocks):
         self._bundle, self._target = bundle, target
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = program.cache_groups
-        self.caps = ExecutorCaps(shared_blocks=True, masks=True, ports=program.ports)
         check_free(sum(cache_block_bytes(g) * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         self._level, self._kernels = level, section.kernels
         name = f"{target_folder(target)}/{section.library(level)}"
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
         check_program(bundle, target, section)
-        # The library checks nothing: the program that it was compiled from is verified, and each step, as on the cpu
-        # target, which also owns arena and caches.
-        own = 1 if section.kernels is None else self._threads
-        memory = OurMemory(CpuProgram(program, weights, blocks=self.blocks, threads=own))
         library = Library(
             read_code(bundle, name), bundle.path / name, self._threads if section.kernels is None else None
         )
-        self._step = TvmStep(program, library, weights, memory)
+        run = library.program(program)
+        # The library checks nothing: the program that it was compiled from is verified, and each step, as on the cpu
+        # target, which also owns arena and caches.
+        own = 1 if section.kernels is None else self._threads
+        memory = OurMemory(CpuProgram(run, weights, blocks=self.blocks, threads=own))
+        self._step = TvmStep(run, library, weights, memory)
+        outputs = tuple(name for name in run.outputs if name not in program.outputs)
+        self.caps = ExecutorCaps(shared_blocks=True, masks=True, ports=program.ports, outputs=outputs)
         self._sampler = RowSampler(self._threads)
 
     @property
@@ -95,10 +99,11 @@ class TvmExecutor(HostBlocks):
             for memory in self.memory_of(group):
                 memory[blocks] = 0
         self.copy_blocks(step.copies)
-        logits = self._step.run(step)
+        values = self._step.run(step)
+        outputs = {name: values[name].copy() for name in step.outputs}
         if step.sampling is None:
-            return StepOutput(tokens=None, outputs=as_outputs(logits.copy() if step.wants_logits else None))
-        return self._sampler.sample(logits, step.sampling, return_logits=step.wants_logits)
+            return StepOutput(tokens=None, outputs=outputs)
+        return replace(self._sampler.sample(values[LOGITS], step.sampling), outputs=outputs)
 
     def describe(self) -> dict[str, str | int]:
         about: dict[str, str | int] = {
@@ -159,8 +164,7 @@ class TvmStep:
     """A library with its memory and weights.
 
     Args:
-        program: that it was compiled from.
-        library: that was.
+        program: that the library runs: see ``Library.program``.
         weights: by name, as the bundle has them.
         memory: arena and caches.
     """
@@ -171,32 +175,36 @@ class TvmStep:
         self.memory = memory
         self._given = arguments_of(program)
         self._library = library
-        self._step = self._library.function(STEP)
+        self._step, self._step_with_taps = library.function(STEP), library.function(STEP_WITH_TAPS)
         self._weights = [weights[u.name].reshape(-1).view(stored_type(u)) for u in program.weights]
         self._weight_tensors = [tensor(array) for array in self._weights]
         self._cache_tensors = [tensor(array) for array in memory.caches]
         self._inputs: dict[str, tuple[Array, Any]] = {}
         self._arena: Array | None = None
         self._arena_tensors: list[Any] = []
-        self._logits = program.outputs["logits"]
-        place = next(b.offset for b in program.buffers if b.name == self._logits.name)
-        assert place is not None, "memory is planned before a program is stored"
-        self._place = place
+        places = {buffer.name: buffer.offset for buffer in program.buffers}
+        self._outputs = [(name, of, places[of.name]) for name, of in program.outputs.items()]
 
-    def run(self, step: StepInput) -> Array:
-        """The logits [R, V], in memory that the next step writes."""
+    def run(self, step: StepInput) -> dict[str, Array]:
+        """Runs a step; returns its outputs [R, width], in memory that the next step writes. Hidden states are there if
+        the step wants one."""
         arena = self.memory.begin(step)
         if self._arena is None or arena.ctypes.data != self._arena.ctypes.data or arena.size != self._arena.size:
             self._arena_tensors = [tensor(arena.view(dtype)) for dtype in self._given.arena]
         self._arena = arena
         self._library.enter()
         inputs = [self._input(name, array) for name, array in self._named(step)]
-        self._step(*inputs, *self._arena_tensors, self._weight_tensors, self._cache_tensors)
+        run = self._step if {LOGITS}.issuperset(step.outputs) else self._step_with_taps
+        run(*inputs, *self._arena_tensors, self._weight_tensors, self._cache_tensors)
         self.memory.end()
-        sizes = sizes_of(step)
-        start = self._place.evaluate(*sizes) // 4 + self._logits.offset.evaluate(*sizes)
-        rows, columns = (size.evaluate(*sizes) for size in self._logits.shape)
-        return arena.view(np.float32)[start : start + rows * columns].reshape(rows, columns)
+        sizes, floats = sizes_of(step), arena.view(np.float32)
+        values = {}
+        for name, of, place in self._outputs:
+            assert place is not None, "memory is planned before a program is stored"
+            start = place.evaluate(*sizes) // 4 + of.offset.evaluate(*sizes)
+            rows, columns = (size.evaluate(*sizes) for size in of.shape)
+            values[name] = floats[start : start + rows * columns].reshape(rows, columns)
+        return values
 
     def _named(self, step: StepInput) -> list[tuple[str, Array]]:
         return [(name, step.arrays[name]) for name in self._given.inputs]

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.runtime.shared.errors import BundleError, CapacityError, MissingDependencyError
+from enginewright.runtime.shared.hidden_taps import with_tap_outputs
+from enginewright.runtime.shared.lowered_program import LoweredProgram
 
 from ...cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
-from ..section import RUN_STEP
+from ..section import RUN_STEP, STEP_WITH_TAPS
 
 INSTALL = "Install it with: pip install 'enginewright[tvm]'"
 _MISSING = object()
@@ -104,7 +106,16 @@ class Library:
             ) from e
 
     def function(self, name: str) -> Any:
-        return self._machine[name]
+        """Returns one of the library's functions; None where it has none of that name."""
+        try:
+            return self._machine[name]
+        except AttributeError:
+            return None
+
+    def program(self, program: LoweredProgram) -> LoweredProgram:
+        """Returns the program that the library runs, of the one that it was compiled from: with taps as outputs, where
+        it has a function that writes them."""
+        return program if self.function(STEP_WITH_TAPS) is None else with_tap_outputs(program)[0]
 
     def enter(self) -> None:
         """Gives the calling thread its pool, if it has none: TVM keeps one for each thread that calls it.

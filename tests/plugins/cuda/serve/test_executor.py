@@ -681,7 +681,8 @@ def test_all_that_runs_is_on_the_gpu(case: str, recipe: str, monkeypatch: pytest
                 name: torch.empty(size, dtype=torch.int32, device=device)
                 for name, size in input_shapes(bound.groups, shape).items()
             }
-            works, logits = bound.bound(shape, inputs)
+            works, outputs = bound.bound(shape, inputs)
+            logits = outputs["logits"]
             for work in works:
                 work()
             assert (tuple(logits.shape), logits.device, logits.dtype) == ((shape.rows, 256), device, torch.bfloat16)

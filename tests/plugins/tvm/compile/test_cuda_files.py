@@ -45,9 +45,11 @@ def logits_of(program: LoweredProgram, bundle: Bundle, *, gpu: bool) -> list[Flo
     blocks = {group.name: 8 for group in program.cache_groups}
     steps = [random_step(program.cache_groups, bundle.model.vocab_size, sizes) for sizes in STEPS]
     if gpu:
-        library = compile_library(step_module(program, ON_A_CPU, handlers=HANDLERS), ON_A_CPU)
-        step = TvmStep(program, Library(library, Path("loops.so"), 2), weights, OwnMemory(program, blocks))
-        return [step.run(one).copy() for one in steps]
+        code = compile_library(step_module(program, ON_A_CPU, handlers=HANDLERS), ON_A_CPU)
+        library = Library(code, Path("loops.so"), 2)
+        run = library.program(program)
+        step = TvmStep(run, library, weights, OwnMemory(run, blocks))
+        return [step.run(one)["logits"].copy() for one in steps]
     own = CpuProgram(program, weights, blocks=blocks, threads=1)
     found = []
     for one in steps:
