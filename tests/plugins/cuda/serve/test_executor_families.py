@@ -1,4 +1,4 @@
-"""Families' steps by interpreted kernels, beside what their programs mean; the table of docs/build/cuda.md.
+"""Families' steps by interpreted kernels, beside what their programs mean; the table of benchmarks/notes/cuda.md.
 
 ``pytest -n 0 -m "" tests/plugins/cuda/serve/test_executor_families.py --update-golden`` writes the table anew.
 """
@@ -39,7 +39,7 @@ def stated(page: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def rows(repository: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """The page's, which are written anew where that is asked for."""
-    path = repository / "docs/build/cuda.md"
+    path = repository / "benchmarks/notes/cuda.md"
     page = path.read_text(encoding="utf-8")
     found = stated(page)
     yield found
