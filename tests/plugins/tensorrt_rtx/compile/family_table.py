@@ -1,4 +1,4 @@
-"""Tables in docs/build with a row for each family that the onnx target takes, which tests make and compare."""
+"""Tables in benchmarks/notes with a row for each family that the onnx target takes, which tests make and compare."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def families() -> list[str]:
 
 @dataclass(frozen=True)
 class FamilyTable:
-    """The table at the end of a page of docs/build that begins with ``head``."""
+    """The table at the end of a page of benchmarks/notes that begins with ``head``."""
 
     page: str
     head: str
@@ -64,7 +64,7 @@ class FamilyTable:
         """Asserts that the page has this row of a family; with ``--update-golden`` writes it there."""
         if not config.getoption("--update-golden"):
             assert self.rows()[family] == row, (
-                f"docs/build/{self.page} is stale: run these tests with -m matrix --update-golden"
+                f"benchmarks/notes/{self.page} is stale: run these tests with -m matrix --update-golden"
             )
             return
         with open(self._path, "r+", encoding="utf-8") as file:  # workers wait for one another
@@ -77,7 +77,7 @@ class FamilyTable:
 
     @property
     def _path(self) -> Path:
-        return REPOSITORY / "docs" / "build" / self.page
+        return REPOSITORY / "benchmarks" / "notes" / self.page
 
     def _rows(self, text: str) -> dict[str, str]:
         lines = text.partition(self.head)[2].splitlines()

@@ -1,4 +1,4 @@
-"""docs/build/tensorrt-rtx.md has what building an engine of a tiny model of every family gives.
+"""benchmarks/notes/tensorrt-rtx-families.md has what building an engine of a tiny model of every family gives.
 
 ``pytest -m matrix tests/plugins/tensorrt_rtx/compile/test_whole_table.py --update-golden`` writes its table anew.
 """
@@ -21,7 +21,7 @@ from enginewright.runtime.shared.progress import silent
 from tests.plugins.graphs.linear_session import lowered_family
 from tests.plugins.tensorrt_rtx.compile.family_table import FamilyTable, families
 
-_TABLE = FamilyTable("tensorrt-rtx.md", "| family | builds | attention |\n| --- | --- | --- |\n")
+_TABLE = FamilyTable("tensorrt-rtx-families.md", "| family | builds | attention |\n| --- | --- | --- |\n")
 _CONTEXT = 64
 
 _BUILT: dict[tuple[bytes, str], tuple[BuiltEngine, bytes]] = {}
