@@ -22,7 +22,9 @@ from enginewright.runtime.shared.progress import silent
 from tests.plugins.graphs.linear_session import lowered_family
 from tests.plugins.tensorrt_rtx.compile.family_table import FamilyTable, families
 
-_TABLE = FamilyTable("segments-families.md", "| family | engines | for segments | why not |\n| --- | --- | --- | --- |\n")
+_TABLE = FamilyTable(
+    "segments-families.md", "| family | engines | for segments | why not |\n| --- | --- | --- | --- |\n"
+)
 
 _BUILT: dict[bytes, int] = {}
 """Bytes of the engines that were built in this process: families often have the same graphs."""
