@@ -443,6 +443,7 @@ class _Arrival:
 def _run_arrivals(llm: Any, seconds: float, rate: float, *, seed: int, small: bool) -> Record:
     """Poisson arrivals for so many seconds, one of six of which is aborted; returns when all have ended."""
     from enginewright import SamplingParams
+    from enginewright.runtime.tasks.generate import Generate
 
     rng, vocab = np.random.default_rng(seed), llm.model.vocab_size
     longest, most = (12, 6) if small else (600, 200)
@@ -460,7 +461,7 @@ def _run_arrivals(llm: Any, seconds: float, rate: float, *, seed: int, small: bo
             continue
         prompt = rng.integers(4, vocab, int(rng.integers(1, longest))).tolist()
         params = SamplingParams(max_tokens=int(rng.integers(1, most)), temperature=1.0, seed=len(came), ignore_eos=True)
-        arrival, prepared = _Arrival(), llm.prepare(prompt, params)
+        arrival, prepared = _Arrival(), llm.prepare(Generate(prompt, params))
         llm.submit(prepared, arrival)
         if rng.random() < 1 / 6:
             heapq.heappush(leaving, (at + float(rng.exponential(0.3)), len(came), prepared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
@@ -13,10 +14,11 @@ from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan
 from enginewright.optimizer.shared.export_records import TextComparison
 from enginewright.runtime.engine.engine import Engine
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.requests.request import Scoring
+from enginewright.runtime.requests.request import PromptRequest
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.shared.progress import Progress, ProgressEvent
+from enginewright.runtime.shared.step_schema import LOGITS
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison
@@ -90,14 +92,15 @@ def _compare_window(
     first, end, _ = rows.indices(len(tokens))
     with runner.logits_of_rows(torch.tensor([tokens])) as reference_of:
 
-        def compare(start: int, logits: FloatArray) -> None:
+        def compare(start: int, rows: Mapping[str, FloatArray]) -> None:
+            logits = rows[LOGITS]
             begin, stop = max(start, first), min(start + len(logits), end)
             if begin < stop:
                 found, reference = logits[begin - start : stop - start], reference_of(slice(begin, stop))
                 check_logits(found, reference)
                 divergence.add(found, reference, targets[begin - first : stop - first])
 
-        request = Scoring(tokens, compare)
+        request = PromptRequest(tokens, (LOGITS,), compare)
         try:
             engine.add_request(request)
             while not request.finished:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class ChatAnswers:
         )
         if grammar is None:
             return params
-        return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+        return params.updated(structured_outputs=StructuredOutputsParams(grammar=grammar))
 
     def reader(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequence[int]], Message]:
         """What takes an answer's token ids apart."""

@@ -19,7 +19,7 @@ from ..scheduler.options import scheduling_of
 from ..shared.contracts import ExecutorCaps, ModelInfo
 from ..shared.errors import OffloadError, RequestError, shown
 from ..shared.memory import parse_size
-from .arguments import check_int, check_path, check_type, checked_name
+from ..tasks.arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
 
 _NAME = (str, type(None)), "a name, or None"

@@ -20,9 +20,13 @@ from ..requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, o
 from ..scheduler.options import Scheduling
 from ..shared.contracts import FloatArray, ModelInfo
 from ..shared.memory import parse_size, return_freed_memory
+from ..tasks import arguments
+from ..tasks.arguments import Params, Prompt, check_int
+from ..tasks.base import Prepared, Result, Task
+from ..tasks.context import Sender, TaskContext
+from ..tasks.hidden_states import HiddenStates
+from ..tasks.score import Score
 from ..text.tokenizer import Tokenizer
-from . import arguments
-from .arguments import Params, Prompt, check_int
 from .engine import Engine
 from .engine_loop import EngineLoop, Listener
 from .exported import exported
@@ -31,8 +35,8 @@ from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened
 from .proposer_setup import ProposerSetup
 from .proposers import open_proposers
 from .pulse import Pulse
-from .request_maker import Options, PreparedPrompt, RequestMaker
-from .run_requests import answers, answers_async, astream, scored, stream, wanted
+from .request_maker import Options, of_chat, of_chats, of_prompt, of_prompts
+from .run_requests import answers, answers_async, astream, stream, wanted
 
 if TYPE_CHECKING:
     from ..text.chat_template import Message
@@ -221,7 +225,7 @@ class LLM:
         self.engine = engine
         self._executor = engine.executor
         self._name, self._target = model.name, str(engine.executor.describe()["target"])
-        self._requests = RequestMaker(model, tokenizer, self.engine.scheduler, seed)
+        self._context = TaskContext(model, tokenizer, self.engine.scheduler, engine.executor, seed)
         self._loop = EngineLoop(self.engine)
         self._cache = self.engine.scheduler.cache
         self._has_chat_template = tokenizer is not None and bool(tokenizer.chat_templates)
@@ -229,7 +233,7 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises BundleError if the bundle has none; then prompts are token ids."""
-        return self._requests.tokenizer
+        return self._context.tokenizer
 
     def get_tokenizer(self, lora_request: None = None) -> Tokenizer:
         """``tokenizer``, under vLLM's name."""
@@ -288,7 +292,7 @@ class LLM:
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        requests, raised = self._requests.of_prompts(prompts, options)
+        requests, raised = of_prompts(self._context, prompts, options)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     @takes_vllm_names(OF_CHAT, open_ended=True)
@@ -325,7 +329,7 @@ class LLM:
         """
         variables = arguments.template_variables(chat_template_kwargs, variables)
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        requests, raised = self._requests.of_chats(messages, options, variables)
+        requests, raised = of_chats(self._context, messages, options, variables)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     def beam_search(
@@ -353,7 +357,7 @@ class LLM:
         check_nothing("lora_request", lora_request, OF_GENERATE)
         arguments.check_type("params", params, (BeamSearchParams,), "BeamSearchParams(beam_width=..., max_tokens=...)")
         found = self.generate(prompts, params.sampling(), use_tqdm=use_tqdm, raise_errors=True)
-        decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self._requests.has_tokenizer else None
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self._context.has_tokenizer else None
         return [BeamSearchOutput.from_result(result, decode) for result in found]
 
     async def agenerate(
@@ -369,7 +373,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await answers_async(self._loop, *self._requests.of_prompts(prompts, options))
+        return await answers_async(self._loop, *of_prompts(self._context, prompts, options))
 
     async def achat(
         self,
@@ -387,7 +391,7 @@ class LLM:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
         options = Options(tenant, priority, request_class, params, sampling_params, raise_errors)
-        return await answers_async(self._loop, *self._requests.of_chats(messages, options, variables))
+        return await answers_async(self._loop, *of_chats(self._context, messages, options, variables))
 
     def stream(
         self,
@@ -403,7 +407,7 @@ class LLM:
         A wrong prompt raises at once, and not at the first piece.
         """
         options = Options(tenant, priority, request_class, params)
-        return stream(self._loop, self._requests.of_prompt(prompt, options))
+        return stream(self._loop, of_prompt(self._context, prompt, options))
 
     def stream_chat(
         self,
@@ -417,7 +421,7 @@ class LLM:
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
         options = Options(tenant, priority, request_class, params)
-        return stream(self._loop, self._requests.of_chat(messages, options, variables))
+        return stream(self._loop, of_chat(self._context, messages, options, variables))
 
     def astream(
         self,
@@ -430,7 +434,7 @@ class LLM:
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
         options = Options(tenant, priority, request_class, params)
-        return astream(self._loop, self._requests.of_prompt(prompt, options))
+        return astream(self._loop, of_prompt(self._context, prompt, options))
 
     def astream_chat(
         self,
@@ -444,23 +448,35 @@ class LLM:
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
         options = Options(tenant, priority, request_class, params)
-        return astream(self._loop, self._requests.of_chat(messages, options, variables))
+        return astream(self._loop, of_chat(self._context, messages, options, variables))
+
+    def run(
+        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
+    ) -> Result:
+        """Runs a task of any type, a class of ``runtime.tasks``, and returns its result.
+
+        The other arguments are those of ``generate``; raises what that raises.
+        """
+        prepared = self.prepare(task, tenant=tenant, priority=priority, request_class=request_class)
+        return answers(self._loop, [prepared], True)[0]
+
+    async def arun(
+        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
+    ) -> Result:
+        """``run`` for coroutines; see ``agenerate``."""
+        prepared = self.prepare(task, tenant=tenant, priority=priority, request_class=request_class)
+        return (await answers_async(self._loop, [prepared], True))[0]
 
     def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        tenant: str = "",
-        priority: int | None = None,
-        request_class: str | None = None,
-    ) -> PreparedPrompt:
-        """Checks a prompt and makes its requests, for ``submit``. For whoever has an event loop of their own, such as a
-        server. Raises what ``generate`` raises."""
-        return self._requests.of_prompt(prompt, Options(tenant, priority, request_class, params))
+        self, task: Task[Result], *, tenant: str = "", priority: int | None = None, request_class: str | None = None
+    ) -> Prepared[Result]:
+        """Checks a task and makes its requests, for ``submit``. For whoever has an event loop of their own, such as a
+        server. ``Generate(prompt, params)`` is the task of ``generate``, whose other arguments these are; raises what
+        that raises."""
+        return task.prepare(self._context, Sender(tenant, priority, request_class))
 
-    def submit(self, prepared: PreparedPrompt, listener: Listener) -> None:
-        """Starts the requests of a prompt.
+    def submit(self, prepared: Prepared[Any], listener: Listener) -> None:
+        """Starts the requests of a task.
 
         Args:
             prepared: by ``prepare``; each is submitted once.
@@ -476,8 +492,8 @@ class LLM:
         """Has the engine's thread call this when listeners have had all pieces of a step; it must be quick."""
         self._loop.after_step = call
 
-    def abort(self, prepared: PreparedPrompt) -> None:
-        """Ends the requests of a prompt before the next step; nothing happens to those that have ended. Their listener
+    def abort(self, prepared: Prepared[Any]) -> None:
+        """Ends the requests of a task before the next step; nothing happens to those that have ended. Their listener
         isn't called any more."""
         for request in prepared.requests:
             self._loop.abort(request)
@@ -493,7 +509,7 @@ class LLM:
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
-        return scored(self._loop, self._requests.scoring(ids))
+        return self.run(Score(ids))
 
     def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
         """Computes what goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32.
@@ -507,7 +523,7 @@ class LLM:
         Raises what ``generate`` raises, and RequestError where the target hasn't one: -1 isn't there in formats where
         the final norm rounds at once, such as int8.
         """
-        return scored(self._loop, self._requests.hidden_states(prompt, layers, self._executor))
+        return self.run(HiddenStates(prompt, layers))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """``default_params``, under vLLM's name."""
@@ -534,7 +550,7 @@ class LLM:
         params = SamplingParams(max_tokens=1)
         with opened_tier(self._executor, self._cache, folder) as disk:
             self.generate([prompt], params, tenant=tenant, progress=False)
-            request = self._requests.of_prompt(prompt, Options(tenant, params=params)).requests[0]
+            request = of_prompt(self._context, prompt, Options(tenant, params=params)).requests[0]
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
 
     def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
@@ -548,7 +564,7 @@ class LLM:
         """
         with opened_tier(self._executor, self._cache, folder) as disk:
             options = Options(tenant, params=SamplingParams(max_tokens=1))
-            request = self._requests.of_prompt(prompt, options).requests[0]
+            request = of_prompt(self._context, prompt, options).requests[0]
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
@@ -564,7 +580,7 @@ class LLM:
                 self._cache.save_all(disk)
                 disk.store.close()
             self.engine.close()
-            self._requests.close()
+            self._context.close()
 
     def __repr__(self) -> str:
         return f"LLM({self._name!r}, target={self._target!r}, context={self.model.context_length})"

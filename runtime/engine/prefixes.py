@@ -15,7 +15,7 @@ from ..kv_cache.disk_tier import BlockMemory, DiskTier
 from ..requests.request import Request
 from ..shared.errors import RequestError
 from ..shared.memory import parse_size
-from .arguments import check_path
+from ..tasks.arguments import check_path
 
 DEFAULT_SIZE = "8GiB"
 DEFAULT_DAYS = 30.0

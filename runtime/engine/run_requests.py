@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..requests.outputs import RequestOutput, StreamPiece
-from ..requests.request import HiddenStates, Request, Scoring
-from ..shared.contracts import FloatArray
+from ..requests.outputs import StreamPiece
+from ..requests.request import Request
 from ..shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
+from ..tasks.base import Prepared, Result
+from ..tasks.generate import PreparedPrompt
 from .engine_loop import EngineLoop
-from .request_maker import PreparedPrompt
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,27 +60,17 @@ async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
 
 
 def answers(
-    engine: EngineLoop, asked: Sequence[PreparedPrompt], raise_errors: bool, progress: bool | None = False
-) -> list[RequestOutput]:
+    engine: EngineLoop, tasks: Sequence[Prepared[Result]], raise_errors: bool, progress: bool | None = False
+) -> list[Result]:
     """``run_all``, and the ``results``."""
-    run_all(engine, [request for one in asked for request in one.requests], progress)
-    return results(asked, raise_errors)
+    run_all(engine, [request for one in tasks for request in one.requests], progress)
+    return results(tasks, raise_errors)
 
 
-async def answers_async(engine: EngineLoop, asked: Sequence[PreparedPrompt], raise_errors: bool) -> list[RequestOutput]:
+async def answers_async(engine: EngineLoop, tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
     """``answers`` for coroutines."""
-    await arun_all(engine, [request for one in asked for request in one.requests])
-    return results(asked, raise_errors)
-
-
-def scored(engine: EngineLoop, request: Scoring | HiddenStates) -> FloatArray:
-    """What a request wants of its prompt. Raises the error that it ends with."""
-    run_all(engine, [request])
-    if request.error is not None:
-        raise request.error
-    found = request.logits if isinstance(request, Scoring) else request.values
-    assert found is not None and not callable(found)
-    return found
+    await arun_all(engine, [request for one in tasks for request in one.requests])
+    return results(tasks, raise_errors)
 
 
 def stream(engine: EngineLoop, asked: PreparedPrompt) -> Generator[StreamPiece, None, None]:
@@ -127,13 +117,12 @@ async def _astream(engine: EngineLoop, asked: PreparedPrompt) -> AsyncGenerator[
             engine.abort(request)
 
 
-def results(asked: Sequence[PreparedPrompt], raise_errors: bool) -> list[RequestOutput]:
-    """Gives the results of requests that have ended, in their order."""
-    found = [one.result() for one in asked]
-    failed = next((output.error for output in found if output.error is not None), None)
+def results(tasks: Sequence[Prepared[Result]], raise_errors: bool) -> list[Result]:
+    """Gives the results of tasks whose requests have ended, in their order."""
+    failed = next((one.error for one in tasks if one.error is not None), None)
     if failed is not None and raise_errors:
         raise failed
-    return found
+    return [one.result() for one in tasks]
 
 
 def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None) -> bool | None:

@@ -1,7 +1,7 @@
 """A request: its tokens, where its cache is, and when it ends.
 
-What a caller wants makes its kind: ``Generation`` wants new tokens, ``Scoring`` the logits of a prompt,
-``HiddenStates`` what goes into layers. A ``BeamSearch`` decides over several generations.
+What a caller wants makes its kind: ``Generation`` wants new tokens, ``PromptRequest`` outputs of a prompt's tokens. A
+``BeamSearch`` decides over several generations. Types of tasks (``runtime.tasks``) make them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypedDict, Unpack
 
-import numpy as np
-
 from enginewright.runtime.text.output_text import OutputText
 
 from ..shared.contracts import FloatArray, StepOutput
 from ..shared.errors import EnginewrightError, RequestError
-from ..shared.step_schema import HIDDEN, LOGITS, layer_output
 from .block_keys import Item, Namespace, items_of
 from .block_tables import BlockTables
 from .logit_rules import LogitRules
@@ -84,6 +81,7 @@ class Request:
     search: BeamSearch | None = None
     rules: LogitRules | None = None
     token_times: tuple[float, float] | None = None  # of the first new token and the last
+    drafted = accepted = 0  # tokens that were computed ahead, and of these those that were right
 
     def __init__(
         self,
@@ -178,69 +176,32 @@ class Request:
 
 
 class PromptRequest(Request):
-    """Wants something of every token of its prompt, and no new tokens."""
-
-    scores = True
-
-    def accept_rows(self, start: int, output: StepOutput, rows: slice) -> None:
-        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``."""
-        self._take(start, output, rows)
-        if start + rows.stop - rows.start == self.prompt_length:
-            self.finish("length")
-
-    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
-        raise NotImplementedError
-
-
-class Scoring(PromptRequest):
-    """Wants the logits of its prompt.
+    """Wants outputs of a step for every token of its prompt, and no new tokens.
 
     Args:
         prompt, common: see ``Request``.
-        logits: [S, V], to be filled, or a function that takes them chunk by chunk: the first token's position, [n, V].
+        outputs: names of the outputs that it wants.
+        take: gets the rows of some tokens: the position of the first, and output -> [n, ...].
     """
 
-    outputs = (LOGITS,)
+    scores = True
 
     def __init__(
         self,
         prompt: Sequence[int],
-        logits: FloatArray | Callable[[int, FloatArray], None],
+        outputs: Sequence[str],
+        take: Callable[[int, Mapping[str, FloatArray]], None],
         **common: Unpack[Common],
     ) -> None:
         super().__init__(prompt, **common)
-        self.logits = logits
+        self.outputs = tuple(outputs)
+        self._take = take
 
-    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
-        assert output.logits is not None
-        if callable(self.logits):
-            self.logits(start, output.logits[rows])
-        else:
-            self.logits[start : start + rows.stop - rows.start] = output.logits[rows]
-
-
-class HiddenStates(PromptRequest):
-    """Wants hidden states of its prompt.
-
-    Args:
-        prompt, common: see ``Request``.
-        layers: i is what goes into layer i, the last what the final norm gives.
-
-    Attributes:
-        values: [layers, S, H], once the first have come.
-    """
-
-    def __init__(self, prompt: Sequence[int], layers: Sequence[int], **common: Unpack[Common]) -> None:
-        super().__init__(prompt, **common)
-        self.outputs = tuple(layer_output(HIDDEN, layer) for layer in layers)
-        self.values: FloatArray | None = None
-
-    def _take(self, start: int, output: StepOutput, rows: slice) -> None:
-        for number, name in enumerate(self.outputs):
-            states = output.outputs[name][rows]  # [n, H]
-            if self.values is None:
-                self.values = np.empty((len(self.outputs), self.prompt_length, states.shape[1]), np.float32)
-            self.values[number, start : start + len(states)] = states
+    def accept_rows(self, start: int, output: StepOutput, rows: slice) -> None:
+        """Takes what a step gave the prompt tokens from ``start`` on: its ``rows``."""
+        self._take(start, {name: output.outputs[name][rows] for name in self.outputs})
+        if start + rows.stop - rows.start == self.prompt_length:
+            self.finish("length")
 
 
 class Generation(Request):
@@ -296,7 +257,6 @@ class Generation(Request):
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * self.prompt_length
         self._scored = 0
-        self.drafted = self.accepted = 0  # tokens that were computed ahead, and of these those that were right
         self._text = text
         self._whole_text: list[str] = []
         self._logprobs: list[TokenLogprobs] = []

@@ -309,6 +309,12 @@ class SamplingParams:
         """How many samples are drawn."""
         return self.n if self.best_of is None else self.best_of
 
+    def updated(self, **values: Any) -> SamplingParams:
+        """Returns a copy with other values of some fields, which aren't checked: callers' values never come here."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__ | values)
+        return copy
+
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, Default], **overrides: object) -> SamplingParams:
         """From a bundle's generation defaults (``do_sample`` false means greedy) and what the caller says."""

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..engine.arguments import encode_within
 from ..shared.errors import EnginewrightError, RequestError
+from ..tasks.arguments import encode_within
 from .answers import ChatShape, CompletionShape, InfillShape, Shape
 from .anthropic import ANTHROPIC_VERSION, CountBody, MessagesBody, add_messages, model_info, model_page
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Fields, InfillBody, TokenizeBody

@@ -23,10 +23,11 @@ from typing import Any
 import msgspec
 
 from ..engine.llm import LLM
-from ..engine.request_maker import PreparedPrompt
 from ..requests.outputs import RequestOutput, StreamPiece
 from ..requests.sampling import SamplingParams
 from ..shared.errors import EnginewrightError, shown
+from ..tasks.base import Prepared
+from ..tasks.generate import Generate
 from .live import Live
 from .records import (
     LENGTH_BYTES,
@@ -115,7 +116,7 @@ class _Serving:
         self._llm, self._link = llm, link
         self._out: queue.SimpleQueue[ToFrontEnd | None] = queue.SimpleQueue()
         self._news = Events()  # of the step that was just taken
-        self._prepared: dict[int, PreparedPrompt] = {}
+        self._prepared: dict[int, Prepared[RequestOutput]] = {}
         self._unfinished: dict[int, int] = {}  # of a request's answers
         self._submitting = threading.Lock()
         self._compiling: set[int] = set()  # requests whose grammars are being compiled
@@ -172,8 +173,7 @@ class _Serving:
     def _prepare_and_submit(self, message: Submit) -> None:
         params = SamplingParams(**message.params)
         prepared = self._llm.prepare(
-            message.prompt,
-            params,
+            Generate(message.prompt, params),
             tenant=message.tenant,
             priority=message.priority,
             request_class=message.request_class,
@@ -213,7 +213,7 @@ class _Serving:
             news, self._news = self._news, Events()
             self._out.put(news)
 
-    def _forget(self, number: int) -> PreparedPrompt | None:
+    def _forget(self, number: int) -> Prepared[RequestOutput] | None:
         self._unfinished.pop(number, None)
         prepared = self._prepared.pop(number, None)
         if prepared is not None:

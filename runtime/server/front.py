@@ -13,12 +13,12 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..engine import arguments
 from ..executors.open import TARGETS
 from ..requests.sampling import SamplingParams
 from ..scheduler.helpers import helper
 from ..shared.errors import EnginewrightError, RequestError
 from ..shared.helpers import HelperErrors
+from ..tasks import arguments
 from ..text.tokenizer import Tokenizer
 from .answers import Given
 from .bodies import B, ChatBody, TokenizeBody, checked_kwargs, decoded

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine import arguments
 from ..shared.errors import EnginewrightError, OverloadError, RequestError
+from ..tasks import arguments
 from ..text.fill_in_middle import Gap
 from .answers import Given, Shape, usage
 from .bodies import IGNORED_HEADER, Body, ChatBody, CompletionBody, InfillBody, checked_params, held_form

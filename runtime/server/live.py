@@ -14,11 +14,11 @@ from itertools import groupby
 from typing import Any
 
 from ..engine.llm import LLM
-from ..engine.request_maker import PreparedPrompt
 from ..kv_cache.block_pool import BlockPool
-from ..requests.request import Generation
+from ..requests.request import Request
 from ..requests.request_class import RequestClass
 from ..scheduler.continuous import ContinuousScheduler
+from ..tasks.base import Prepared
 
 MOST_ROWS = 128
 """Requests that are listed one by one; all are counted."""
@@ -41,7 +41,7 @@ class Live:
         self._written = self._read = 0  # tokens of requests that are over
         self._most = [0, 0]
 
-    def left(self, prepared: PreparedPrompt) -> None:
+    def left(self, prepared: Prepared[Any]) -> None:
         """Notes what a request took that has ended or was aborted."""
         for request in prepared.requests:
             self._written += request.output_length
@@ -59,7 +59,7 @@ class Live:
                 self._ended.setdefault(of, deque(maxlen=RECENT)).append(times)
                 self._counts[of] = self._counts.get(of, 0) + 1
 
-    def now(self, prepared: Iterable[PreparedPrompt]) -> dict[str, Any]:
+    def now(self, prepared: Iterable[Prepared[Any]]) -> dict[str, Any]:
         """What is going on. ``prepared``: the requests that aren't over."""
         engine = self._llm.engine
         scheduler = engine.scheduler
@@ -90,7 +90,7 @@ class Live:
             "classes": self._classes(requests, running),
         }
 
-    def _classes(self, requests: Iterable[Generation], running: set[Any]) -> list[dict[str, Any]]:
+    def _classes(self, requests: Iterable[Request], running: set[Any]) -> list[dict[str, Any]]:
         """Each class that there are requests of, or were."""
         now: dict[RequestClass, list[int]] = {of: [0, 0] for of in list(self._ended)}
         for one in requests:
@@ -106,13 +106,13 @@ class Live:
         return found
 
 
-def _read(request: Generation) -> int:
+def _read(request: Request) -> int:
     """Tokens of its prompt that were computed, and not found in the prefix cache."""
     read = request.prompt_length if request.output_length else min(request.computed, request.prompt_length)
     return max(read - (request.cached_tokens or 0), 0)
 
 
-def _row(request: Generation, runs: bool, pauses: bool) -> dict[str, Any]:
+def _row(request: Request, runs: bool, pauses: bool) -> dict[str, Any]:
     state = "writes" if request.computed >= request.prompt_length - 1 else "reads"
     return {
         "id": request.request_id,

@@ -19,10 +19,12 @@ from enginewright.plugins.tvm.recipe import TvmOptions
 from enginewright.plugins.tvm.section import KernelsName
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine.llm import LLM
-from enginewright.runtime.requests.request import Generation, HiddenStates, Scoring
+from enginewright.runtime.requests.request import Generation
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import BundleError, RequestError
 from enginewright.runtime.shared.hidden_taps import hidden_taps
+from enginewright.runtime.tasks.hidden_states import HiddenStates
+from enginewright.runtime.tasks.score import Score
 from tests.conftest import make_tiny_model
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -53,22 +55,19 @@ def test_they_are_those_of_transformers(
         np.testing.assert_array_equal(llm.hidden_states(PROMPT, [1, 0]), found[[1, 0]])
         # In company: others decode, are found in the cache, and want logits or other layers.
         llm.generate([PROMPT], SamplingParams(max_tokens=1))
-        requests = [
-            HiddenStates(PROMPT, (1,)),
-            HiddenStates(PROMPT[:40], (2, 0)),
-            Scoring(PROMPT, (logits := np.zeros((75, 256), np.float32))),
-            Generation(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1)),
-        ]
-        for request in requests:
+        tasks = (HiddenStates(PROMPT, (1,)), HiddenStates(PROMPT[:40], (2, 0)), Score(PROMPT))
+        prepared = [llm.prepare(task) for task in tasks]
+        answer = Generation(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1))
+        for request in (*(one.requests[0] for one in prepared), answer):
             llm.engine.add_request(request)
         while llm.engine.has_work():
             llm.engine.step()
-        values = [request.values for request in requests[:2] if isinstance(request, HiddenStates)]
+        values = [one.result() for one in prepared]
         np.testing.assert_array_equal(values[0], found[1:2])
         np.testing.assert_array_equal(values[1], found[[2, 0], :40])
-        np.testing.assert_array_equal(logits, llm.logits(PROMPT))
+        np.testing.assert_array_equal(values[2], llm.logits(PROMPT))
         plain = llm.generate([PROMPT], SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1))[0]
-        assert plain.token_ids == requests[3].to_output().token_ids
+        assert plain.token_ids == answer.to_output().token_ids
     for chunk, threads in ((1, 1), (7, 2), (32, 1)):
         with LLM(tmp_path / "bundle", prefill_chunk=chunk, threads=threads) as llm:
             np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), found)

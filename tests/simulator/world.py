@@ -32,12 +32,13 @@ from enginewright.runtime.kv_cache.disk_tier import DiskTier
 from enginewright.runtime.requests.block_keys import Namespace
 from enginewright.runtime.requests.lookup import ForcedTokens, OwnText, PastAnswers
 from enginewright.runtime.requests.outputs import StreamPiece
-from enginewright.runtime.requests.request import BeamSearch, Generation, HiddenStates, Request, Scoring
+from enginewright.runtime.requests.request import BeamSearch, Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps
 from enginewright.runtime.shared.errors import CapacityError, EnginewrightError, OverloadError, RequestError
+from enginewright.runtime.tasks.base import Rows
 
 from . import invariants
 from .disk import Folder, SimulatedStore
@@ -92,6 +93,7 @@ class _Client:
         sample: which of the ask's samples it is.
         error: what the engine told all.
         refused: why it did not begin.
+        rows: the outputs of its prompt, if it wants them.
         left: whether its client gave it up, or stopped listening.
         faults: how many faults of steps there were when it came.
     """
@@ -108,6 +110,7 @@ class _Client:
     faults: int = 0
     troubles: int = 0
     then: Callable[[], None] | None = None
+    rows: Rows | None = None
 
     def listen(self, event: StreamPiece | EnginewrightError) -> None:
         """Its listener."""
@@ -373,11 +376,10 @@ class World:
             if ask.request_class:
                 scheduling = Scheduling(**SCHEDULING[self.setup.scheduling])
                 common["request_class"] = scheduling.class_named(ask.request_class)
-        if ask.kind == "score":
-            logits = np.zeros((len(ask.prompt), VOCAB), np.float32)
-            return [_Client(ask, Scoring(ask.prompt, logits, **common))]
-        if ask.kind == "hidden":
-            return [_Client(ask, HiddenStates(ask.prompt, (1,), **common))]
+        if ask.kind in ("score", "hidden"):
+            rows = Rows(len(ask.prompt))
+            output = "logits" if ask.kind == "score" else "hidden:1"
+            return [_Client(ask, PromptRequest(ask.prompt, (output,), rows.take, **common), rows=rows)]
         params, made = self._params(ask), []
         for sample in range(ask.n):
             request = Generation(
@@ -518,14 +520,10 @@ class World:
             self.counts["not finite"] += 1
             return
         self.counts["finished"] += 1
-        if isinstance(request, Scoring):
-            assert not callable(request.logits)
-            if request.logits[:, 0].tolist() != list(expected.prompt):
-                self._fail(f"{name}: other logits than alone")
-        elif isinstance(request, HiddenStates):
-            assert request.values is not None
-            if request.values[0, :, 0].tolist() != [float(np.float32(one)) for one in expected.prompt]:
-                self._fail(f"{name}: other hidden states than alone")
+        if client.rows is not None:
+            ((output, values),) = client.rows.values.items()
+            if values[:, 0].tolist() != [float(np.float32(one)) for one in expected.prompt]:
+                self._fail(f"{name}: another output {output} than alone")
         elif isinstance(request, Generation):
             self._judge_logprobs(request, client.ask, expected, name)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.engine.engine import Engine
-from enginewright.runtime.requests.request import Generation, Request, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -100,7 +100,7 @@ def test_a_request_whose_logits_cannot_be_sampled_ends_alone(toy: Toy, config: d
     made = requests(20)
     at = {3: 0, 8: 1, 15: 5}
     made += [Generation([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
-    scored = Scoring([1, 2, poison], np.empty((3, 260), np.float32))
+    scored = PromptRequest([1, 2, poison], ("logits",), lambda start, rows: None)
     assert run(engine, [*made, scored])[:20] == alone(toy, requests(20))
     for request in made[20:]:
         assert (request.finish_reason, request.output_length) == ("error", 0)

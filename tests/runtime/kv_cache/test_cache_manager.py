@@ -18,7 +18,7 @@ from enginewright.runtime.kv_cache.block_pool import DividedPool
 from enginewright.runtime.kv_cache.prefix_index import Node
 from enginewright.runtime.requests.block_keys import token_ids
 from enginewright.runtime.requests.block_tables import NO_BLOCK
-from enginewright.runtime.requests.request import Generation, Request, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_scored_takes_nothing_and_leaves_all(toy: Any) -> None:
     run(engine, ask(list(range(16))))
     rows: list[int] = []
     prompt = list(range(16))
-    scored = Scoring(prompt, lambda start, logits: rows.append(len(logits)))
+    scored = PromptRequest(prompt, ("logits",), lambda start, taken: rows.append(len(taken["logits"])))
     run(engine, scored)
     assert (scored.cached_tokens, sum(rows)) == (0, 16)
 

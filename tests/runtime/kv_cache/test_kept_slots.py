@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.engine.engine import Engine
-from enginewright.runtime.requests.request import Generation, Request, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import ExecutorCaps
@@ -92,7 +92,7 @@ def test_a_tenant_a_failure_and_a_prompt_that_is_scored(toy: Any) -> None:
     engine.executor.poison = 77  # type: ignore[attr-defined]
     run(engine, ask([1, 2, 3, 4], tenant="a"), ask([5, 6, 77, 8]))
     made = [ask([1, 2, 3, 4], tenant="b"), ask([5, 6, 7, 8]), ask([1, 2, 3, 4], tenant="a")]
-    made.append(Scoring([1, 2, 3, 4], lambda start, logits: None, tenant="a"))
+    made.append(PromptRequest([1, 2, 3, 4], ("logits",), lambda start, rows: None, tenant="a"))
     for request in made:
         run(engine, request)
     assert [request.cached_tokens for request in made] == [0, 0, 3, 0]

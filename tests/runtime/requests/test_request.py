@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from enginewright.runtime.requests.outputs import TokenLogprobs
-from enginewright.runtime.requests.request import Generation, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest
 from enginewright.runtime.requests.sampling import SamplingParams, seed_of
 from enginewright.runtime.shared.contracts import StepOutput
+from enginewright.runtime.tasks.base import Rows
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -78,11 +79,12 @@ def test_seeds() -> None:
 def test_scoring(chunks: tuple[int, ...]) -> None:
     logits = np.arange(10, dtype=np.float32).reshape(5, 2)
     output = StepOutput(None, {"logits": logits})
-    request = Scoring(range(5), np.empty((5, 2), np.float32))
+    rows = Rows(5)
+    request = PromptRequest(range(5), ("logits",), rows.take)
     assert request.most_cached == 5
     for count in chunks:
         assert not request.finished
         request.accept_rows(request.computed, output, slice(request.computed, request.computed + count))
         request.computed += count
     assert request.finished
-    np.testing.assert_array_equal(request.logits, logits)
+    np.testing.assert_array_equal(rows.values["logits"], logits)

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.request import Generation, Request, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk, step_input
 from enginewright.runtime.shared.contracts import CacheGroup
@@ -19,7 +19,7 @@ def request(length: int, table: list[int], scores: bool = False, **params: float
     prompt = range(10, 10 + length)
     made: Request = Generation(prompt, SamplingParams(**params))
     if scores:
-        made = Scoring(prompt, np.zeros((length, 3), np.float32))
+        made = PromptRequest(prompt, ("logits",), lambda start, rows: None)
     made.tables = {"g": array("i", table)}
     return made
 

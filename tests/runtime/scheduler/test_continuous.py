@@ -10,13 +10,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from enginewright.runtime.requests.request import Generation, Request, Scoring
+from enginewright.runtime.requests.request import Generation, PromptRequest, Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
 from enginewright.runtime.shared.errors import CapacityError
+from enginewright.runtime.tasks.base import Rows
 
 
 def request(prompt: int, new: int = 4, **fields: Any) -> Request:
@@ -176,22 +177,23 @@ def test_a_step_that_failed_is_scheduled_again(make: Any) -> None:
 
 def test_logits_of_a_preempted_prompt_are_complete(make: Any) -> None:
     scheduler, executor = make(blocks=5, prefill_tokens=3)
-    alone = _scored(7)
+    alone, alone_rows = _scored(7)
     scheduler.add(alone)
     while scheduler.has_work():
         step(scheduler, executor)
     scheduler.add(request(5, 8))
-    scored = _scored(7)
+    scored, rows = _scored(7)
     scheduler.add(scored)
     while scheduler.has_work():
         step(scheduler, executor)
-    assert scored.logits is not None and alone.logits is not None
-    np.testing.assert_array_equal(scored.logits, alone.logits)
-    assert (scored.logits.sum(1) == 1).all()
+    assert scored.finished and alone.finished
+    np.testing.assert_array_equal(rows.values["logits"], alone_rows.values["logits"])
+    assert rows.values["logits"].shape == (7, 260) and (rows.values["logits"].sum(1) == 1).all()
 
 
-def _scored(length: int) -> Request:
-    return Scoring(range(length), np.full((length, 260), np.nan, np.float32))
+def _scored(length: int) -> tuple[Request, Rows]:
+    rows = Rows(length)
+    return PromptRequest(range(length), ("logits",), rows.take), rows
 
 
 def test_logprobs_are_cut_to_what_each_request_asked_for(make: Any) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from enginewright import LLM, SamplingParams
-from enginewright.runtime.engine.request_maker import PreparedPrompt
 from enginewright.runtime.server.live import Live
+from enginewright.runtime.tasks.base import Prepared
+from enginewright.runtime.tasks.generate import Generate
 from tests.waiting import Held, wait_until
 
 SCHEDULING = {"classes": {"chat": {"ttft": "500s"}, "batch": {"priority": 1}}}
@@ -40,9 +41,9 @@ class Submits:
         self._executor.submit = held  # type: ignore[method-assign]
 
 
-def started(llm: LLM, ended: list[PreparedPrompt], **options: Any) -> PreparedPrompt:
+def started(llm: LLM, ended: list[Prepared[Any]], **options: Any) -> Prepared[Any]:
     params = SamplingParams(max_tokens=options.pop("max_tokens", 4), ignore_eos=True)
-    prepared = llm.prepare(options.pop("prompt", PROMPT), params, **options)
+    prepared = llm.prepare(Generate(options.pop("prompt", PROMPT), params), **options)
     llm.submit(prepared, lambda event: ended.append(prepared) if event.finish_reason else None)  # type: ignore[union-attr]
     return prepared
 
@@ -55,7 +56,7 @@ def counts(found: dict[str, Any]) -> list[int]:
 
 def test_an_engine_in_the_middle_of_a_step(llm: LLM) -> None:
     """80 tokens are two blocks of 32 and a part of one; one request waits as three run."""
-    ended: list[PreparedPrompt] = []
+    ended: list[Prepared[Any]] = []
     live = Live(llm)
     first = started(llm, ended, tenant="secret-tenant")
     wait_until(lambda: len(ended) == 1)
@@ -95,7 +96,7 @@ def test_an_engine_in_the_middle_of_a_step(llm: LLM) -> None:
 
 
 def test_who_is_aborted_is_counted_but_not_timed(llm: LLM) -> None:
-    live, ended = Live(llm), list[PreparedPrompt]()
+    live, ended = Live(llm), list[Prepared[Any]]()
     held = Held(Submits(llm), 3)
     one = started(llm, ended, max_tokens=50)
     wait_until(lambda: one.requests[0].output_length >= 2)

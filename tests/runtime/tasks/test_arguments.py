@@ -15,10 +15,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.engine.arguments import encode_within
 from enginewright.runtime.engine.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.shared.errors import EnginewrightError, RequestError
+from enginewright.runtime.tasks.arguments import encode_within
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 MakeLLM = Callable[..., LLM]

@@ -1,4 +1,4 @@
-"""What a caller may pass: prompts, conversations, parameters, options. Anything else is an error that names it."""
+"""Arguments of callers: prompts, conversations, parameters, options. Anything else is an error that names it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
 
 
 def raises(raise_errors: bool | None, single: bool) -> bool:
-    """Whether the error of a request is raised; None: of one prompt that isn't in a list. Raises RequestError."""
+    """Returns True if the error of a request is raised; None: of a prompt outside a list. Raises RequestError."""
     check_type("raise_errors", raise_errors, (bool, type(None)), "True, False or None")
     return single if raise_errors is None else raise_errors
 
@@ -78,11 +78,11 @@ def template_variables(kwargs: Any, variables: Mapping[str, Any]) -> dict[str, A
     check_type("chat_template_kwargs", kwargs, (Mapping, type(None)), "a dictionary")
     for name in kwargs or {}:
         check_type("chat_template_kwargs", name, (str,), "a dictionary whose keys are names")
-    found = {**(kwargs or {}), **variables}
-    check_type("chat_template", found.get("chat_template"), (str, type(None)), "a template's name or its text")
+    both = {**(kwargs or {}), **variables}
+    check_type("chat_template", both.get("chat_template"), (str, type(None)), "a template's name or its text")
     for name in ("add_generation_prompt", "continue_final_message"):
-        check_type(name, found.get(name), (bool, type(None)), "True or False")
-    return found
+        check_type(name, both.get(name), (bool, type(None)), "True or False")
+    return both
 
 
 def params_for(
@@ -92,13 +92,13 @@ def params_for(
 ) -> list[SamplingParams]:
     """Parameters of each of ``count`` prompts, from what was passed under either name."""
     name = "params" if sampling_params is None else "sampling_params"
-    given = one_of(params=params, sampling_params=sampling_params)
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+    either = one_of(params=params, sampling_params=sampling_params)
+    if either is None or isinstance(either, SamplingParams):
+        return [either or SamplingParams()] * count
     hint = "Pass SamplingParams(max_tokens=...), or a list with one for each prompt."
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
-        raise RequestError(f"{name}: {shown(given)} isn't a SamplingParams", hint=hint)
-    several = [SamplingParams() if one is None else one for one in _items(name, given, hint)]
+    if isinstance(either, (str, Mapping)) or not isinstance(either, Iterable):
+        raise RequestError(f"{name}: {shown(either)} isn't a SamplingParams", hint=hint)
+    several = [SamplingParams() if one is None else one for one in _items(name, either, hint)]
     for i, one in enumerate(several):
         if not isinstance(one, SamplingParams):
             raise RequestError(f"{name}[{i}]: {shown(one)} isn't a SamplingParams", hint=hint)
@@ -120,12 +120,6 @@ def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: in
         prompt = str.__str__(prompt)  # no class of the caller's own
         return Encoded(encode_within(tokenizer().encode, prompt, most, name) if prompt else [], prompt, name)
     return Encoded(token_ids(prompt, name), None, name)
-
-
-def encoded_all(prompts: Sequence[Any], single: bool, tokenizer: Callable[[], Tokenizer], most: int) -> list[Encoded]:
-    """``encoded`` of each, named "prompt" where it is the only one and "prompts[i]" where it stands in a list."""
-    names = ["prompt"] if single else [f"prompts[{i}]" for i in range(len(prompts))]
-    return [encoded(prompt, name, tokenizer, most) for prompt, name in zip(prompts, names, strict=True)]
 
 
 def encode_within(encode: Callable[[str], list[int]], text: str, most: int, name: str = "prompt") -> list[int]:
@@ -210,7 +204,7 @@ def checked_name(name: str, value: object) -> str:
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> None:
-    """That a file system can have such a path. Raises RequestError naming the argument."""
+    """Raises RequestError naming the argument for a path that no file system can have."""
     check_type(name, value, (str, os.PathLike), "a path")
     hint = "Pass the path of a file or a folder."
     try:
@@ -242,22 +236,22 @@ def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
 
 
 def token_ids(prompt: Any, name: str) -> list[Any]:
-    """What is in a list of ids, or whatever else has an order; see ``checked_ids``."""
+    """Returns what is in a list of ids, or whatever else has an order; see ``checked_ids``."""
     if isinstance(prompt, (str, Mapping)):
         raise RequestError(f"{name}: its token ids are {shown(prompt)}", hint=_PROMPTS)
     return _items(name, prompt, _PROMPTS)
 
 
 def numbers(name: str, value: Any, hint: str) -> list[Any]:
-    """What is in a list that isn't empty. Raises RequestError naming the argument."""
-    found = [] if isinstance(value, (str, Mapping)) else _items(name, value, hint)
-    if not found:
+    """Returns what is in a list that isn't empty. Raises RequestError naming the argument."""
+    items = [] if isinstance(value, (str, Mapping)) else _items(name, value, hint)
+    if not items:
         raise RequestError(f"{name}: {shown(value)} isn't a list of numbers", hint=hint)
-    return found
+    return items
 
 
 def _items(name: str, value: Any, hint: str) -> list[Any]:
-    """What is in a list, an array, a generator or whatever has an order."""
+    """Returns what is in a list, an array, a generator or whatever has an order."""
     if hasattr(value, "tolist") and not isinstance(value, memoryview):  # numpy's, torch's and Python's arrays
         value = value.tolist()
     if isinstance(value, _UNORDERED) or not isinstance(value, Iterable):

@@ -1,0 +1,139 @@
+"""A task is a request of one type, as a record that crosses the socket to an engine's process as it is.
+
+A type of task is a class in a file of this folder and a row of ``table.TASKS``. Its fields are what a caller says. It
+checks them, makes the requests that the scheduler runs, and makes its result of what steps give these. Most types want
+outputs of a step for every token of a prompt: they derive from ``PromptTask``, and say which outputs, and how the rows
+become the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from ..requests.request import PromptRequest, Request
+from ..requests.request_class import NO_TARGETS
+from ..shared.contracts import FloatArray
+from ..shared.errors import EnginewrightError, RequestError
+from ..shared.step_schema import LOGITS
+from .context import Sender, TaskContext
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Result]):
+    """A task that was checked, and its requests.
+
+    Attributes:
+        requests: as the scheduler runs them.
+    """
+
+    requests: Sequence[Request]
+
+    @property
+    def error(self) -> EnginewrightError | None:
+        """The error of the first request that has ended with one."""
+        return next((request.error for request in self.requests if request.error is not None), None)
+
+    def result(self) -> Result:
+        """Returns the result, once all requests have ended."""
+        raise NotImplementedError
+
+    def sent(self, whole: bool) -> Any:
+        """Returns the result as it crosses the socket. ``whole``: no pieces were sent before."""
+        return self.result()
+
+
+class Task(msgspec.Struct, Generic[Result], frozen=True):
+    """One request of a caller; see the module.
+
+    Attributes:
+        prompt: text, token ids, or a mapping of either.
+        result_type: the type of ``Prepared.sent``, as msgspec reads it.
+    """
+
+    prompt: Any
+
+    result_type: ClassVar[Any] = Any
+
+    @property
+    def slow(self) -> bool:
+        """Returns True if ``prepare`` may take long, so that others shouldn't wait for it."""
+        return False
+
+    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> Prepared[Result]:
+        """Checks the task, and makes its requests. ``name``: of the prompt, in errors.
+
+        Raises RequestError naming the field, CapacityError for what the KV cache can't hold.
+        """
+        raise NotImplementedError
+
+
+class Rows:
+    """The rows of a prompt's outputs, as steps give them.
+
+    Args:
+        length: tokens of the prompt (S).
+
+    Attributes:
+        values: output -> [S, ...].
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.values: dict[str, FloatArray] = {}
+
+    def take(self, start: int, rows: Mapping[str, FloatArray]) -> None:
+        """Takes the rows of some tokens, of which ``start`` is the first: output -> [n, ...]."""
+        for name, array in rows.items():
+            if name not in self.values:
+                self.values[name] = np.empty((self._length, *array.shape[1:]), np.float32)
+            self.values[name][start : start + len(array)] = array
+
+
+class PromptTask(Task[Result], Generic[Result], frozen=True):
+    """A task that wants outputs of a step for every token of its prompt, and no new tokens."""
+
+    def outputs(self, context: TaskContext) -> Sequence[str]:
+        """Returns the names of the outputs that it wants, after checking its fields; see ``step_schema.OUTPUTS``.
+
+        Raises RequestError naming the field.
+        """
+        raise NotImplementedError
+
+    def reduce(self, *rows: FloatArray) -> Result:
+        """Returns the result. ``rows``: [S, ...] of each output, in their order: a row for each token of the prompt."""
+        raise NotImplementedError
+
+    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> Prepared[Result]:
+        outputs = tuple(self.outputs(context))
+        for output in outputs:
+            if output != LOGITS and output not in context.outputs:
+                raise RequestError(
+                    f"{type(self).__name__}: target {context.target!r} gives no output {output!r}",
+                    hint=f"It gives {', '.join((LOGITS, *context.outputs))}.",
+                )
+        prompt = context.checked_ids(context.encoded(self.prompt, name))
+        rows, common = Rows(len(prompt)), context.common(sender)
+        if sender.request_class is None:  # the targets of a default class are those of answers
+            common["request_class"] = NO_TARGETS
+        return PreparedRows((PromptRequest(prompt, outputs, rows.take, **common),), self, rows)
+
+
+@dataclass(frozen=True)
+class PreparedRows(Prepared[Result]):
+    """A ``PromptTask``, and the rows of its prompt."""
+
+    task: PromptTask[Result]
+    rows: Rows
+
+    def result(self) -> Result:
+        """Returns what the task makes of the rows. Raises the error that its request has ended with."""
+        if self.error is not None:
+            raise self.error
+        return self.task.reduce(*(self.rows.values[name] for name in self.requests[0].outputs))

@@ -1,0 +1,133 @@
+"""The engine as tasks see it, and the sender of a task."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..executors.base import Executor
+from ..requests.request import Common
+from ..requests.request_class import NO_TARGETS, RequestClass
+from ..scheduler.continuous import ContinuousScheduler
+from ..scheduler.options import check_priority
+from ..shared.contracts import ModelInfo
+from ..shared.errors import BundleError, RequestError, shown
+from ..text.tokenizer import Tokenizer
+from . import arguments
+from .arguments import Encoded, Prompt, checked_name
+
+Shared = TypeVar("Shared")
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The sender of a task, and what its requests are promised; see ``LLM.generate``.
+
+    Raises:
+        RequestError: a value is of a wrong type; names the argument.
+    """
+
+    tenant: str = ""
+    priority: int | None = None
+    request_class: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tenant", checked_name("tenant", self.tenant))
+        if self.request_class is not None:
+            object.__setattr__(self, "request_class", checked_name("request_class", self.request_class))
+        if self.priority is not None:
+            check_priority("priority", self.priority)
+            object.__setattr__(self, "priority", int.__int__(self.priority))
+
+
+class TaskContext:
+    """The engine as tasks see it: they are checked against it, and keep there what later ones of their type need.
+
+    Args:
+        model: with the context that requests may have.
+        tokenizer: None where the bundle has none; then prompts are token ids.
+        scheduler: says what the KV cache can hold.
+        executor: says which outputs steps give.
+        seed: of requests that name none; see ``seed_of``.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        scheduler: ContinuousScheduler,
+        executor: Executor,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.scheduler, self.seed = model, scheduler, seed
+        self.outputs: Sequence[str] = executor.caps.outputs
+        self.target = str(executor.describe()["target"])
+        self._tokenizer = tokenizer
+        self._shared: dict[Callable[[TaskContext], Any], Any] = {}
+        self._making = threading.Lock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises BundleError if there is none."""
+        if self._tokenizer is None:
+            raise BundleError(
+                "the bundle has no tokenizer/tokenizer.json",
+                hint="Export the model from a folder with its tokenizer; from Python, pass token ids instead of text.",
+            )
+        return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model that have a cache."""
+        return sum(len(group.layers) for group in self.scheduler.groups.values())
+
+    def encoded(self, prompt: Prompt | Encoded, name: str = "prompt") -> Encoded:
+        """Returns the token ids of a prompt. ``name``: its name in errors."""
+        if isinstance(prompt, Encoded):
+            return prompt
+        return arguments.encoded(prompt, name, lambda: self.tokenizer, self.model.context_length - 1)
+
+    def checked_ids(self, prompt: Encoded, most: int | None = None) -> list[int]:
+        """Returns the ids of a prompt of at most ``most`` tokens, by default the context. Raises RequestError."""
+        context = self.model.context_length
+        return arguments.checked_ids(prompt, context if most is None else most, context, self.model.vocab_size)
+
+    def common(self, sender: Sender) -> Common:
+        """Returns the arguments of a sender's requests. Raises RequestError for a class that isn't there."""
+        return {
+            "tenant": sender.tenant,
+            "priority": sender.priority,
+            "request_class": self._class_of(sender),
+        }
+
+    def shared(self, make: Callable[[TaskContext], Shared]) -> Shared:
+        """Returns what ``make`` makes of the context: one object, whoever asks. Its ``close`` is called at the end."""
+        if make not in self._shared:
+            with self._making:
+                if make not in self._shared:
+                    self._shared[make] = make(self)
+        shared: Shared = self._shared[make]
+        return shared
+
+    def close(self) -> None:
+        """Ends what tasks have kept."""
+        for one in self._shared.values():
+            getattr(one, "close", lambda: None)()
+
+    def _class_of(self, sender: Sender) -> RequestClass:
+        scheduling = self.scheduler.config.scheduling
+        if scheduling is not None:
+            return scheduling.class_named(sender.request_class)
+        for name, value in (("request_class", sender.request_class), ("priority", sender.priority)):
+            if value:
+                raise RequestError(
+                    f"{name}: {shown(value)}, and this LLM serves first come, first served",
+                    hint='Open the bundle with LLM(path, scheduling="priority"), or with classes.',
+                )
+        return NO_TARGETS

@@ -1,0 +1,228 @@
+"""``Generate``: new tokens behind a prompt, as answers of one or several samples or of a beam search."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..requests.outputs import RequestOutput
+from ..requests.repeats import Breakers
+from ..requests.request import BeamSearch, Generation
+from ..requests.sampling import SamplingParams, seed_of
+from ..requests.structured import Grammar, Grammars, StructuredOutputsParams
+from ..shared.errors import RequestError, shown
+from ..text.output_text import OutputText
+from ..text.sequence_breakers import SequenceBreakers
+from .arguments import check_type
+from .base import Prepared, Task
+from .context import Sender, TaskContext
+
+if TYPE_CHECKING:
+    from ..text.chat_format import Message
+
+_KEPT_WORDS = 16
+"""Lists of bad words, and of sequence breakers, whose tokens are kept: callers pass the same with each request."""
+_NEEDS_TEXT = (
+    ("stop", "Use stop_token_ids."),
+    ("bad_words", "Pass lists of token ids."),
+    ("dry_sequence_breakers", "Pass dry_sequence_breakers=[]."),
+)
+"""Options that name texts, and what to do in a bundle without a tokenizer."""
+
+
+@dataclass(frozen=True)
+class PreparedPrompt(Prepared[RequestOutput]):
+    """A prompt's generations.
+
+    Attributes:
+        requests: one for each answer; one for all of a beam search's.
+        params: what the caller gave; a request's may have logprobs that its result doesn't show.
+        reader: takes a conversation's answer apart.
+    """
+
+    requests: Sequence[Generation]
+    params: SamplingParams
+    reader: Callable[[Sequence[int]], Message] | None = None
+
+    def result(self) -> RequestOutput:
+        """Joins the results of its requests, which have ended."""
+        outputs = [request.to_output() for request in self.requests]
+        if self.reader is not None:
+            outputs = [replace(one, reader=self.reader) for one in outputs]
+        if self.params.best_of is not None:
+            outputs.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1))
+            outputs = outputs[: self.params.n]
+            if self.params.logprobs is None:
+                outputs = [replace(one, logprobs=None) for one in outputs]
+        if len(outputs) == 1:
+            return outputs[0]
+        failed = next((one for one in outputs if one.error is not None), None)
+        best = replace(outputs[0], others=tuple(outputs[1:]))
+        return best if failed is None else replace(best, error=failed.error)
+
+
+class Generate(Task[RequestOutput], frozen=True, tag="generate"):
+    """Wants new tokens behind a prompt.
+
+    Attributes:
+        prompt: text or token ids.
+        params: how tokens are chosen, as SamplingParams, whose values were checked when it was made.
+    """
+
+    params: Any = SamplingParams()
+
+    @property
+    def slow(self) -> bool:
+        """Returns True where the answer has a form, whose grammar is compiled."""
+        return self.params.structured_outputs is not None
+
+    def prepare(self, context: TaskContext, sender: Sender, name: str = "prompt") -> PreparedPrompt:
+        """Checks the task, and makes a request for each answer. Raises RequestError, CapacityError."""
+        check_type("params", self.params, (SamplingParams,), "SamplingParams(max_tokens=...)")
+        return context.shared(_Maker).prepared(self, sender, name)
+
+
+class _Maker:
+    """Makes the requests of generations, and keeps what the next ones need of a bundle: grammars, words, breakers."""
+
+    def __init__(self, context: TaskContext) -> None:
+        self._context, self._model, self._scheduler = context, context.model, context.scheduler
+        self._grammars: Grammars | None = None
+        self._making = threading.Lock()
+        self._words: dict[Sequence[str | Sequence[int]], list[Sequence[int]]] = {}  # bad_words -> their tokens
+        self._finder: SequenceBreakers | None = None
+        self._breakers: dict[Sequence[str], Breakers] = {}
+
+    def prepared(self, task: Generate, sender: Sender, name: str) -> PreparedPrompt:
+        """Returns the requests of a task."""
+        encoded, params = self._context.encoded(task.prompt, name), task.params
+        common = self._context.common(sender)
+        common["prompt_text"] = encoded.text
+        context = self._model.context_length
+        prompt = self._context.checked_ids(encoded, context - 1)
+        if not self._context.has_tokenizer:
+            for name, hint in _NEEDS_TEXT:
+                if name == "dry_sequence_breakers" and params.dry_multiplier == 0:
+                    continue
+                if any(isinstance(text, str) for text in getattr(params, name)):
+                    raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
+        bad_words = self._bad_words(params.bad_words)
+        breakers = self._breakers_of(params)
+        self._check_tokens(params, bad_words)
+        most_new = params.max_tokens
+        if most_new is None:  # the last new token needs no place in the cache
+            most_new = max(self._scheduler.most_cached(context - 1, params.num_beams) - len(prompt) + 1, 1)
+        size, drawn = self._model.vocab_size, params
+        if any(token >= size for token in params.stop_token_ids):  # they never come
+            drawn = drawn.updated(stop_token_ids=tuple(token for token in params.stop_token_ids if token < size))
+        if params.best_of is not None and params.logprobs is None:
+            drawn = drawn.updated(logprobs=0)
+        if params.seed is None and self._context.seed:
+            drawn = drawn.updated(seed=seed_of(prompt, self._context.seed))
+        text = partial(self._text, prompt, params)
+        form = None if params.structured_outputs is None else self._grammar(params, sender.tenant)
+        each = partial(
+            Generation,
+            prompt,
+            drawn,
+            end_token_ids=[token for token in self._model.eos_token_ids if token < size],
+            max_tokens=min(most_new, context - len(prompt)),
+            **common,
+        )
+        if params.num_beams > 1:
+            requests = [each(grammar=form)]
+            BeamSearch.begin(requests[0], size, text)
+        else:
+            forms = [None if form is None else form.copy() for _ in range(params.answers)]
+            requests = [
+                each(text=text(), bad_words=bad_words, grammar=forms[i], breakers=breakers, sample=i)
+                for i in range(params.answers)
+            ]
+        self._scheduler.check(requests[0])
+        return PreparedPrompt(tuple(requests), params)
+
+    def _grammar(self, params: SamplingParams, tenant: str) -> Grammar:
+        assert isinstance(params.structured_outputs, StructuredOutputsParams)
+        with self._making:
+            if self._grammars is None:
+                model = self._model
+                self._grammars = Grammars(
+                    self._context.tokenizer.to_json(),
+                    model.vocab_size,
+                    model.eos_token_ids,
+                    errors=self._scheduler.helper_errors,
+                )
+        return self._grammars.grammar(params.structured_outputs, tenant)
+
+    def close(self) -> None:
+        """Ends what compiles grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _text(self, prompt: Sequence[int], params: SamplingParams) -> OutputText | None:
+        if not self._context.has_tokenizer or not params.detokenize:
+            return None
+        detokenizer = self._context.tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
+        return OutputText(detokenizer, params.stop, keep_stop=params.include_stop_str_in_output)
+
+    def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
+        """Finds their tokens: a text's as it stands at the beginning of a text, and behind a space."""
+        if all(isinstance(word, tuple) for word in words):
+            return [word for word in words if isinstance(word, tuple)]
+        if (known := self._words.get(words)) is not None:
+            return known
+        spelled: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not isinstance(word, str):
+                spelled[tuple(word)] = None
+                continue
+            bare = word.lstrip() or word
+            for spelling in (bare, f" {bare}"):
+                if ids := self._context.tokenizer.encode(spelling, add_special_tokens=False):
+                    spelled[tuple(ids)] = None
+        if len(self._words) >= _KEPT_WORDS:
+            self._words = {}  # another one: other threads may look into this one
+        tokens: list[Sequence[int]] = list(spelled)
+        self._words[words] = tokens
+        return tokens
+
+    def _breakers_of(self, params: SamplingParams) -> Breakers:
+        """Finds the tokens of ``params.dry_sequence_breakers``; none without DRY."""
+        texts = params.dry_sequence_breakers
+        if params.dry_multiplier == 0 or not texts:
+            return {}
+        if (known := self._breakers.get(texts)) is not None:
+            return known
+        with self._making:
+            if self._finder is None:
+                self._finder = SequenceBreakers(self._context.tokenizer, self._model.vocab_size)
+            breakers = self._finder.find(texts)
+        if len(self._breakers) >= _KEPT_WORDS:
+            self._breakers = {}  # another one: other threads may look into this one
+        self._breakers[texts] = breakers
+        return breakers
+
+    def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
+        """Raises RequestError for a token outside the vocabulary, and where no first token is allowed."""
+        size = self._model.vocab_size
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_words": [token for word in bad_words for token in word],
+        }
+        for name, tokens in named.items():
+            wrong = next((token for token in tokens if token >= size), None)
+            if wrong is not None:
+                raise RequestError(f"{name}: token {shown(wrong)} is outside the vocabulary of {size}")
+        if params.allowed_token_ids:
+            ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._model.eos_token_ids))
+            banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+            banned |= {word[0] for word in bad_words if len(word) == 1} | (ends if params.min_tokens else set())
+            if banned.issuperset(params.allowed_token_ids):
+                raise RequestError(
+                    "allowed_token_ids: logit_bias, bad_words or min_tokens ban each of them", hint="Allow more tokens."
+                )
