@@ -61,8 +61,8 @@ def read_budget(file: str | Path, default: Budget = Budget()) -> Budget:
     Raises RequestError naming the file, and the key or the line that is wrong.
     """
     try:
-        given = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
-        return Budget.model_validate(default.model_dump() | given)
+        limits = tomllib.loads(read_regular(file, most=MOST_JSON_BYTES, piped=True).decode())
+        return Budget.model_validate(default.model_dump() | limits)
     except OSError as e:
         raise RequestError(f"budget: {file} can't be read: {e.strerror}", hint="Pass a TOML file.") from e
     except ValidationError as e:

@@ -165,9 +165,9 @@ def _decode_speed(batch: int, context: int, sizes: BenchPlan, times: _Times, met
     if (why := times.omitted.get((batch, context))) is not None:
         return DecodeSpeed(batch, context, omitted=why)
     step = Spread.from_values(times.steps[batch, context])
-    found = DecodeSpeed(batch, context, step, batch / step.median)
+    speed = DecodeSpeed(batch, context, step, batch / step.median)
     if meter is None:
-        return found
+        return speed
     middle = _decode_sizes(batch, context, sizes)
     limit = meter.seconds(middle)
     moved = meter.cost(middle).memory / step.median
@@ -183,13 +183,13 @@ def _profiles(
     server: Server, sizes: BenchPlan, times: _Times, meter: LimitMeter, teller: _Teller
 ) -> tuple[Profile, ...]:
     """One of each size, in runs of their own: two clocks a step of the program are in none of the times above."""
-    found: list[Profile] = []
+    profiles: list[Profile] = []
     for tokens in sizes.prompts:
         teller(f"profile: {_prompt_name(tokens)}")
         server.profile_into(profile := StepProfile())
         server.prompt(tokens, 0)
         server.profile_into(None)
-        found.append(profile_of(_prompt_name(tokens), profile, 1, meter))
+        profiles.append(profile_of(_prompt_name(tokens), profile, 1, meter))
     for context in sizes.contexts:
         for batch in sizes.batches:
             teller(f"profile: {_decode_name(batch, context)}")
@@ -198,8 +198,8 @@ def _profiles(
             server.profile_into(profile := StepProfile())
             server.decode(batch, context, sizes.steps)
             server.profile_into(None)
-            found.append(profile_of(_decode_name(batch, context), profile, profile.runs, meter))
-    return tuple(found)
+            profiles.append(profile_of(_decode_name(batch, context), profile, profile.runs, meter))
+    return tuple(profiles)
 
 
 def profile_of(name: str, profile: StepProfile, times: int, meter: LimitMeter) -> Profile:

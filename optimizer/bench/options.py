@@ -87,15 +87,15 @@ def plan(options: BenchOptions, context: int) -> BenchPlan:
             f"steps: {options.steps:,} are more than the bundle's context of {context:,} tokens has room for",
             hint="Measure fewer of them.",
         )
-    found = BenchPlan(
+    sizes = BenchPlan(
         _fitting("prompts", options.prompts, PROMPTS, longest),
         BATCHES if options.batches is None else _once(options.batches),
         _fitting("contexts", options.contexts, CONTEXTS, longest),
         options.steps,
     )
-    if not found.prompts and not (found.batches and found.contexts):
+    if not sizes.prompts and not (sizes.batches and sizes.contexts):
         raise RequestError("there is nothing to measure: no prompts, and no batches with contexts")
-    return found
+    return sizes
 
 
 def _check(name: str, values: Sequence[int], most: int) -> None:

@@ -77,11 +77,11 @@ def panels(result: BenchResult) -> list[Panel]:
         (p.tokens, p.ttft.median, p.limit_seconds, f"{p.tokens:,} tokens: {duration(p.ttft.median)}")
         for p in result.prompts
     ]
-    found = [
+    charts = [
         panel_of("Decoding, tokens a second of all requests", "requests", decodes, rate),
         panel_of("Time to the first token", "tokens of the prompt", [PlotLine("prompt", 0, tuple(prompts))], duration),
     ]
-    return [panel for panel in found if panel is not None]
+    return [panel for panel in charts if panel is not None]
 
 
 def panel_of(title: str, x_label: str, lines: Sequence[PlotLine], written: Callable[[float], str]) -> Panel | None:

@@ -71,7 +71,7 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
     answers aren't known from the one before."""
     common: dict[str, Any] = {"target": MEASURED, "threads": threads, "memory": _MEMORY, "max_requests": 1}
     common["prefix_cache"] = False
-    found = []
+    results = []
     with LLM(bundle.path, speculate=None, **common) as plain, LLM(bundle.path, speculate=speculate, **common) as ahead:
         for task, text in TASKS.items():
             prompt = plain.tokenizer.encode(text)
@@ -88,8 +88,8 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
                     drafted, accepted = drafted + output.metrics.drafted, accepted + output.metrics.accepted
             ratios = [on / off for on, off in zip(rates[ahead], rates[plain], strict=True)]
             speeds = Spread.from_values(rates[plain]), Spread.from_values(rates[ahead]), Spread.from_values(ratios)
-            found.append(SpeculationSpeed(task, *speeds, drafted, accepted))
-        return Speculation(speculate, tuple(found), ahead.info()["speculation"])
+            results.append(SpeculationSpeed(task, *speeds, drafted, accepted))
+        return Speculation(speculate, tuple(results), ahead.info()["speculation"])
 
 
 def _rate(output: RequestOutput) -> float:

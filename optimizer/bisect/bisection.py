@@ -131,13 +131,13 @@ class _Run:
         if (found := self._first_pass(search, source.name, name, sequences)) is not None:
             return found
         self.progress(ProgressEvent("compare", 0, 0, name))
-        made = search.program(len(stages) - 1)
-        emitted = BundleRun(bundle, name, target=target, isa=given.isa, leaves=run.leaves, scaling=made.scaling)
+        exported = search.program(len(stages) - 1)
+        emitted = BundleRun(bundle, name, target=target, isa=given.isa, leaves=run.leaves, scaling=exported.scaling)
         shared = search.common(len(stages) - 1, emitted)
         values = emitted.values(sequences, shared)
         tolerance = self._tolerance(exact=not recipe.rounded)
         expected = search.values(len(stages) - 1, shared)
-        compared = compare(made, emitted, expected, values, tolerance, self.options.layers)
+        compared = compare(exported, emitted, expected, values, tolerance, self.options.layers)
         self.used = emitted.used
         divergence = describe_divergence(EMISSION, None, emitted, compared, shared)
         if divergence is not None:
@@ -168,9 +168,9 @@ class _Run:
         run = self._source(source, info.context_length)
         search = self._search(run, stages, sequences, recipe)
         name = f"{source.name} through the passes of recipe {recipe.name}"
-        found = self._first_pass(search, source.name, name, sequences)
+        report = self._first_pass(search, source.name, name, sequences)
         self.used = search.program(len(stages) - 1).used
-        return found or self._report(source.name, name, sequences, search, None, None)
+        return report or self._report(source.name, name, sequences, search, None, None)
 
     def two_bundles(self, a: Given, b: Given) -> BisectReport:
         assert isinstance(a.what, Path)
@@ -219,10 +219,10 @@ class _Run:
         tolerance = self._tolerance(exact=True)
         compared = compare(runs[0], runs[1], values_a, values_b, tolerance, self.options.layers)
         # Transformers' modules have no calls: the program as captured has them, and knows what tokens use.
-        made = ProgramRun(captured[1].program, b.name, leaves=runs[1].leaves)
-        made.values(sequences, values_a)
-        self.used = made.used
-        divergence = describe_divergence("", None, made, compared, values_a)
+        program_run = ProgramRun(captured[1].program, b.name, leaves=runs[1].leaves)
+        program_run.values(sequences, values_a)
+        self.used = program_run.used
+        divergence = describe_divergence("", None, program_run, compared, values_a)
         return self._report(a.name, b.name, sequences, None, compared, divergence)
 
     # ---- how
@@ -265,19 +265,19 @@ class _Run:
         self, run: SourceRun, stages: Sequence[Stage], sequences: Sequence[torch.Tensor], recipe: Recipe
     ) -> PassSearch:
         self.progress(ProgressEvent("compare", 0, 0, run.name))
-        given = run.values(sequences)
+        source_values = run.values(sequences)
         tolerances = self._tolerance(exact=True), self._tolerance(exact=not recipe.rounded), self._coarse(recipe)
         layers = self.options.layers
-        return PassSearch(run, given, stages, sequences, tolerances, WeightCache(), self.progress, layers)
+        return PassSearch(run, source_values, stages, sequences, tolerances, WeightCache(), self.progress, layers)
 
     def _first_pass(self, search: PassSearch, a: str, b: str, sequences: Sequence[torch.Tensor]) -> BisectReport | None:
-        found = search.first()
-        if found is None:
+        first = search.first()
+        if first is None:
             return None
-        name = None if found.stage.name == CAPTURE else found.stage.name
-        divergence = describe_divergence(found.stage.label, name, found.after, found.comparison, found.given)
-        self.used = found.after.used
-        return self._report(a, b, sequences, search, found.comparison, divergence)
+        name = None if first.stage.name == CAPTURE else first.stage.name
+        divergence = describe_divergence(first.stage.label, name, first.after, first.comparison, first.given)
+        self.used = first.after.used
+        return self._report(a, b, sequences, search, first.comparison, divergence)
 
     def _report(
         self,

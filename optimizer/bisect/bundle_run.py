@@ -93,8 +93,8 @@ class BundleRun:
 
     def tensors(self, path: str) -> list[Tensor]:
         """The stored weights of the module at ``path``, as float32."""
-        found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
-        return [tensor for tensor in found if tensor.path == path]
+        weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
+        return [tensor for tensor in weights if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
         """The stored weights of a step, as float32; those of a fused product are cut into each module's rows."""
@@ -110,7 +110,7 @@ def _stored(bundle: Bundle, step: Step) -> list[Stored]:
     """Weights come in an order of their own: what is multiplied, its scales, its offsets, then a bias."""
     weights = [o for o in step.inputs if o.kind == "weight"]
     group = int(step.attrs.get("weight_group", step.attrs.get("group_size", 0)))
-    found: list[Stored] = []
+    stored: list[Stored] = []
     while weights:
         first, *weights = weights
         scales = [w for w in weights if w.dtype == "f16"] if first.dtype in SCALED else []
@@ -123,10 +123,10 @@ def _stored(bundle: Bundle, step: Step) -> list[Stored]:
                 return values
             return dequantized(values, factors[0], factors[1] if len(factors) > 1 else None, group)
 
-        role: Role = "bias" if found else "weight"
+        role: Role = "bias" if stored else "weight"
         parts = tuple((p.source, *p.rows, p.size) for p in entry.parts)
-        found.append(Stored(role, first.name, parts, read))
-    return found
+        stored.append(Stored(role, first.name, parts, read))
+    return stored
 
 
 def _unpacked(bundle: Bundle, name: str) -> FloatArray:
@@ -243,9 +243,9 @@ class _Probes:
                 array = array[..., slice(*probe.columns)]
             moved = np.moveaxis(array, axis, 0)  # a view of the arena
             rows: FloatArray = moved.reshape(len(self._tokens), -1).astype(np.float32)
-            given = self._recording.see(probe.name, rows, self._tokens)
-            if given is not None:
-                moved[...] = given.reshape(moved.shape)
+            replacement = self._recording.see(probe.name, rows, self._tokens)
+            if replacement is not None:
+                moved[...] = replacement.reshape(moved.shape)
 
     def _note_rows(self, step: Step, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
         """Notes which rows of a table a step takes."""
@@ -264,9 +264,9 @@ class _Probes:
             first, second = arrays[:2]
             assert first is not None
             assert second is not None
-            given = self._recording.instead(probe.name, first.size // len(self._tokens), self._tokens)
-            if given is not None:
-                self._own = _Sum(first, first.copy(), given.reshape(first.shape) - second)
+            replacement = self._recording.instead(probe.name, first.size // len(self._tokens), self._tokens)
+            if replacement is not None:
+                self._own = _Sum(first, first.copy(), replacement.reshape(first.shape) - second)
                 first[...] = self._own.other
 
     def _after_sum(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
@@ -287,8 +287,8 @@ class _Probes:
         for probe in [probe for probe in self._probes.get((index, False), ()) if probe.residual]:
             *others, residual = arrays
             assert residual is not None
-            given = self._recording.instead(probe.name, residual.size // len(self._tokens), self._tokens)
-            other = np.zeros_like(residual) if given is None else given.reshape(residual.shape)
+            replacement = self._recording.instead(probe.name, residual.size // len(self._tokens), self._tokens)
+            other = np.zeros_like(residual) if replacement is None else replacement.reshape(residual.shape)
             value = residual.copy()
             if any(array is not None and np.may_share_memory(array, residual) for array in others):
                 other = value  # it is a factor of the product as well
@@ -301,8 +301,8 @@ class _Probes:
         assert own is not None
         assert total is not None
         rows: FloatArray = (total - own.other).reshape(len(self._tokens), -1).astype(np.float32)
-        given = self._recording.see(probe.name, rows, self._tokens)
-        total[...] = (rows if given is None else given).reshape(total.shape) + own.value
+        replacement = self._recording.see(probe.name, rows, self._tokens)
+        total[...] = (rows if replacement is None else replacement).reshape(total.shape) + own.value
         if not np.may_share_memory(own.place, total):
             own.place[...] = own.value
 
@@ -314,9 +314,9 @@ class _Probes:
         slots = self._given.slots[group]
         blocks, places = np.divmod(slots, keys.shape[3])
         rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
-        given = self._recording.see(probe.name, rows.reshape(len(rows), -1), self._tokens)
-        if given is not None:
-            put_keys(self._executable, group, int(layer), slots, given.reshape(rows.shape))
+        replacement = self._recording.see(probe.name, rows.reshape(len(rows), -1), self._tokens)
+        if replacement is not None:
+            put_keys(self._executable, group, int(layer), slots, replacement.reshape(rows.shape))
 
 
 def _axis(operand: Operand) -> int | None:

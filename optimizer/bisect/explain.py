@@ -43,8 +43,10 @@ def explain(
         chance: b's weights have been rounded, and a's not.
     """
     swapped = _swapped(a, neighbours, name.path)
-    found = [_tensor_reason(a, t, neighbours, chance=chance) for t in tensors if not (swapped and t.role == "weight")]
-    reasons = [*swapped, *(reason for reason in found if reason is not None)]
+    tensor_reasons = [
+        _tensor_reason(a, t, neighbours, chance=chance) for t in tensors if not (swapped and t.role == "weight")
+    ]
+    reasons = [*swapped, *(reason for reason in tensor_reasons if reason is not None)]
     reasons += [f"B doesn't add the bias {tensor}" for tensor in missing_biases(a, tensors)]
     return reasons + value_reasons(name, a, values_a, values_b, known=bool(reasons))
 
@@ -69,8 +71,8 @@ def _tensor_reason(a: Run, tensor: Tensor, among: Sequence[Tensor], *, chance: b
         return f"B doesn't add the bias {tensor}: it is all zeros"
     if theirs.shape != ours.shape:
         return f"{tensor} has shape {list(ours.shape)}, in A {list(theirs.shape)}"
-    found = how_tensors_differ(theirs, ours, chance=chance)
-    return None if found is None else f"{tensor} {found}"
+    words = how_tensors_differ(theirs, ours, chance=chance)
+    return None if words is None else f"{tensor} {words}"
 
 
 def how_tensors_differ(a: FloatArray, b: FloatArray, *, chance: bool) -> str | None:
@@ -156,10 +158,10 @@ def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *
     reasons += _activation(name, values_a, theirs, ours, apart)
     if name.what in ("query", "key"):
         reasons += _rotated(theirs, ours)
-    found = difference(theirs, ours)
-    left = float(np.linalg.norm(ours - found.gain * theirs))
-    if not (reasons or known) and abs(found.gain - 1) > 2e-4 and left < 0.5 * apart:
-        reasons.append(f"B's value is {found.gain:.4f} times A's")
+    gap = difference(theirs, ours)
+    left = float(np.linalg.norm(ours - gap.gain * theirs))
+    if not (reasons or known) and abs(gap.gain - 1) > 2e-4 and left < 0.5 * apart:
+        reasons.append(f"B's value is {gap.gain:.4f} times A's")
     return reasons
 
 

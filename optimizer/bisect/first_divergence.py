@@ -74,22 +74,22 @@ def describe_divergence(
 def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Picks a fused product's tensors that are of the value's own module or of what comes before it, as a norm that
     is fused with rounding."""
-    found: list[Tensor] = []
+    selected: list[Tensor] = []
     for tensors in of_calls:
-        own = [tensor for tensor in tensors if tensor.path == name.path]
-        found += own if own and name.what == "output" else tensors
-    return found
+        of_module = [tensor for tensor in tensors if tensor.path == name.path]
+        selected += of_module if of_module and name.what == "output" else tensors
+    return selected
 
 
 def area(calls: Sequence[Call], probes: Sequence[Probe], name: ValueName, known: Collection[ValueName]) -> list[Call]:
     """The calls that compute the value ``name`` from the values ``known``, in their order."""
-    made = {}
+    makers = {}
     for call in calls:
         for slot, value in call.writes:
-            made[value] = (call, slot)
+            makers[value] = (call, slot)
     probe = next(probe for probe in probes if probe.name == name)
     # A product without its residual is only a part of the value there, and doesn't replace it.
-    given = {
+    replaced = {
         (probe.key, probe.before, probe.slot)
         for probe in probes
         if probe.name in known and probe.name != name and not probe.residual
@@ -97,22 +97,22 @@ def area(calls: Sequence[Call], probes: Sequence[Probe], name: ValueName, known:
     at = {call.key: call for call in calls}
     first = at[probe.key]
     waiting: list[Hashable] = [value for slot, value in first.reads if probe.before and slot == probe.slot]
-    found: dict[Hashable, Call] = {}
+    reached: dict[Hashable, Call] = {}
 
     def enter(call: Call) -> None:
-        if call.key not in found:
-            found[call.key] = call
-            waiting.extend(value for slot, value in call.reads if (call.key, True, slot) not in given)
+        if call.key not in reached:
+            reached[call.key] = call
+            waiting.extend(value for slot, value in call.reads if (call.key, True, slot) not in replaced)
 
     if not probe.before:
         enter(first)
     while waiting:
         value = waiting.pop()
-        if value in made:
-            call, slot = made[value]
-            if (call.key, False, slot) not in given:
+        if value in makers:
+            call, slot = makers[value]
+            if (call.key, False, slot) not in replaced:
                 enter(call)
-    return [call for call in calls if call.key in found]
+    return [call for call in calls if call.key in reached]
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ def compare(
     for name in names:
         apart = difference(values_a[name], values_b[name])
         bias = _bias(a, name) if tolerance.chance and name.what == "output" else None
-        found = tolerance.exceeded(values_a[name], values_b[name], bias, apart)
-        if found is not None:
-            differing.append((name, found))
+        excess = tolerance.exceeded(values_a[name], values_b[name], bias, apart)
+        if excess is not None:
+            differing.append((name, excess))
         else:
             largest_error = max(largest_error or (apart.error, name), (apart.error, name))
             weighed = name.what == "output" and (not linears or name.path in linears)
@@ -281,20 +281,20 @@ class PassSearch:
         return index < len(self._stages) and self._stages[index].exact and not self._stages[index].reshapes
 
     def _differs(self, before: int, after: int) -> bool:
-        found = self._compare(before, after)
-        if not found.differing and self._stages[after].exact and found.largest_error is not None:
-            self.largest_error = max(self.largest_error or found.largest_error, found.largest_error)
-        if not found.differing and found.least_sensitive is not None:
+        comparison = self._compare(before, after)
+        if not comparison.differing and self._stages[after].exact and comparison.largest_error is not None:
+            self.largest_error = max(self.largest_error or comparison.largest_error, comparison.largest_error)
+        if not comparison.differing and comparison.least_sensitive is not None:
             kind = "exact passes" if self._stages[after].exact else "passes that round"
             self.least_sensitive[kind] = max(
-                self.least_sensitive.get(kind, found.least_sensitive), found.least_sensitive
+                self.least_sensitive.get(kind, comparison.least_sensitive), comparison.least_sensitive
             )
-        self.values_compared = max(self.values_compared, found.values_compared)
-        return bool(found.differing)
+        self.values_compared = max(self.values_compared, comparison.values_compared)
+        return bool(comparison.differing)
 
     def _compare(self, before: int, after: int) -> Comparison:
-        given = self.common(before, self.program(after))
-        values_before, values_after = self.values(before, given), self.values(after, given)
+        values = self.common(before, self.program(after))
+        values_before, values_after = self.values(before, values), self.values(after, values)
         run, tolerance = self.program(after), self._tolerance(after)
         return compare(self.run(before), run, values_before, values_after, tolerance, self._layers)
 
@@ -310,5 +310,5 @@ class PassSearch:
         comparison = self._compare(before, index)
         if not comparison.differing:  # each of several passes was just within the tolerance
             before, comparison = base, self._compare(base, index)
-        given = self.common(before, self.program(index))
-        return Found(self._stages[index], self.program(index), comparison, given)
+        values = self.common(before, self.program(index))
+        return Found(self._stages[index], self.program(index), comparison, values)

@@ -52,7 +52,7 @@ def layer_divergence(
     Returns:
         None where the two have other layers, or one of them hasn't the input of a layer or of its last norm as a value.
     """
-    found = []
+    recorded = []
     for run in (reference, other):
         values = run.values(sequences)
         places = _places(values)
@@ -62,16 +62,16 @@ def layer_divergence(
         doubled = run.values(sequences, {last: 2 * values[last]})[LOGITS]
         if np.abs(doubled - values[LOGITS]).max() > _NORMED * np.abs(values[LOGITS]).max():
             return None  # it isn't a norm, which takes any size: without one the lens would show sizes alone
-        found.append((run, values[LOGITS], {layer: values[name] for layer, name in streams.items()}, last))
-    if found[0][2].keys() != found[1][2].keys():
+        recorded.append((run, values[LOGITS], {layer: values[name] for layer, name in streams.items()}, last))
+    if recorded[0][2].keys() != recorded[1][2].keys():
         return None
     rows = []
-    for index, layer in enumerate(found[0][2]):
-        progress(ProgressEvent("layers", index, len(found[0][2]), f"layer {layer}"))
-        lenses = [run.values(sequences, {last: streams[layer]})[LOGITS] for run, _, streams, last in found]
+    for index, layer in enumerate(recorded[0][2]):
+        progress(ProgressEvent("layers", index, len(recorded[0][2]), f"layer {layer}"))
+        lenses = [run.values(sequences, {last: streams[layer]})[LOGITS] for run, _, streams, last in recorded]
         rows.append(_divergence(layer, lenses[0], lenses[1]))
     progress(ProgressEvent("layers", len(rows), len(rows), ""))
-    return [*rows, _divergence(None, found[0][1], found[1][1])]
+    return [*rows, _divergence(None, recorded[0][1], recorded[1][1])]
 
 
 def _places(values: Values) -> tuple[dict[int, ValueName], ValueName] | None:

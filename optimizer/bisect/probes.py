@@ -95,19 +95,19 @@ def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable)
 
     A value that would be in two places is left out.
     """
-    found: list[Probe] = []
+    probes: list[Probe] = []
     groups = _groups(calls, leaves)
     for path, group in groups.items():
-        found += _of_leaf(path, group, calls, logits)
-    known = {probe.name for probe in found}
+        probes += _of_leaf(path, group, calls, logits)
+    known = {probe.name for probe in probes}
     for call in calls:
-        found += [probe for probe in _of_call(call, leaves) if probe.name not in known]
-        found += [Probe(LOGITS, call.key, False, slot) for slot, value in call.writes if value == logits]
+        probes += [probe for probe in _of_call(call, leaves) if probe.name not in known]
+        probes += [Probe(LOGITS, call.key, False, slot) for slot, value in call.writes if value == logits]
     order = {call.key: i for i, call in enumerate(calls)}
     count: dict[ValueName, int] = defaultdict(int)
-    for probe in found:
+    for probe in probes:
         count[probe.name] += 1
-    once = [probe for probe in found if count[probe.name] == 1]
+    once = [probe for probe in probes if count[probe.name] == 1]
     makers: dict[Hashable, list[tuple[Call, int]]] = defaultdict(list)
     for call in calls:
         for slot, value in call.writes:
@@ -136,10 +136,10 @@ def _where_made(
     if not probe.before:
         return probe
     reader = calls[probe.key]
-    made = makers[dict(reader.reads)[probe.slot]]
-    if len(made) != 1:
+    writers = makers[dict(reader.reads)[probe.slot]]
+    if len(writers) != 1:
         return probe
-    ((maker, slot),) = made
+    ((maker, slot),) = writers
     if maker.views.get(("write", slot)) != reader.views.get(("read", probe.slot)):
         return probe
     return replace(probe, key=maker.key, before=False, slot=slot)
@@ -158,17 +158,17 @@ def _groups(calls: Sequence[Call], leaves: frozenset[str]) -> dict[str, list[Cal
 
 
 def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Hashable) -> list[Probe]:
-    own = {call.key for call in group}
-    made = {value: (call, slot) for call in group for slot, value in call.writes}
-    read = [(call, slot, value) for call in group for slot, value in call.reads if value not in made]
+    keys = {call.key for call in group}
+    writers = {value: (call, slot) for call in group for slot, value in call.writes}
+    read = [(call, slot, value) for call in group for slot, value in call.reads if value not in writers]
     probes = []
     if len({value for _, _, value in read}) == 1 and all(slot >= 0 for _, slot, _ in read):
         first, slot, _ = read[0]
         probes.append(Probe(ValueName(path, "input"), first.key, True, slot))
-    left = {value for call in calls if call.key not in own for _, value in call.reads if value in made}
-    left |= {logits} & made.keys()
+    left = {value for call in calls if call.key not in keys for _, value in call.reads if value in writers}
+    left |= {logits} & writers.keys()
     if len(left) == 1:
-        call, slot = made[left.pop()]
+        call, slot = writers[left.pop()]
         probes.append(Probe(ValueName(path, "output"), call.key, False, slot))
     return probes
 
@@ -243,13 +243,13 @@ def _of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
         return Probe(ValueName(path, what), call.key, before, slot, columns)
 
     reads, writes = dict(call.reads), dict(call.writes)
-    own = [path for path in call.where if path in leaves]
+    modules = [path for path in call.where if path in leaves]
     probes: list[Probe] = []
     if call.op in LINEARS:
         if 0 in reads:
             probes += [probe(piece.path, "input", 0, before=True) for piece in call.pieces]
         if call.epilogue == "activation":
-            probes += [probe(path, "output", 0, before=False) for path in _apart(own, call.pieces)]
+            probes += [probe(path, "output", 0, before=False) for path in _apart(modules, call.pieces)]
         elif call.epilogue == "residual" and len(call.pieces) == 1:
             probes.append(replace(probe(call.pieces[0].path, "output", 0, before=False), residual=True))
         elif not call.epilogue:
@@ -260,9 +260,9 @@ def _of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
                 for piece, c in zip(call.pieces, columns, strict=True)
             ]
     elif call.op in _CASTS and 0 in reads:
-        probes += [probe(path, "input", 0, before=True) for path in own]
-    elif call.op.removesuffix("_quantize") in NORMS | ADDED_NORMS and own:
-        probes += _of_norm(call, call.owner or own[0])
+        probes += [probe(path, "input", 0, before=True) for path in modules]
+    elif call.op.removesuffix("_quantize") in NORMS | ADDED_NORMS and modules:
+        probes += _of_norm(call, call.owner or modules[0])
     elif call.op in _ATTENTION and call.where:
         probes += [probe(call.where[0], what, slot, before=True) for slot, what in _ATTENTION[call.op] if slot in reads]
         probes += [probe(call.where[0], "context", slot, before=False) for slot in writes]
@@ -274,8 +274,8 @@ def _of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
     elif call.op == "rope_kv_write" and call.where and len(call.reads) > _VALUE:
         probes.append(probe(call.where[0], "value", call.reads[_VALUE][0], before=True))
         probes.append(Probe(ValueName(call.where[0], "key"), call.key, False, -1, cached=True))
-    elif call.op in ("moe", "combine_experts") and own:
-        probes += [probe(own[0], "output", slot, before=False) for slot in writes]
+    elif call.op in ("moe", "combine_experts") and modules:
+        probes += [probe(modules[0], "output", slot, before=False) for slot in writes]
     return probes
 
 

@@ -44,7 +44,7 @@ def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
 
     ``Scaled`` columns of a product undo the scale of its input. ``Scaled`` rows, or a norm's weight, scale the output.
     """
-    found = Scaling()
+    scaling = Scaling()
     attending = {call.where[0] for call in calls if "attention" in call.op and call.where}
     for call in calls:
         assert isinstance(call.key, Node)
@@ -54,24 +54,24 @@ def scaling_of(program: Program, calls: Sequence[Call]) -> Scaling:
         for rotated in _of_type(Rotated, expr):
             for piece in call.pieces:
                 if rotated.axis == -1 or rotated.start <= piece.start < rotated.stop:
-                    found.rotations[ValueName(piece.path, "input" if rotated.axis == -1 else "output")] = rotated.size
+                    scaling.rotations[ValueName(piece.path, "input" if rotated.axis == -1 else "output")] = rotated.size
         for scaled in _of_type(Scaled, expr):
             factors: FloatArray = scaled.factors.values.numpy()
             if scaled.divide:
                 factors = np.reciprocal(factors)
             if call.op in LINEARS and factors.shape[0] == 1:  # columns
                 for piece in call.pieces:
-                    _put(found, ValueName(piece.path, "input"), np.reciprocal(factors[0]))
+                    _put(scaling, ValueName(piece.path, "input"), np.reciprocal(factors[0]))
             elif call.op in LINEARS:
                 for piece in call.pieces:
-                    _put(found, ValueName(piece.path, "output"), factors[piece.start : piece.stop, 0])
+                    _put(scaling, ValueName(piece.path, "output"), factors[piece.start : piece.stop, 0])
             elif call.where:
-                _put(found, ValueName(call.where[0], "output"), factors)
+                _put(scaling, ValueName(call.where[0], "output"), factors)
     for path in attending:  # its values are a linear's output and another's input, of which the scales are known
-        if any(name.path.startswith(f"{path}.") for name in (*found.scales, *found.rotations)):
-            found.unknown.update((ValueName(path, "value"), ValueName(path, "context")))
-    found.unknown.update(found.rotations)
-    return found
+        if any(name.path.startswith(f"{path}.") for name in (*scaling.scales, *scaling.rotations)):
+            scaling.unknown.update((ValueName(path, "value"), ValueName(path, "context")))
+    scaling.unknown.update(scaling.rotations)
+    return scaling
 
 
 def _put(found: Scaling, name: ValueName, scale: FloatArray) -> None:
@@ -112,12 +112,12 @@ def _call(program: Program, node: Node) -> Call:
     pieces: tuple[Piece, ...] = ()
     epilogue: Epilogue = ""
     if op in LINEARS:
-        given = bound_arguments(node)
-        expr = program.weight_of(given["weight"])
+        arguments = bound_arguments(node)
+        expr = program.weight_of(arguments["weight"])
         if expr is not None:
             parts = [(part.source, part.size) for part in expr.parts(0)]
-            pieces = pieces_of(where, str(given["weight"].target), parts)
-        epilogue = epilogue_of(bool(given.get("activation")), given.get("residual") is not None)
+            pieces = pieces_of(where, str(arguments["weight"].target), parts)
+        epilogue = epilogue_of(bool(arguments.get("activation")), arguments.get("residual") is not None)
     weight = bound_arguments(node).get("weight") if "norm" in op else None
     owner = owner_of(where, str(weight.target)) if isinstance(weight, Node) else None
     return Call(node, op, where, tuple(reads), writes, pieces, epilogue, owner or "")

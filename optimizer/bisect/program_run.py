@@ -82,17 +82,17 @@ class ProgramRun:
             values, named = places.before(node, args, kwargs)
             if node.target is torch.ops.ew.paged_attention.default and _cache_dtype(node) != "f32":
                 values[0] = values[0].bfloat16().to(values[0].dtype)  # as every kernel does (docs/inside/numerics.md)
-            own = places.before_sum(node, values)
+            first_term = places.before_sum(node, values)
             residual = places.before_residual(node, values, named)
-            return places.after(node, values, self._fast.compute(node, values, named), own, residual)
+            return places.after(node, values, self._fast.compute(node, values, named), first_term, residual)
 
         self.program.evaluate(packed_inputs(self.program, sequences), compute=compute, read=read)
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
         """The weights of the module at ``path``, as float32."""
-        found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
-        return [tensor for tensor in found if tensor.path == path]
+        weights = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
+        return [tensor for tensor in weights if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
         """The weights of a node, as float32; those of a fused product are cut into each module's rows."""
@@ -106,15 +106,15 @@ class ProgramRun:
 
 
 def _stored(program: Program, node: Node) -> list[Stored]:
-    given = bound_arguments(node)
-    names = {name: str(value.target) for name, value in given.items() if program.weight_of(value) is not None}
-    group = int(given.get("weight_group", given.get("group_size", 0)) or 0)
+    arguments = bound_arguments(node)
+    names = {name: str(value.target) for name, value in arguments.items() if program.weight_of(value) is not None}
+    group = int(arguments.get("weight_group", arguments.get("group_size", 0)) or 0)
 
     def read(name: str) -> FloatArray:
         value: FloatArray = program.weights[names[name]].evaluate().float().numpy()
         return value
 
-    found: list[Stored] = []
+    weights: list[Stored] = []
     for role, (values, scales, offsets) in _TENSORS:
         if values not in names:
             continue
@@ -125,8 +125,8 @@ def _stored(program: Program, node: Node) -> list[Stored]:
             return dequantized(read(values), read(scales), read(offsets) if offsets in names else None, group)
 
         parts = tuple((p.source, p.start, p.stop, p.size) for p in program.weights[names[values]].parts(0))
-        found.append(Stored(role, names[values], parts, tensor))
-    return found
+        weights.append(Stored(role, names[values], parts, tensor))
+    return weights
 
 
 _TENSORS: tuple[tuple[Role, tuple[str, str, str]], ...] = (
@@ -153,19 +153,19 @@ class _Probes:
 
     def needed(self, layers: Collection[int]) -> set[Node]:
         """The calls that values in some layers are computed by, from values that are given."""
-        wanted = {
+        observed = {
             probe.key for probes in self._probes.values() for probe in probes if in_layers(probe.name.path, layers)
         }
-        found: set[Node] = set()
-        waiting = list(wanted)
+        needed_nodes: set[Node] = set()
+        waiting = list(observed)
         while waiting:
             node = waiting.pop()
             assert isinstance(node, Node)
-            if node in found:
+            if node in needed_nodes:
                 continue
-            found.add(node)
-            waiting += [n for n in node.all_input_nodes if n in wanted or self.whole(n) is None]
-        return found
+            needed_nodes.add(node)
+            waiting += [n for n in node.all_input_nodes if n in observed or self.whole(n) is None]
+        return needed_nodes
 
     def whole(self, node: Node) -> torch.Tensor | None:
         """A call's result, where values that are given are all of it; else None."""
@@ -182,14 +182,14 @@ class _Probes:
             if probe.residual or probe.added or probe.cached:
                 continue
             first, last = probe.columns or (0, width)
-            given = self._recording.instead(probe.name, last - first)
-            if given is not None:
-                pieces.append((first, given))
+            replacement = self._recording.instead(probe.name, last - first)
+            if replacement is not None:
+                pieces.append((first, replacement))
         pieces.sort(key=lambda piece: piece[0])
-        ends = [0, *(first + given.shape[1] for first, given in pieces)]
+        ends = [0, *(first + replacement.shape[1] for first, replacement in pieces)]
         if not pieces or [first for first, _ in pieces] != ends[:-1] or ends[-1] != width:
             return None
-        rows = np.concatenate([given for _, given in pieces], axis=1)
+        rows = np.concatenate([replacement for _, replacement in pieces], axis=1)
         return from_rows(rows, torch.empty(shape, dtype=fake.dtype), axis)
 
     def before(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -202,9 +202,9 @@ class _Probes:
         for probe in self._probes.get((node, True), ()):
             source = node.args[probe.slot]
             assert isinstance(source, Node)
-            given = self._see(probe, values[probe.slot], source.meta["val"])
-            if given is not None:
-                values[probe.slot] = self._replaced[source] = given
+            replacement = self._see(probe, values[probe.slot], source.meta["val"])
+            if replacement is not None:
+                values[probe.slot] = self._replaced[source] = replacement
         return values, {key: current(node.kwargs[key], value) for key, value in kwargs.items()}
 
     def before_sum(self, node: Node, values: list[Any]) -> torch.Tensor | None:
@@ -213,9 +213,9 @@ class _Probes:
             axis = _axis(self._program, node.meta["val"][probe.slot]) if probe.added else None
             if axis is not None:
                 first, second = values[:2]
-                given = self._recording.instead(probe.name, first.numel() // first.shape[axis])
-                if given is not None:
-                    values[0] = from_rows(given, first, axis) - second
+                replacement = self._recording.instead(probe.name, first.numel() // first.shape[axis])
+                if replacement is not None:
+                    values[0] = from_rows(replacement, first, axis) - second
                     return first  # type: ignore[no-any-return]
         return None
 
@@ -229,8 +229,8 @@ class _Probes:
             if axis is not None:
                 position = list(bound_arguments(node)).index("residual")
                 residual = named["residual"] if "residual" in named else values[position]
-                given = self._recording.instead(probe.name, residual.numel() // residual.shape[axis])
-                other = torch.zeros_like(residual) if given is None else from_rows(given, residual, axis)
+                replacement = self._recording.instead(probe.name, residual.numel() // residual.shape[axis])
+                other = torch.zeros_like(residual) if replacement is None else from_rows(replacement, residual, axis)
                 if "residual" in named:
                     named["residual"] = other
                 else:
@@ -252,8 +252,8 @@ class _Probes:
                 if residual is not None:
                     real, added = residual
                     product = result - added
-                    given = self._see(probe, product, node.meta["val"])
-                    result = (product if given is None else given) + real
+                    replacement = self._see(probe, product, node.meta["val"])
+                    result = (product if replacement is None else replacement) + real
                 continue
             if probe.added and own is not None:
                 # Its own sum: what it would have been, and what the call does to a sum.
@@ -267,9 +267,9 @@ class _Probes:
             several = isinstance(result, (tuple, list))
             value = result[probe.slot] if several else result
             fake = node.meta["val"][probe.slot] if several else node.meta["val"]
-            given = self._see(probe, value, fake)
-            if given is not None:
-                result = (*result[: probe.slot], given, *result[probe.slot + 1 :]) if several else given
+            replacement = self._see(probe, value, fake)
+            if replacement is not None:
+                result = (*result[: probe.slot], replacement, *result[probe.slot + 1 :]) if several else replacement
         return result
 
     def _after_write(
@@ -279,9 +279,9 @@ class _Probes:
         given is rounded as the cache rounds it: a program that isn't fused does that with what it is given before."""
         query, cache, *others = result
         keys = cache.flatten(0, 1)[slots.long()]
-        given = self._recording.see(probe.name, to_rows(keys, 0))
-        if given is not None:
-            new = rounded_heads(from_rows(given, keys, 0), bound_arguments(node)["dtype"])
+        replacement = self._recording.see(probe.name, to_rows(keys, 0))
+        if replacement is not None:
+            new = rounded_heads(from_rows(replacement, keys, 0), bound_arguments(node)["dtype"])
             cache = cache.flatten(0, 1).index_put((slots.long(),), new).view_as(cache)
         return query, cache, *others
 
@@ -290,14 +290,14 @@ class _Probes:
         if axis is None:
             return None
         if probe.columns is None:
-            given = self._recording.see(probe.name, to_rows(value, axis))
-            return None if given is None else from_rows(given, value, axis)
+            replacement = self._recording.see(probe.name, to_rows(value, axis))
+            return None if replacement is None else from_rows(replacement, value, axis)
         start, stop = probe.columns
         part = value[..., start:stop]
-        given = self._recording.see(probe.name, to_rows(part, axis))
-        if given is None:
+        replacement = self._recording.see(probe.name, to_rows(part, axis))
+        if replacement is None:
             return None
-        return torch.cat([value[..., :start], from_rows(given, part, axis), value[..., stop:]], -1)
+        return torch.cat([value[..., :start], from_rows(replacement, part, axis), value[..., stop:]], -1)
 
 
 _IDS: Mapping[str, tuple[str, str]] = {
@@ -313,13 +313,13 @@ def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Map
     op, where = op_name(node), node.meta.get(WHERE, ())
     if not where or op not in (*_IDS, "moe", "route_experts"):
         return
-    given = dict(zip(bound_arguments(node), args, strict=False)) | dict(kwargs)
+    arguments = dict(zip(bound_arguments(node), args, strict=False)) | dict(kwargs)
     if op in _IDS:
-        ids, table = (given[name] for name in _IDS[op])
+        ids, table = (arguments[name] for name in _IDS[op])
         recording.use(where[0], "rows", ids.numpy().reshape(-1), table.shape[0])
     else:
-        count = given["experts"] if op == "route_experts" else given["gate_up"].shape[0]
-        recording.use(where[0], "experts", given["expert_ids"].numpy().reshape(-1), count)
+        count = arguments["experts"] if op == "route_experts" else arguments["gate_up"].shape[0]
+        recording.use(where[0], "experts", arguments["expert_ids"].numpy().reshape(-1), count)
 
 
 def _cache_dtype(attention: Node) -> str:

@@ -84,8 +84,8 @@ class TensorDifference:
     reason: str
 
     def __str__(self) -> str:
-        made = ", ".join(self.sources[:_SHOWN]) + (", ..." if len(self.sources) > _SHOWN else "")
-        return f"{self.name} (of {made}): {self.reason}" if made else f"{self.name}: {self.reason}"
+        origins = ", ".join(self.sources[:_SHOWN]) + (", ..." if len(self.sources) > _SHOWN else "")
+        return f"{self.name} (of {origins}): {self.reason}" if origins else f"{self.name}: {self.reason}"
 
 
 _SHOWN = 4

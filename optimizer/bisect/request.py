@@ -209,17 +209,17 @@ def choose_tokens(
     Raises RequestError for ids that the model doesn't have, an empty sequence, one that is too long, and a text where
     there is no tokenizer.
     """
-    given = [list(ids) for ids in tokens]
+    sequences = [list(ids) for ids in tokens]
     if texts and tokenizer is None:
         raise RequestError("a text is given, but the model has no tokenizer", hint="Give token ids with --tokens.")
     for text in texts:
         assert tokenizer is not None
-        given.append(list(tokenizer.encode(text)))
-    if not given:
+        sequences.append(list(tokenizer.encode(text)))
+    if not sequences:
         generator = np.random.default_rng(seed)
         lengths = [min(length, info.context_length) for length in LENGTHS]
-        given = [generator.integers(0, info.vocab_size, length).tolist() for length in lengths]
-    for ids in given:
+        sequences = [generator.integers(0, info.vocab_size, length).tolist() for length in lengths]
+    for ids in sequences:
         if not ids:
             raise RequestError("a sequence to compare on has no tokens", hint="Give at least one token.")
         if len(ids) > info.context_length:
@@ -232,9 +232,9 @@ def choose_tokens(
                 f"token {wrong[0]} is not one of the model's {info.vocab_size:,}",
                 hint=f"Token ids are 0 to {info.vocab_size - 1}.",
             )
-    if (total := sum(len(ids) for ids in given)) > LONGEST:
+    if (total := sum(len(ids) for ids in sequences)) > LONGEST:
         raise RequestError(
             f"{total:,} tokens to compare on are more than {LONGEST}, of which every value is kept",
             hint="Give fewer, or shorter, sequences.",
         )
-    return [torch.tensor(ids, dtype=torch.int32) for ids in given]
+    return [torch.tensor(ids, dtype=torch.int32) for ids in sequences]

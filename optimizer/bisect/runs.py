@@ -36,8 +36,8 @@ class Tensor:
     read: Callable[[], FloatArray] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        made = ", ".join(s for s in self.sources if s != self.name)
-        return f"{self.name} (of {made})" if made else self.name
+        origins = ", ".join(s for s in self.sources if s != self.name)
+        return f"{self.name} (of {origins})" if origins else self.name
 
 
 class Run(Protocol):
@@ -117,13 +117,13 @@ def _cut(weight: Stored, piece: Piece | None, path: str) -> Tensor:
         return weight.read()[start:stop]
 
     sources: list[str] = []
-    at, kept = 0, False
+    at, inside = 0, False
     for name, first, last, size in weight.parts:
         low, high = max(start - at, 0), min(stop - at, size)
-        kept = low < high if size else kept
-        if kept:
-            own = (first + low, first + high) if size == last - first else (first, last)
-            sources.append(f"{name}[{own[0]}:{own[1]}]")
+        inside = low < high if size else inside
+        if inside:
+            source_rows = (first + low, first + high) if size == last - first else (first, last)
+            sources.append(f"{name}[{source_rows[0]}:{source_rows[1]}]")
         at += size
     return Tensor(piece.path, weight.role, f"{weight.name}[{start}:{stop}]", tuple(sources), read)
 

@@ -81,7 +81,7 @@ class SourceRun:
     def tensors(self, path: str) -> list[Tensor]:
         """The weights of the module at ``path``, as float32; empty unless it is a linear or an embedding."""
         module = self.model.get_submodule(path)
-        found = []
+        weights = []
         for role in _ROLES:
             value = getattr(module, role, None)
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) and isinstance(value, torch.Tensor):
@@ -92,8 +92,8 @@ class SourceRun:
                     rows: FloatArray = (tensor.t() if turned else tensor).numpy()
                     return rows
 
-                found.append(Tensor(path, role, f"{path}.{role}", (), read))
-        return found
+                weights.append(Tensor(path, role, f"{path}.{role}", (), read))
+        return weights
 
 
 _ROLES: tuple[Role, Role] = ("weight", "bias")
@@ -118,8 +118,8 @@ class _Forward:
             self._recording.drop(name)  # a module that runs twice, or a value that isn't one of each token
             return None
         self._seen.add(name)
-        given = self._recording.see(name, to_rows(value, axis), self.tokens)
-        return None if given is None else from_rows(given, value, axis)
+        replacement = self._recording.see(name, to_rows(value, axis), self.tokens)
+        return None if replacement is None else from_rows(replacement, value, axis)
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         other = self.see(module, "input", args[0]) if args else None
@@ -167,9 +167,9 @@ def _attend(
 def _eager(module: torch.nn.Module) -> Callable[..., tuple[torch.Tensor, Any]]:
     """The eager attention of the file that a module's class, or one that it is derived from, is in."""
     for kind in type(module).__mro__:
-        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
     raise UnsupportedModelError(
         f"{type(module).__name__} has no eager attention that could be watched",
         hint="Compare two bundles, or two sources, of this model instead.",

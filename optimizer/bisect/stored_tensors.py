@@ -120,11 +120,11 @@ def _of_bundle(bundle: Bundle, program: LoweredProgram) -> dict[str, _Tensor]:
     def chunks(name: str) -> Iterator[Array]:
         yield bundle.weight(name)
 
-    found = {}
+    by_name = {}
     for use in program.weights:
         entry = bundle.tensor(use.name)
-        found[use.name] = _Tensor(entry.dtype, entry.shape, entry.layout, entry.parts, partial(chunks, use.name))
-    return found
+        by_name[use.name] = _Tensor(entry.dtype, entry.shape, entry.layout, entry.parts, partial(chunks, use.name))
+    return by_name
 
 
 def _compare(
@@ -137,43 +137,43 @@ def _compare(
     left_out: Sequence[str] = (),
 ) -> StoredTensors:
     readers_a, readers_b = _readers(program_a), _readers(program_b)
-    wanted = [
+    names = [
         name
         for name in dict.fromkeys((*a, *b))
         if layers is None or any(in_layers(path, layers) for path in (name, *readers_a.get(name, ())))
     ]
-    found: list[TensorDifference] = []
+    differences: list[TensorDifference] = []
     compared = size = 0
-    for done, name in enumerate(wanted, 1):
-        progress(ProgressEvent("tensors", done, len(wanted), name))
+    for done, name in enumerate(names, 1):
+        progress(ProgressEvent("tensors", done, len(names), name))
         modules = readers_a.get(name) or readers_b.get(name) or [name.rpartition(".")[0]]
         ours, theirs = b.get(name), a.get(name)
         if theirs is None:
             assert ours is not None
-            found.append(_whole(name, modules, ours, "B reads it, and A has no such tensor"))
+            differences.append(_whole(name, modules, ours, "B reads it, and A has no such tensor"))
         elif ours is None or (readers_a.get(name) and not readers_b.get(name)):
             what = "the bias was dropped" if name.endswith("bias") else "it is missing"
-            found.append(_whole(name, modules, theirs, f"no step of B reads it: {what}"))
+            differences.append(_whole(name, modules, theirs, f"no step of B reads it: {what}"))
         elif (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
-            found.append(_whole(name, modules, theirs, f"B stores {ours.format}, A {theirs.format}"))
+            differences.append(_whole(name, modules, theirs, f"B stores {ours.format}, A {theirs.format}"))
         else:
             compared += 1
             size += sum(chunk.nbytes for chunk in ours.chunks())
             if theirs.layout != ours.layout or not _same_bytes(theirs.chunks(), ours.chunks()):
-                found += _differing(name, modules, theirs, ours)
-    return StoredTensors(compared, size, found, [n for n in left_out if layers is None or in_layers(n, layers)])
+                differences += _differing(name, modules, theirs, ours)
+    return StoredTensors(compared, size, differences, [n for n in left_out if layers is None or in_layers(n, layers)])
 
 
 def _readers(program: LoweredProgram) -> dict[str, list[str]]:
     """weight -> the modules whose steps read it; of a step of several the one that the weight is named after."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    readers: dict[str, dict[str, None]] = defaultdict(dict)
     for step in program.steps:
         where = step.where.split(" + ") if step.where else []
         for operand in step.inputs:
             if operand.kind == "weight":
                 owner = owner_of(where, operand.name)
-                found[operand.name].update(dict.fromkeys([owner] if owner else where or [""]))
-    return {name: list(paths) for name, paths in found.items()}
+                readers[operand.name].update(dict.fromkeys([owner] if owner else where or [""]))
+    return {name: list(paths) for name, paths in readers.items()}
 
 
 def _bytes(chunk: Array) -> npt.NDArray[np.uint8]:
@@ -259,13 +259,13 @@ def _how(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[float 
 def _places(differs: npt.NDArray[np.bool_], last: str) -> str:
     """Along which experts, rows and columns values differ, where it isn't along all: "rows 64:96, column 3"."""
     names = {1: ["element"], 2: ["row", last], 3: ["expert", "row", last]}.get(differs.ndim, ["element"] * differs.ndim)
-    found = []
+    axes = []
     for axis, name in enumerate(names):
         others = tuple(i for i in range(differs.ndim) if i != axis)
         at = np.flatnonzero(differs.any(axis=others))
         if len(at) < differs.shape[axis]:
-            found.append(f"{name}{'s' if len(at) > 1 else ''} {_indices(at, differs.shape[axis])}")
-    return ", ".join(found)
+            axes.append(f"{name}{'s' if len(at) > 1 else ''} {_indices(at, differs.shape[axis])}")
+    return ", ".join(axes)
 
 
 def _indices(at: npt.NDArray[np.intp], size: int) -> str:
@@ -288,12 +288,12 @@ def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.N
                 break
     found, at = [], 0
     for part, size in zip(parts, sizes, strict=True):
-        own = None if rows is None else np.flatnonzero(rows[at : at + size])
+        differing = None if rows is None else np.flatnonzero(rows[at : at + size])
         at += size
         first, last = part.rows
-        if own is not None and size == last - first:
-            if not len(own):
+        if differing is not None and size == last - first:
+            if not len(differing):
                 continue
-            first, last = part.rows[0] + int(own[0]), part.rows[0] + int(own[-1]) + 1
+            first, last = part.rows[0] + int(differing[0]), part.rows[0] + int(differing[-1]) + 1
         found.append(f"{part.source}[{first}:{last}]")
     return found

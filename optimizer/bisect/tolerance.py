@@ -58,19 +58,19 @@ class Tolerance:
             bias: [N], a bias that a contains.
             apart: the difference of the two, if it is known already.
         """
-        found = apart or difference(a, b)
-        if not found.error <= self.error:
-            return found
+        gap = apart or difference(a, b)
+        if not gap.error <= self.error:
+            return gap
         if self.gain is None:
             return None
         # Errors of relative size s, independent from column to column and from one direction of the tokens' values to
         # the next, leave the gain off by s / sqrt(columns * directions); integers that are chosen for the least error
         # of the output, and not one by one, shrink it by s**2.
-        beyond = abs(found.gain - 1) - self.gain - found.scatter**2
-        if beyond > 0 and beyond > 5 * found.scatter / np.sqrt(a.shape[1] * directions(a)):
-            return found
+        beyond = abs(gap.gain - 1) - self.gain - gap.scatter**2
+        if beyond > 0 and beyond > 5 * gap.scatter / np.sqrt(a.shape[1] * directions(a)):
+            return gap
         missing = self.chance and bias is not None and bias.shape == a.shape[1:] and lacks(a, b, bias)
-        return found if missing else None
+        return gap if missing else None
 
     def smallest_factor(self, a: FloatArray, found: Difference) -> float:
         """The least factor that would be seen for certain, if b were all multiplied by it.

@@ -53,8 +53,8 @@ LOGITS = ValueName("", "logits")
 
 def layer_number(path: str) -> int | None:
     """3 of "model.layers.3.mlp"; None outside of layers."""
-    found = layer_path(path)
-    return int(found.rpartition(".")[2]) if found else None
+    layer = layer_path(path)
+    return int(layer.rpartition(".")[2]) if layer else None
 
 
 def in_layers(path: str, layers: Collection[int] | None) -> bool:
@@ -73,14 +73,14 @@ Used = dict[tuple[str, Parts], npt.NDArray[np.bool_]]
 
 def not_covered(used: Used) -> list[str]:
     """The rows and experts that no token of a run has used, in words."""
-    found = []
+    lines = []
     for (path, what), mask in used.items():
         left = np.flatnonzero(~mask)
         if len(left):
             some = f" ({', '.join(map(str, left))})" if len(left) <= _LISTED else ""
             verb = "has" if what == "rows" else "went to"
-            found.append(f"{path}: {len(left):,} of {len(mask):,} {what}{some}, which no token {verb}")
-    return found
+            lines.append(f"{path}: {len(left):,} of {len(mask):,} {what}{some}, which no token {verb}")
+    return lines
 
 
 _LISTED = 8
@@ -89,9 +89,9 @@ _LISTED = 8
 
 def leaves_of(paths: Iterable[str]) -> frozenset[str]:
     """The leaves of some module paths: those that aren't the parent of another one."""
-    found = set(paths) - {""}
-    inner = {".".join(path.split(".")[:i]) for path in found for i in range(1, path.count(".") + 1)}
-    return frozenset(found - inner)
+    modules = set(paths) - {""}
+    inner = {".".join(path.split(".")[:i]) for path in modules for i in range(1, path.count(".") + 1)}
+    return frozenset(modules - inner)
 
 
 class Recording:
@@ -140,10 +140,10 @@ class Recording:
 
     def instead(self, name: ValueName, width: int, tokens: np.ndarray | None = None) -> FloatArray | None:
         """The replacement of a value for some tokens, [t, ``width``]; None: the run keeps its own."""
-        given = self.given.get(name)
-        if name in self._dropped or given is None or given.shape != (self.tokens, width):
+        replacement = self.given.get(name)
+        if name in self._dropped or replacement is None or replacement.shape != (self.tokens, width):
             return None
-        some = given if tokens is None else given[tokens]
+        some = replacement if tokens is None else replacement[tokens]
         scale = self._scales.get(name)
         return some if scale is None else some * scale
 
@@ -159,8 +159,8 @@ class Recording:
 
 def token_axis(shape: Sequence[object], tokens: object) -> int | None:
     """The axis of ``shape`` that has a place for each token; None if there is none, or it is unclear which."""
-    found = [i for i, size in enumerate(shape) if size == tokens]
-    return found[0] if len(found) == 1 else None
+    axes = [i for i, size in enumerate(shape) if size == tokens]
+    return axes[0] if len(axes) == 1 else None
 
 
 def batch_axis(shape: Sequence[int], tokens: int) -> int | None:

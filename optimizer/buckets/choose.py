@@ -86,10 +86,10 @@ def choose(source: BucketSource, context_length: int | None = None) -> Chosen:
 
 
 def _prompts(source: BucketSource, context_length: int | None) -> Trace:
-    given = [name for name in ("histogram", "trace", "default") if getattr(source, name) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "nothing"
-        raise RequestError(f"buckets: {found} given", hint="Give one of a histogram, a trace and a default.")
+    sources = [name for name in ("histogram", "trace", "default") if getattr(source, name) is not None]
+    if len(sources) != 1:
+        listed = " and ".join(sources) or "nothing"
+        raise RequestError(f"buckets: {listed} given", hint="Give one of a histogram, a trace and a default.")
     if source.trace is not None:
         return read_trace(source.trace)
     if source.histogram is not None:

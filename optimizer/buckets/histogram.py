@@ -52,10 +52,10 @@ class Histogram:
                 raise RequestError(f"{origin}: length {length} is not in 1 .. {LONGEST:,}", hint=_FORMATS)
             if not 0 <= count <= MOST:
                 raise RequestError(f"{origin}: length {length} has count {count}, not 0 .. 2^53", hint=_FORMATS)
-        kept = tuple(sorted((length, count) for length, count in counts.items() if count))
-        if not kept:
+        positive = tuple(sorted((length, count) for length, count in counts.items() if count))
+        if not positive:
             raise RequestError(f"{origin}: the histogram is empty", hint=_FORMATS)
-        return cls(kept, origin)
+        return cls(positive, origin)
 
     @property
     def entries(self) -> int:
@@ -141,8 +141,8 @@ def read_trace(path: str | Path) -> Trace:
         where = f"{path}:{number}"
         usage = _usage(line, where)
         length = _whole(next(usage[key] for key in _PROMPT if key in usage), where)
-        made = _whole(next((usage[key] for key in _COMPLETION if key in usage), 0), where)
-        generated += _checked(length, made, where)
+        completion = _whole(next((usage[key] for key in _COMPLETION if key in usage), 0), where)
+        generated += _checked(length, completion, where)
         counts[length] += 1
     return Trace(Histogram.from_counts(counts, str(path)), generated)
 

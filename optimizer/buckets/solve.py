@@ -66,12 +66,12 @@ def solve(histogram: Histogram, most: int, multiple: int = 1, limit: int | None 
     # With one size for the first j of them; then one more each time. Entry 0 is none of them.
     cost = [0, *(sizes[j - 1] * c[j] - t[j] for j in range(1, n + 1))]
     before: list[list[int]] = [[0] * (n + 1)]
-    found = [_trace(sizes, before, cost[n])]
+    solutions = [_trace(sizes, before, cost[n])]
     while len(before) < min(most, n):
         cost, chosen = _one_more(sizes, c, t, cost, len(before))
         before.append(chosen)
-        found.append(_trace(sizes, before, cost[n]))
-    return found
+        solutions.append(_trace(sizes, before, cost[n]))
+    return solutions
 
 
 def _one_more(

@@ -124,10 +124,10 @@ def tokens_of_recipe(
         return ()
     files = captured.tokenizer_files
     tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
-    found = calibrate(
+    calibration = calibrate(
         source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=progress
     )
-    return found.sequences
+    return calibration.sequences
 
 
 def calibration_report(

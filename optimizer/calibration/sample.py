@@ -65,15 +65,15 @@ def sample_sequences(
         if large:  # a second round would read all weights again: fewer sequences do
             count = min(count, fitting)
     generator = torch.Generator().manual_seed(seed)
-    found: list[torch.Tensor] = []
-    while len(found) < count:
-        numbers = range(len(found), min(len(found) + at_a_time, count))
+    sequences: list[torch.Tensor] = []
+    while len(sequences) < count:
+        numbers = range(len(sequences), min(len(sequences) + at_a_time, count))
         columns = []
         for column in _grow(runner.model, _first_tokens(numbers, info, generator), length, generator):
             columns.append(column)
-            progress(len(found) * length + len(columns) * len(numbers), count * length)
-        found.extend(torch.stack(columns, 1).to(torch.int32))
-    return tuple(found)
+            progress(len(sequences) * length + len(columns) * len(numbers), count * length)
+        sequences.extend(torch.stack(columns, 1).to(torch.int32))
+    return tuple(sequences)
 
 
 def _cache_bytes_per_token(model: Any) -> int:

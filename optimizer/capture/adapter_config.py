@@ -120,8 +120,8 @@ class AdapterConfig:
 
     @cached_property
     def _layers(self) -> frozenset[int] | None:
-        given = self.keys.layers_to_transform
-        numbers = [given] if isinstance(given, int) else given
+        layers = self.keys.layers_to_transform
+        numbers = [layers] if isinstance(layers, int) else layers
         return frozenset(numbers) if numbers else None
 
     def _layer_of(self, module: str) -> int | None:

@@ -32,16 +32,16 @@ def bind_weights(
         SourceError: a tensor is missing, has another shape or a dtype that can't be read, or has no place in the model;
             or two tensors differ that are one in the model.
     """
-    wanted = model.state_dict(keep_vars=True)
+    state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found = {name: key for name in wanted if (key := _key_of(name, tensors, model.base_model_prefix)) is not None}
-    _refuse_strangers(model, set(tensors) - set(found.values()), source, may_ignore)
-    _refuse_untied(parameters, found, tensors, source)
-    by_identity = {id(parameters[name]): key for name, key in reversed(found.items()) if name in parameters}
+    keys = {name: key for name in state if (key := _key_of(name, tensors, model.base_model_prefix)) is not None}
+    _refuse_strangers(model, set(tensors) - set(keys.values()), source, may_ignore)
+    _refuse_untied(parameters, keys, tensors, source)
+    by_identity = {id(parameters[name]): key for name, key in reversed(keys.items()) if name in parameters}
 
     bound: dict[str, WeightExpr] = {}
-    for name, value in wanted.items():
-        key = found.get(name)
+    for name, value in state.items():
+        key = keys.get(name)
         if key is None and name in parameters:
             key = by_identity.get(id(parameters[name]))  # tied to one that is there
             if key is None:

@@ -82,15 +82,15 @@ def capture(
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
         UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
     """
-    own = _tokenizer_of(tokenizer)
-    given = ModelSource.of(source)
-    path, adapters = given.path, given.adapters
+    replacement = _tokenizer_of(tokenizer)
+    model_source = ModelSource.of(source)
+    path, adapters = model_source.path, model_source.adapters
     if path is None:
-        captured = _capture_module(given.model_object, own, context_length, part)
+        captured = _capture_module(model_source.model_object, replacement, context_length, part)
     elif path.is_dir():
-        captured = _capture_directory(path, adapters, own, context_length, part)
+        captured = _capture_directory(path, adapters, replacement, context_length, part)
     elif path.is_file():
-        captured = _capture_gguf(path, adapters, own, context_length)
+        captured = _capture_gguf(path, adapters, replacement, context_length)
     else:
         raise SourceError(f"{path} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
     if adapters:
@@ -182,14 +182,14 @@ def _decoder_of(directory: Path, part: str | None) -> tuple[PretrainedConfig, ty
     Asked before weights are, as they would be no use.
     """
     config = huggingface.read_config(directory)
-    found: TextPart | None = None
+    text_part: TextPart | None = None
     if part == TEXT and not is_decoder(config):
-        found = find_text_part(config, str(directory / CONFIG))
-    if found is None:
+        text_part = find_text_part(config, str(directory / CONFIG))
+    if text_part is None:
         model_class = class_of_part(config)
         check_decoder(config, model_class)
         return config, model_class
-    return found.config, found.model_class
+    return text_part.config, text_part.model_class
 
 
 def _build(
@@ -267,14 +267,14 @@ def _capture_directory(
 ) -> CapturedModel:
     model, weights = build_from_directory(directory, part, adapters=adapters)
     context = freeze_rope(model, context_length)
-    own = tokenizer is None
+    from_source = tokenizer is None
     tokenizer = tokenizer or load_tokenizer(directory)
     files = None if tokenizer is None else tokenizer_files(tokenizer)
     generation, where = huggingface.read_generation_settings(directory), str(directory / GENERATION_CONFIG)
     eos = getattr(tokenizer, "eos_token_id", None)
     info = model_info(model, model_name(directory), context, generation, eos, where=where)
     original = None if tokenizer is None else SourceTokenizer.of_transformers(tokenizer)
-    if own and (tokenizer_json := read_tokenizer_json(directory)) is not None:
+    if from_source and (tokenizer_json := read_tokenizer_json(directory)) is not None:
         original = SourceTokenizer.of_json(tokenizer_json)
     warnings = _warnings(info, generation, where, files, original, str(directory))
     return CapturedModel(trace(model, weights), info, files, describe_source(directory), warnings)

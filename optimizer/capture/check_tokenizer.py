@@ -154,11 +154,11 @@ def _special(
                 f"{source}: {name} is {shown(text)}, token {index}, and the model has tokens 0 to {vocab_size - 1}",
                 hint="Pass the tokenizer that belongs to the model.",
             )
-    own = bundled.eos_token_id
-    if own is not None and end_tokens and own not in end_tokens:
+    end_token = bundled.eos_token_id
+    if end_token is not None and end_tokens and end_token not in end_tokens:
         listed = ", ".join(map(str, end_tokens[:_SHOWN]))
         warnings.append(
-            f"{source}: the tokenizer's eos_token is token {own}, and the configuration ends texts at {listed}: "
+            f"{source}: the tokenizer's eos_token is token {end_token}, and the configuration ends texts at {listed}: "
             "that decides"
         )
     return warnings

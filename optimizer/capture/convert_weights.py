@@ -59,7 +59,7 @@ def by_model_names(
     converters = [t for t in transforms if isinstance(t, loading.WeightConverter)]
     of_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
     state, prefix = model.state_dict(), model.base_model_prefix
-    found: dict[str, WeightExpr] = {}
+    renamed_tensors: dict[str, WeightExpr] = {}
     origins: dict[str, str] = {}
     conversions: dict[str, _Conversion] = {}
     for name in sorted(tensors, key=loading.dot_natural_key):
@@ -71,16 +71,16 @@ def by_model_names(
             conversion.collected.setdefault(pattern, []).append(tensors[name])
             conversion.names.setdefault(pattern, []).append(name)
             continue
-        own = renamed if pattern is None else name
-        if own in found:
-            raise _taken_twice(source, own, origins[own], name)
-        found[own], origins[own] = tensors[name], name
+        model_name = renamed if pattern is None else name
+        if model_name in renamed_tensors:
+            raise _taken_twice(source, model_name, origins[model_name], name)
+        renamed_tensors[model_name], origins[model_name] = tensors[name], name
     for target, conversion in conversions.items():
-        for own, expr in _convert(model, target, conversion, source).items():
-            if own in found:
-                raise _taken_twice(source, own, origins[own], next(iter(conversion.names.values()))[0])
-            found[own], origins[own] = expr, target
-    return found
+        for model_name, expr in _convert(model, target, conversion, source).items():
+            if model_name in renamed_tensors:
+                raise _taken_twice(source, model_name, origins[model_name], next(iter(conversion.names.values()))[0])
+            renamed_tensors[model_name], origins[model_name] = expr, target
+    return renamed_tensors
 
 
 def _convert(model: PreTrainedModel, target: str, conversion: _Conversion, source: str) -> dict[str, WeightExpr]:
@@ -152,12 +152,12 @@ def _concatenate(operation: loading.Concatenate, collected: Collected, context: 
 
 
 def _pieces(expr: WeightExpr, dim: int, sizes: Iterable[int], names: Iterable[str]) -> Collected:
-    found: Collected = {}
+    pieces: Collected = {}
     at, axis = 0, dim % len(expr.shape)
     for name, size in zip(names, sizes, strict=True):
-        found[name] = [Slice(expr, axis, at, at + size)]
+        pieces[name] = [Slice(expr, axis, at, at + size)]
         at += size
-    return found
+    return pieces
 
 
 def _chunk(operation: loading.Chunk, collected: Collected, context: _Context) -> Collected:
@@ -180,8 +180,8 @@ def _split(operation: loading.Split, collected: Collected, context: _Context) ->
 def _transpose(operation: loading.Transpose, collected: Collected, context: _Context) -> Collected:
     pattern, expr = _only(collected)
     name = context.targets[0] if len(context.targets) == 1 else pattern
-    wanted = context.model.state_dict()[context.target].shape if operation.check_dims else None
-    if wanted is not None and expr.shape == tuple(wanted):
+    shape = context.model.state_dict()[context.target].shape if operation.check_dims else None
+    if shape is not None and expr.shape == tuple(shape):
         return {name: [expr]}
     rank = len(expr.shape)
     first, second = sorted((operation.dim0 % rank, operation.dim1 % rank))

@@ -112,9 +112,9 @@ def find_activation(function: Callable[[torch.Tensor], torch.Tensor], width: int
     largest = at(0.25, 1e6) / active - offset if gated else 1e6
     limit = _rounded(largest) if largest < 0.99e6 else 0.0
     for kind, alpha in [(k, 1.0) for k in EXPERT_KINDS] + _steeper_silu(active):
-        found = Activation(kind, gated, alpha, limit, offset)
-        if _same(function, found, 2 * width if gated else width):
-            return found
+        activation = Activation(kind, gated, alpha, limit, offset)
+        if _same(function, activation, 2 * width if gated else width):
+            return activation
     return None
 
 
@@ -150,9 +150,9 @@ def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
     # The model is being traced: evaluate with real tensors, out of sight of the tracer.
     with _disable_current_modes(), torch.no_grad():
         for interleaved in (False, True) if module.has_gate else (False,):
-            found = find_activation(taking_turns if interleaved else function, width, gated=bool(module.has_gate))
-            if found is not None:
-                return interleaved, found
+            activation = find_activation(taking_turns if interleaved else function, width, gated=bool(module.has_gate))
+            if activation is not None:
+                return interleaved, activation
     raise UnsupportedModelError(
         f"{path_of(module)}: the activation of its experts (_apply_gate, act_fn) is none that ew.moe has",
         hint=f"It has {', '.join(EXPERT_KINDS)}, of gates and ups side by side or interleaved, clamped or not.",

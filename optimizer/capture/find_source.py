@@ -49,13 +49,13 @@ def find_source(
         CapacityError: the disk is too small.
         MissingDependencyError: huggingface_hub, or what reads configurations, is not installed.
     """
-    wanted = find_here(source, revision=revision, option=option)
-    if isinstance(wanted, Path):
-        return wanted
-    said = f"{option}: " if option else ""
-    with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
+    place = find_here(source, revision=revision, option=option)
+    if isinstance(place, Path):
+        return place
+    prefix = f"{option}: " if option else ""
+    with MissingDependencyError.of_export(f"{prefix}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import fetch
-    return fetch(wanted, progress, weights=weights, listed=listed)
+    return fetch(place, progress, weights=weights, listed=listed)
 
 
 def check_named(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Listing | None:
@@ -66,14 +66,14 @@ def check_named(source: str | os.PathLike[str], *, revision: str | None = None, 
 
     Raises what ``find_source`` raises, and SourceError for a folder or file that isn't a model.
     """
-    wanted = find_here(source, revision=revision, option=option)
-    if isinstance(wanted, Path):
-        check_source(wanted)
+    place = find_here(source, revision=revision, option=option)
+    if isinstance(place, Path):
+        check_source(place)
         return None
-    said = f"{option}: " if option else ""
-    with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
+    prefix = f"{option}: " if option else ""
+    with MissingDependencyError.of_export(f"{prefix}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
         from .hub import check
-    return check(wanted)
+    return check(place)
 
 
 def describe_source(path: Path) -> SourceSection:
@@ -83,13 +83,13 @@ def describe_source(path: Path) -> SourceSection:
     """
     # A file in the cache is a link to one that is named after its content; a folder may be reached by a link.
     whole = path.resolve() if path.is_dir() else path.absolute()
-    found = _SNAPSHOT.search(whole.as_posix())
-    hub = None if found is None else HubSection(id=f"{found[1]}/{found[2]}", commit=found[3])
+    snapshot = _SNAPSHOT.search(whole.as_posix())
+    hub = None if snapshot is None else HubSection(id=f"{snapshot[1]}/{snapshot[2]}", commit=snapshot[3])
     if not path.is_dir():
         return SourceSection(kind="gguf", name=path.name, hub=hub, reader=READER_VERSION)
-    if found is None or hub is None:
+    if snapshot is None or hub is None:
         return SourceSection(kind="huggingface", name=whole.name)
-    below = whole.as_posix()[found.end() :]
+    below = whole.as_posix()[snapshot.end() :]
     return SourceSection(kind="huggingface", name=f"{hub.id}/{below}" if below else hub.id, hub=hub)
 
 
@@ -118,10 +118,10 @@ def model_name(path: Path, inside: object = None) -> str:
         inside: the name in the GGUF file's header, used if the file's own name is generic. It is often the name of a
             training run.
     """
-    said = describe_source(path).name.rpartition("/")[2]
+    file_name = describe_source(path).name.rpartition("/")[2]
     if path.is_dir():
-        return said
-    stem = PART.sub("", said[: -len(".gguf")] if said.lower().endswith(".gguf") else said)
+        return file_name
+    stem = PART.sub("", file_name[: -len(".gguf")] if file_name.lower().endswith(".gguf") else file_name)
     name = _BLOCKS.sub("", stem)
     if name.lower() not in _SAYS_NOTHING:
         return name

@@ -29,18 +29,18 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
     Raises:
         UnsupportedModelError: the model is not made for contexts that long, or its frequencies can't be fixed.
     """
-    own = own_context_length(model.config)
-    found = [(path, m, layer) for path, m in model.named_modules() for layer in _of_the_batch(m)]
-    originals = [_original(m, layer, own) for _, m, layer in found]
-    longest = max([own, *(n * _factor(m, layer) for n, (_, m, layer) in zip(originals, found, strict=True))])
+    model_length = own_context_length(model.config)
+    ropes = [(path, m, layer) for path, m in model.named_modules() for layer in _of_the_batch(m)]
+    originals = [_original(m, layer, model_length) for _, m, layer in ropes]
+    longest = max([model_length, *(n * _factor(m, layer) for n, (_, m, layer) in zip(originals, ropes, strict=True))])
     if context_length is not None and context_length > longest:
         raise UnsupportedModelError(
             f"{type(model).__name__} is made for at most {longest} tokens, and a context_length of {context_length} "
             "was asked for",
             hint="Choose a shorter context_length.",
         )
-    length = context_length or min((own, *originals))
-    for path, module, layer in found:
+    length = context_length or min((model_length, *originals))
+    for path, module, layer in ropes:
         _freeze(path, module, layer, length)
     return length
 
@@ -65,8 +65,8 @@ def _of_the_batch(module: torch.nn.Module) -> list[str | None]:
 def _settings(module: torch.nn.Module, layer_type: str | None) -> dict[str, Any]:
     config: Any = getattr(module, "config", None)
     settings = getattr(config, "rope_parameters", None) or {}
-    found = settings.get(layer_type) if layer_type is not None else settings
-    return dict(found or {})
+    of_type = settings.get(layer_type) if layer_type is not None else settings
+    return dict(of_type or {})
 
 
 def _original(module: torch.nn.Module, layer_type: str | None, own: int) -> int:

@@ -281,7 +281,7 @@ def _read_gemma4(r: Reading) -> None:
         raise r.keys.refusal("attention.head_count_kv", f"is {heads}: layers of one kind that differ in it")
     full = {"head_dim": width, "num_key_value_heads": min(heads[False])}
     shared = r.keys.integer("attention.shared_kv_layers", 0)
-    own = r.layers - shared
+    unshared = r.layers - shared
     r.fields |= {
         "head_dim": sliding_width,
         "num_key_value_heads": min(heads[True] or heads[False]),
@@ -293,11 +293,11 @@ def _read_gemma4(r: Reading) -> None:
     }
     if shared >= r.layers:
         raise r.keys.refusal("attention.shared_kv_layers", f"is {shared}, of {r.layers} layers")
-    for i in range(own, r.layers):
+    for i in range(unshared, r.layers):
         r.skipped += [f"blk.{i}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")]
     widths = r.keys.by_layer("feed_forward_length", r.layers)
     doubled = shared > 0 and widths[-1] == 2 * widths[0]
-    if widths != [widths[0] * (1 + (doubled and i >= own)) for i in range(r.layers)]:
+    if widths != [widths[0] * (1 + (doubled and i >= unshared)) for i in range(r.layers)]:
         raise r.keys.refusal("feed_forward_length", f"is {sorted(set(widths))}: layers that differ in it")
     r.fields |= {"intermediate_size": widths[0], "use_double_wide_mlp": doubled}
     if r.fields["hidden_size_per_layer_input"]:

@@ -104,8 +104,8 @@ class _Unpacked(NamedTuple):
 
 def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
     """The float16 at a byte of each block."""
-    found = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
-    return found.astype(np.float16, copy=False)
+    halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
+    return halves.astype(np.float16, copy=False)
 
 
 def _halves(packed: Bytes) -> Bytes:
@@ -176,8 +176,8 @@ def _q6_k(blocks: Bytes) -> _Unpacked:
     low = _halves(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
     high = _fields(blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, BLOCK), 2, 4)
     values = (low | high << 4).reshape(*blocks.shape[:-1], 256)
-    own = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return _Unpacked(_signed(values, 32), _Factors(_half(blocks, 208), own))
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return _Unpacked(_signed(values, 32), _Factors(_half(blocks, 208), scales))
 
 
 _LEVELS = np.array(IQ4, np.int8)
@@ -333,10 +333,10 @@ def dequantize(tensor: GgufTensor) -> npt.NDArray[np.float32]:
 def floats(blocks: Bytes, kind: Type) -> npt.NDArray[np.float32]:
     """Makes floats [n, values of a block] of blocks [n, bytes]. Raises NotImplementedError, see ``dequantize``."""
     if kind in _OWN:
-        found = _TYPES[kind][1](blocks)
-        return np.multiply(found.values, found.scales.halves[:, None], dtype=np.float32)
-    made: npt.NDArray[np.float32] = gguf.dequantize(blocks.reshape(1, -1), kind).reshape(-1, SIZES[kind][0])
-    return made
+        unpacked = _TYPES[kind][1](blocks)
+        return np.multiply(unpacked.values, unpacked.scales.halves[:, None], dtype=np.float32)
+    values: npt.NDArray[np.float32] = gguf.dequantize(blocks.reshape(1, -1), kind).reshape(-1, SIZES[kind][0])
+    return values
 
 
 def shape_of(tensor: GgufTensor) -> tuple[int, ...]:
@@ -359,10 +359,10 @@ def _unpack(tensor: GgufTensor) -> list[torch.Tensor]:
     rows = _rows(tensor)
     blocks = tensor.data.reshape(rows, -1, SIZES[kind][1])  # bytes
     try:
-        found = _TYPES[kind][1](blocks)
+        unpacked = _TYPES[kind][1](blocks)
     except ValueError as e:
         raise SourceError(
             f"tensor {tensor.name}: {e}", hint="Export with a recipe that rounds weights anew, such as int8."
         ) from e
-    factors = [f.tensor().reshape(rows, -1) for f in (found.scales, found.offsets) if f is not None]
-    return [torch.from_numpy(np.ascontiguousarray(found.values).reshape(rows, -1)), *factors]
+    factors = [f.tensor().reshape(rows, -1) for f in (unpacked.scales, unpacked.offsets) if f is not None]
+    return [torch.from_numpy(np.ascontiguousarray(unpacked.values).reshape(rows, -1)), *factors]

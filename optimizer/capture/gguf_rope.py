@@ -58,8 +58,8 @@ class Rope:
         low = max(0, math.floor(self._place(self.beta_fast, width)))
         high = min(width - 1, math.ceil(self._place(self.beta_slow, width)))
         ramp = (torch.arange(len(frequencies), dtype=torch.float32) - low) / max(0.001, high - low)
-        kept = 1 - ramp.clamp(0, 1)
-        return divided * (1 - kept) + frequencies * kept
+        share = 1 - ramp.clamp(0, 1)
+        return divided * (1 - share) + frequencies * share
 
     def _place(self, rotations: float, width: int) -> float:
         """The dimension whose frequency makes so many rotations in the original context."""

@@ -211,8 +211,8 @@ def _no_weights(wanted: HubId, files: Collection[str], ggufs: Sequence[str], whe
 
 def _block_type(name: str) -> str | None:
     """The type of a GGUF file's blocks by its name: "Q4_K_M" of "model-q4_k_m.gguf"."""
-    found = _BLOCK_TYPE.findall(_PART.sub(".gguf", name))
-    return found[-1].upper() if found else None
+    types = _BLOCK_TYPE.findall(_PART.sub(".gguf", name))
+    return types[-1].upper() if types else None
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -450,7 +450,7 @@ def _disk_full(wanted: HubId, what: str) -> CapacityError:
 
 def _revisions(wanted: HubId) -> str:
     try:
-        found = get_json(f"api/models/{wanted.repository}/refs")
-        return _shown([str(entry["name"]) for kind in ("branches", "tags") for entry in found[kind]])
+        references = get_json(f"api/models/{wanted.repository}/refs")
+        return _shown([str(entry["name"]) for kind in ("branches", "tags") for entry in references[kind]])
     except (HTTP_ERROR, OSError, ValueError, KeyError, TypeError, AttributeError):  # the list is only a help
         return "others"

@@ -58,8 +58,8 @@ def get_json(path: str, params: Mapping[str, str] = MappingProxyType({})) -> Any
             content += chunk
             if len(content) > _MOST_ANSWER_BYTES:
                 raise ValueError(f"{url}: the answer has more than {_MOST_ANSWER_BYTES:,} bytes")
-        kept = {name: value for name, value in response.headers.items() if name not in _OF_THE_CONNECTION}
-        whole = type(response)(response.status_code, headers=kept, content=bytes(content), request=response.request)
+        fields = {name: value for name, value in response.headers.items() if name not in _OF_THE_CONNECTION}
+        whole = type(response)(response.status_code, headers=fields, content=bytes(content), request=response.request)
     hf_raise_for_status(whole)
     return parse_json(bytes(content))
 
@@ -112,9 +112,9 @@ def _fill(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progres
 def _append(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progress: Callable[[int], None]) -> None:
     have = file.tell()
     progress(have)
-    asked = headers | {"Range": f"bytes={have}-", "Accept-Encoding": "identity"}
+    range_headers = headers | {"Range": f"bytes={have}-", "Accept-Encoding": "identity"}
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with get_session().stream("GET", url, headers=asked, timeout=timeout) as response:
+    with get_session().stream("GET", url, headers=range_headers, timeout=timeout) as response:
         hf_raise_for_status(response)
         start = _RANGE.match(response.headers.get("Content-Range", ""))
         if have and (start is None or int(start[1]) != have):  # a server without ranges sends everything

@@ -19,24 +19,24 @@ def find_here(source: str | os.PathLike[str], *, revision: str | None = None, op
     Raises SourceError for what is neither, and for a revision that doesn't go with it.
     """
     text = os.fspath(source)
-    said = f"{option}: " if option else ""
+    prefix = f"{option}: " if option else ""
     if os.path.exists(text):
         if revision is not None:
             raise SourceError(
-                f"{said}revision {revision!r} is for models of the Hub, and {text} is on this disk",
+                f"{prefix}revision {revision!r} is for models of the Hub, and {text} is on this disk",
                 hint="Leave the revision out, or call the command from another folder.",
             )
         return Path(text)
-    wanted = parse_hub_id(text)
-    if wanted is None:
+    hub_id = parse_hub_id(text)
+    if hub_id is None:
         hint = "a Hugging Face folder, a GGUF file, or a model's id on the Hub, such as org/name."
         if option == "against":  # which takes what is compared with: bundles, too
             hint = f"a bundle, {hint}{near_names(Path(text), files='.gguf')}"
-        raise SourceError(f"{said}{text} doesn't exist", hint=f"Pass {hint}")
+        raise SourceError(f"{prefix}{text} doesn't exist", hint=f"Pass {hint}")
     if revision is not None:
-        if wanted.revision is not None:
+        if hub_id.revision is not None:
             raise SourceError(
-                f"{said}{text} names a revision, and {revision!r} is given too", hint="Leave one of them out."
+                f"{prefix}{text} names a revision, and {revision!r} is given too", hint="Leave one of them out."
             )
-        wanted = replace(wanted, revision=revision)
-    return wanted
+        hub_id = replace(hub_id, revision=revision)
+    return hub_id

@@ -198,10 +198,10 @@ class AdapterMerge:
             module = module.removesuffix(_WRAPPED)
         inner = (len(name) - len(module)) // len(_WRAPPED)
         try:
-            own = [short for short, _ in self._model.get_submodule(module).named_parameters(recurse=False)]
+            parameters = [short for short, _ in self._model.get_submodule(module).named_parameters(recurse=False)]
         except AttributeError:
             return None
-        adapted = [short for short in own if opened.config.targets_parameter(f"{module}.{short}")]
+        adapted = [short for short in parameters if opened.config.targets_parameter(f"{module}.{short}")]
         return f"{module}.{adapted[-1 - inner]}" if inner < len(adapted) else None
 
     def _check_target(self, opened: _OpenAdapter, module: str, weight: str, tensors: Mapping[str, WeightExpr]) -> None:
@@ -261,8 +261,8 @@ class AdapterMerge:
             transposed=isinstance(owner, Conv1D) or (len(shape) == 3 and bool(getattr(owner, "is_transposed", False))),
             bias=f"{path}.bias" if short == "weight" and f"{path}.bias" in self._state else None,
         )
-        made = _steps(opened, module, tensors, shape, kind)
-        for step in made:
+        adapter_steps = _steps(opened, module, tensors, shape, kind)
+        for step in adapter_steps:
             target = kind.bias if isinstance(step, Added) and kind.bias is not None else weight
             tied = kind.table and opened.config.keys.ensure_weight_tying
             beside = {name.rpartition(".")[0] for group in self._tied if weight in group for name in group}
@@ -331,15 +331,15 @@ def _steps(
     """
     config = opened.config
     first, second = ("embedding_A", "embedding_B") if kind.table else ("A", "B")
-    wanted = {first, second, *(["magnitude"] if config.keys.use_dora else [])}
-    wanted |= {"bias"} if config.keys.lora_bias else set()
-    if missing := sorted(wanted - set(tensors)):
+    expected = {first, second, *(["magnitude"] if config.keys.use_dora else [])}
+    expected |= {"bias"} if config.keys.lora_bias else set()
+    if missing := sorted(expected - set(tensors)):
         ends = {role: end for end, role in _ROLES.items()}
         raise SourceError(
             f"{opened.file}: tensor {_PREFIX}{module}{ends[missing[0]]} is missing",
             hint="The adapter is incomplete: download it again.",
         )
-    if strange := sorted(set(tensors) - wanted):
+    if strange := sorted(set(tensors) - expected):
         raise SourceError(
             f"{opened.file}: tensor {_name(tensors[strange[0]])} isn't one that {config.path} says of a "
             f"{'table of tokens' if kind.table else 'linear module'}",
@@ -357,7 +357,7 @@ def _steps(
     magnitude = tensors.get("magnitude")
     if magnitude is not None:
         _check_shape(opened, magnitude, (outputs,), kind.weight)
-    made: list[Step] = [LowRank(tensors[first], tensors[second], scale, turned, experts, magnitude)]
+    steps: list[Step] = [LowRank(tensors[first], tensors[second], scale, turned, experts, magnitude)]
     if "bias" in tensors:
         if kind.bias is None:
             raise UnsupportedModelError(
@@ -365,27 +365,27 @@ def _steps(
                 hint="PEFT can't merge it either: train the adapter with lora_bias=False.",
             )
         _check_shape(opened, tensors["bias"], (outputs,), kind.bias)
-        made.append(Added(tensors["bias"], scale))
-    return made
+        steps.append(Added(tensors["bias"], scale))
+    return steps
 
 
 def _rows(opened: _OpenAdapter, module: str, values: WeightExpr, shape: tuple[int, ...]) -> ReplacedRows:
     """The rows of a table that were trained. Raises SourceError where their indices don't fit."""
-    given = opened.config.keys.trainable_token_indices
-    if isinstance(given, dict):
-        given = next((ids for name, ids in given.items() if module == name or module.endswith(f".{name}")), None)
-    if given is None:
+    indices = opened.config.keys.trainable_token_indices
+    if isinstance(indices, dict):
+        indices = next((ids for name, ids in indices.items() if module == name or module.endswith(f".{name}")), None)
+    if indices is None:
         raise SourceError(
             f"{opened.file}: tensor {_name(values)} has rows that trainable_token_indices of {opened.config.path} "
             "doesn't list"
         )
-    if wrong := [index for index in given if not 0 <= index < shape[0]]:
+    if wrong := [index for index in indices if not 0 <= index < shape[0]]:
         raise SourceError(
             f"{opened.config.path}: trainable_token_indices: {wrong[0]} is outside the table of {shape[0]:,} tokens",
             hint=_ANOTHER,
         )
-    _check_shape(opened, values, (len(given), shape[1]), module)
-    return ReplacedRows(values, tuple(given))
+    _check_shape(opened, values, (len(indices), shape[1]), module)
+    return ReplacedRows(values, tuple(indices))
 
 
 def _check_shape(

@@ -21,14 +21,14 @@ def copy_computed_buffers(model: PreTrainedModel, twin: PreTrainedModel) -> None
     Raises UnsupportedModelError naming a buffer that the two don't share.
     """
     saved = set(model.state_dict())
-    own = {name: b for name, b in model.named_buffers() if name not in saved}
+    computed = {name: b for name, b in model.named_buffers() if name not in saved}
     for name, buffer in twin.named_buffers():
         if name in saved:
             continue
-        if name not in own or own[name].shape != buffer.shape:
+        if name not in computed or computed[name].shape != buffer.shape:
             raise UnsupportedModelError(f"{type(model).__name__}: buffer {name} is not what its configuration says")
         if buffer.device.type != "meta":
-            buffer.data.copy_(own[name])
+            buffer.data.copy_(computed[name])
 
 
 def _source(name: str, value: torch.Tensor, origin: str) -> Source:

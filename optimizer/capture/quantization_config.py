@@ -484,9 +484,9 @@ def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
         raise SourceError(
             f"{weights.where}: {number} of {bits} bits can't be {kind}", hint="Download the checkpoint again."
         )
-    own = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(layout)
-    if own is not None and size != own:
-        raise SourceError(f"{weights.where}.group_size is {size}, and {kind} has groups of {own}")
+    fixed_size = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(layout)
+    if fixed_size is not None and size != fixed_size:
+        raise SourceError(f"{weights.where}.group_size is {size}, and {kind} has groups of {fixed_size}")
     return replace(scheme, layout=layout)
 
 

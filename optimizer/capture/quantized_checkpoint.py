@@ -115,13 +115,13 @@ class _Module:
 
     def part(self, *ends: str) -> Source:
         """Finds a tensor as ``optional`` does; it must exist. Raises SourceError, naming it, otherwise."""
-        found = self.optional(*ends)
-        if found is None:
+        tensor = self.optional(*ends)
+        if tensor is None:
             raise SourceError(
                 f"{self.values.origin}: tensor {self.base + ends[0]} is missing ({self.values.name} is packed)",
                 hint="The checkpoint is incomplete, or its configuration is of another one.",
             )
-        return found
+        return tensor
 
     def wrong(self, tensor: Source, text: str) -> SourceError:
         """An error that names the tensor and its file."""
@@ -164,8 +164,8 @@ def unpacked(tensors: Mapping[str, WeightExpr], folder: QuantizedFolder) -> dict
             zero point or an index of a group out of range, scales that aren't finite, or tensors of another method.
     """
     named = {g.scheme.layout for g in folder.groups}
-    found: dict[str, WeightExpr] = {}
-    taken: set[str] = set()
+    weights: dict[str, WeightExpr] = {}
+    used: set[str] = set()
     for name, tensor in tensors.items():
         layouts = [LAYOUTS[layout] for layout in sorted(named) if LAYOUTS[layout].has(tensor, name)]
         if not layouts or not isinstance(tensor, Source):
@@ -184,11 +184,11 @@ def unpacked(tensors: Mapping[str, WeightExpr], folder: QuantizedFolder) -> dict
         target = base + layout.becomes
         if target in tensors and target != name:
             raise SourceError(f"{tensor.origin}: tensors {name} and {target} are both {target}", hint=_DOWNLOAD)
-        found[target] = _expression(layout.read(packed), target, tensor)
-        taken |= packed.taken | {name}
-    left = {name: t for name, t in tensors.items() if name not in taken and not name.endswith(_UNUSED)}
-    _refuse_others(left, folder, len(found))
-    return left | found
+        weights[target] = _expression(layout.read(packed), target, tensor)
+        used |= packed.taken | {name}
+    left = {name: t for name, t in tensors.items() if name not in used and not name.endswith(_UNUSED)}
+    _refuse_others(left, folder, len(weights))
+    return left | weights
 
 
 def without_idle_biases(
@@ -400,8 +400,8 @@ def _zero_points(module: _Module, zeros: Source, read: Read, bits: int) -> Read:
 
     Raises SourceError unless they are in the range of codes, and the middle of it if the file says symmetric.
     """
-    found = read()
-    low, high, middle = int(found.min()), int(found.max()), 1 << (bits - 1)
+    points = read()
+    low, high, middle = int(points.min()), int(points.max()), 1 << (bits - 1)
     if low < 0 or high >= 1 << bits:
         bad = low if low < 0 else high
         raise module.wrong(zeros, f"has a zero point of {bad}, out of range of {bits} bits (0 to {(1 << bits) - 1})")
@@ -417,20 +417,20 @@ def _zero_points(module: _Module, zeros: Source, read: Read, bits: int) -> Read:
 
 def _order(module: _Module, index: Source, size: int, group: int, groups: int) -> Read | None:
     """The group of each column, None where groups are neighbours. Raises SourceError for a group that isn't there."""
-    found = index.evaluate().long()
-    if found.shape != (size,):
-        columns = found.shape[0] if found.dim() == 1 else tuple(found.shape)
+    indices = index.evaluate().long()
+    if indices.shape != (size,):
+        columns = indices.shape[0] if indices.dim() == 1 else tuple(indices.shape)
         raise module.wrong(index, f"has {columns} columns, and the weight has {size}")
-    if bool((found == -1).all()) and module.scheme.layout == "packed":
+    if bool((indices == -1).all()) and module.scheme.layout == "packed":
         return None  # llm-compressor's: never set
-    if not bool(found.any()):
+    if not bool(indices.any()):
         # Never set either. A group has ``group`` columns, so all of them can't be in the first; exllama and vLLM take
         # the columns in order.
         return None
-    low, high = int(found.min()), int(found.max())
+    low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= groups:
         raise module.wrong(index, f"names group {low if low < 0 else high}, and there are groups 0 to {groups - 1}")
-    if torch.equal(found, torch.arange(size) // group):
+    if torch.equal(indices, torch.arange(size) // group):
         return None
     return lambda: index.evaluate().long()
 
@@ -540,8 +540,8 @@ def _scales_of(module: _Module, scale: Source, shape: tuple[int, ...]) -> tuple[
             return made((*lead, 1, 1)), size
         if has in ((*lead, rows), (*lead, rows, 1)):
             return made((*lead, rows, 1)), size
-    said = f"blocks of {block[0]} x {block[1]}" if block else _of_groups(module.scheme.group_size)
-    raise module.wrong(scale, f"has shape {has}, which isn't one of a weight {shape} with {said}")
+    grouping = f"blocks of {block[0]} x {block[1]}" if block else _of_groups(module.scheme.group_size)
+    raise module.wrong(scale, f"has shape {has}, which isn't one of a weight {shape} with {grouping}")
 
 
 def _packed(module: _Module) -> _Numbers:
@@ -636,8 +636,8 @@ def _int(module: _Module) -> _Numbers:
 
     def zero_points() -> torch.Tensor:
         assert zeros is not None
-        wanted = (*weight.shape[:-1], groups)
-        return zeros.evaluate().int().reshape(_broadcast(module, zeros, wanted)).expand(wanted).contiguous()
+        per_group = (*weight.shape[:-1], groups)
+        return zeros.evaluate().int().reshape(_broadcast(module, zeros, per_group)).expand(per_group).contiguous()
 
     if zeros is not None:
         module.typed(zeros, torch.int8, torch.int32, torch.int64)
@@ -670,8 +670,8 @@ def _fp8(module: _Module) -> _Numbers:
         group = inputs
     else:
         scales, group = _scales_of(module, scale, weight.shape)
-    said = f"in blocks of {block[0]} x {block[1]}" if block else "a scale for " + _of_whole(module, scale)
-    return _Numbers(shape, f"FP8, {said}", values, scales, group, kind="fp8", swapped=swapped)
+    grouping = f"in blocks of {block[0]} x {block[1]}" if block else "a scale for " + _of_whole(module, scale)
+    return _Numbers(shape, f"FP8, {grouping}", values, scales, group, kind="fp8", swapped=swapped)
 
 
 def _of_whole(module: _Module, scale: Source) -> str:

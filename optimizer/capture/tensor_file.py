@@ -29,14 +29,14 @@ def tensor_places(path: Path) -> dict[str, int]:
 def read_tensor(path: Path, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The tensor whose bytes begin at ``place``. Raises SourceError naming the file if they can't be read."""
     value = torch.empty(shape, dtype=dtype)
-    wanted = value.view(-1).view(torch.uint8).numpy().data
+    rest = value.view(-1).view(torch.uint8).numpy().data
     try:
         with open_regular(path) as file:
             file.seek(place)
-            while wanted and (count := file.readinto(wanted)):
-                wanted = wanted[count:]
+            while rest and (count := file.readinto(rest)):
+                rest = rest[count:]
     except OSError as e:
         raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions and the disk.") from e
-    if wanted:
-        raise SourceError(f"{path}: it ends {len(wanted):,} bytes too early", hint="It changed meanwhile; start again.")
+    if rest:
+        raise SourceError(f"{path}: it ends {len(rest):,} bytes too early", hint="It changed meanwhile; start again.")
     return value

@@ -163,8 +163,8 @@ def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: 
     """
     # base_model_prefix isn't always the attribute's name.
     base = next((f"{name}." for name, m in model.named_children() if isinstance(m, PreTrainedModel)), "")
-    wanted = model.state_dict()
-    inside = {name.removeprefix(base) for name in wanted if name.startswith(base)}
+    state = model.state_dict()
+    inside = {name.removeprefix(base) for name in state if name.startswith(base)}
     prefixes = Counter[str]()
     for name in tensors:
         parts = name.split(".")
@@ -177,13 +177,13 @@ def text_tensors(model: PreTrainedModel, tensors: Mapping[str, _Named], source: 
             hint="Download the whole checkpoint again.",
         )
     prefix = max(prefixes, key=lambda p: (prefixes[p], p))
-    found = {base + name.removeprefix(prefix): e for name, e in tensors.items() if name.startswith(prefix)}
+    decoder_tensors = {base + name.removeprefix(prefix): e for name, e in tensors.items() if name.startswith(prefix)}
     above = prefix.split(".")[:-1]
-    for head in (name for name in wanted if not name.startswith(base)):
+    for head in (name for name in state if not name.startswith(base)):
         places = [".".join([*above[:depth], head]) for depth in range(len(above), -1, -1)]
         if (place := next((name for name in places if name in tensors), None)) is not None:
-            found[head] = tensors[place]
-    return found
+            decoder_tensors[head] = tensors[place]
+    return decoder_tensors
 
 
 def unties(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> bool:
@@ -195,8 +195,8 @@ def unties(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> bool:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or head.weight is not table.weight:
         return False
-    found = [tensors[name] for name, parameter in parameters.items() if parameter is head.weight and name in tensors]
-    return len(found) > 1 and any(not torch.equal(found[0].evaluate(), other.evaluate()) for other in found[1:])
+    stored = [tensors[name] for name, parameter in parameters.items() if parameter is head.weight and name in tensors]
+    return len(stored) > 1 and any(not torch.equal(stored[0].evaluate(), other.evaluate()) for other in stored[1:])
 
 
 class _TextRotation(torch.nn.Module):

@@ -52,11 +52,11 @@ class TokenCountWatch:
         """The module and what it does, as ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``, or None."""
         if self.shape_env is None or self.tokens is None:
             return None
-        found = [(i, g) for i, g in enumerate(self.shape_env.guards) if not self._holds_for_all(g.expr)]
-        if not found:
+        guards = [(i, g) for i, g in enumerate(self.shape_env.guards) if not self._holds_for_all(g.expr)]
+        if not guards:
             return None
         # That T is not one certain number is often only torch's asking whether a tensor is contiguous.
-        index, guard = next((f for f in found if not isinstance(f[1].expr, sympy.Ne)), found[0])
+        index, guard = next((f for f in guards if not isinstance(f[1].expr, sympy.Ne)), guards[0])
         path = [running for older, running in self._events if older <= index][-1]
         place = str(guard.sloc).strip("()").rsplit("/", 1)[-1]
         where = f"{path or 'the model'}{f' ({place})' if place.startswith('modeling_') else ''}"

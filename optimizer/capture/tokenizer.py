@@ -212,17 +212,17 @@ def with_tables(files: TokenizerFiles) -> TokenizerFiles:
 
 def _response_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The template by which transformers parses an answer, as JSON; None if there is none or it isn't a dictionary."""
-    found = getattr(tokenizer, "response_template", None)
-    if not isinstance(found, dict):
+    template = getattr(tokenizer, "response_template", None)
+    if not isinstance(template, dict):
         return None
     try:
-        converted(found, PLAIN)
+        converted(template, PLAIN)
     except UnknownShapeError as e:
         warnings.warn(
             f"tokenizer_config.json: {e}: it can't be read here, so calls are told by what the chat template writes",
             stacklevel=2,
         )
-    return json.dumps(found, ensure_ascii=False, sort_keys=True) + "\n"
+    return json.dumps(template, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def _chat_templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -67,8 +67,8 @@ class _Step(torch.nn.Module):
             position_ids=positions[None],
             use_cache=False,
         )
-        taken: torch.Tensor = torch.ops.ew.take_rows(result.logits[0], rows)  # [R, V]
-        return taken
+        logits: torch.Tensor = torch.ops.ew.take_rows(result.logits[0], rows)  # [R, V]
+        return logits
 
 
 _CAPTURED = tuple(signature(_Step.forward).parameters)[1:]
@@ -174,13 +174,13 @@ def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
         *of_graph.inputs_to_lifted_tensor_constants.values(),
         *of_graph.inputs_to_buffers.values(),
     ]
-    found: dict[str, WeightExpr] = {}
+    weights: dict[str, WeightExpr] = {}
     for name in names:
         value = exported.constants[name] if name in exported.constants else exported.state_dict[name]
         assert isinstance(value, torch.Tensor)
         short = name.removeprefix(_PREFIX)
-        found[short] = Source(f"{COMPUTED}{short}", tuple(value.shape), value.dtype, value.detach)
-    return found
+        weights[short] = Source(f"{COMPUTED}{short}", tuple(value.shape), value.dtype, value.detach)
+    return weights
 
 
 def _check_every_layer_attends(model: PreTrainedModel, capture: AttentionCapture) -> None:
@@ -231,11 +231,11 @@ def _check_ops(program: Program) -> None:
 def _module_of(error: BaseException, model: torch.nn.Module) -> str:
     """The path of the innermost module that was running when ``error`` was raised."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found, frame = "", error.__traceback__
+    module_path, frame = "", error.__traceback__
     while frame is not None:
-        found = paths.get(id(frame.tb_frame.f_locals.get("self")), "") or found
+        module_path = paths.get(id(frame.tb_frame.f_locals.get("self")), "") or module_path
         frame = frame.tb_next
-    return found or "the model"
+    return module_path or "the model"
 
 
 def _first_line(error: BaseException) -> str:

@@ -107,11 +107,11 @@ def replace_written_out_attention(program: Program, capture: AttentionCapture, l
     for softmax in softmaxes:
         where = join_where(w for w in softmax.meta[WHERE] if w) or "the model"
         try:
-            found = _find(program, softmax, known)
-            key = _spelling(found, known)
+            attention = _find(program, softmax, known)
+            key = _spelling(attention, known)
             if key not in meanings:
-                meanings[key] = _meaning(program, found, known, longest, capture.windows)
-            _replace(program, found, meanings[key], capture)
+                meanings[key] = _meaning(program, attention, known, longest, capture.windows)
+            _replace(program, attention, meanings[key], capture)
         except (_NotAttentionError, UnknownError) as e:
             raise UnsupportedModelError(
                 f"{where} writes its attention out, and {e}",
@@ -133,9 +133,9 @@ def _is_square(program: Program, node: Node) -> bool:
 
 
 def _find(program: Program, softmax: Node, known: set[Node]) -> _Found:
-    given = bound_arguments(softmax)
+    arguments = bound_arguments(softmax)
     rank = program.value(softmax).dim()
-    if given["dim"] % rank != rank - 1:
+    if arguments["dim"] % rank != rank - 1:
         raise _NotAttentionError("its softmax isn't over keys")
     node = softmax.args[0]
     while True:
@@ -191,12 +191,12 @@ def _spelling(found: _Found, known: set[Node]) -> object:
 
 def _between(last: Node, first: Node, known: set[Node]) -> list[Node]:
     """The calls behind ``first``, up to and with ``last``, in order."""
-    found = []
+    chain = []
     node = last
     while node is not first:
-        found.append(node)
+        chain.append(node)
         (node,) = [a for a in node.all_input_nodes if a not in known]
-    return found[::-1]
+    return chain[::-1]
 
 
 # ---- what it means
@@ -234,8 +234,8 @@ def _scores(sequence: Sequence, found: _Found, heads: int) -> Callable[[torch.Te
     def scores(products: torch.Tensor) -> torch.Tensor:
         value = products.view(shape)
         if start.target is aten.baddbmm.default:
-            given = bound_arguments(start)
-            value = given["beta"] * sequence.value(given["self"]) + given["alpha"] * value
+            arguments = bound_arguments(start)
+            value = arguments["beta"] * sequence.value(arguments["self"]) + arguments["alpha"] * value
         values = {start: value}
         for node in calls:
             values = {node: sequence.call(node, values)}
@@ -273,10 +273,10 @@ def _seen(scores: Callable[[torch.Tensor], torch.Tensor], heads: int, length: in
         raise _NotAttentionError("its scores aren't products times a number")
     first = 0 if not window else length - window
     distance = (key - query).float()
-    own = biases.diagonal(dim1=1, dim2=2)  # [N, S]: of each token with itself
+    diagonal = biases.diagonal(dim1=1, dim2=2)  # [N, S]: of each token with itself
     far = float(length - 1 - first)
-    slopes = (own[:, -1] - biases[:, -1, first]) / far if far else torch.zeros(heads)
-    linear = own[:, :, None] + slopes[:, None, None] * distance
+    slopes = (diagonal[:, -1] - biases[:, -1, first]) / far if far else torch.zeros(heads)
+    linear = diagonal[:, :, None] + slopes[:, None, None] * distance
     most = _TOLERANCE * largest + _ROUNDED * biases.abs().amax(dim=(1, 2), keepdim=True)
     if bool(((torch.where(expected, linear, 0.0) - biases).abs() > most).any()):
         raise _NotAttentionError("what it adds to scores isn't linear in the distance")
