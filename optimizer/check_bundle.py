@@ -115,11 +115,11 @@ def check_bundle(
     """
     start = time.perf_counter()
     bundle = Bundle.open(path, trust)
-    wanted = list(dict.fromkeys(targets or bundle.targets))
-    if provider is not None and not any(_has_providers(bundle, name) for name in wanted):
+    names = list(dict.fromkeys(targets or bundle.targets))
+    if provider is not None and not any(_has_providers(bundle, name) for name in names):
         owners = " or ".join(repr(name) for name in running() if takes(name, "provider"))
         raise RequestError(
-            f"provider: {provider!r} is for target {owners}, and {', '.join(wanted) or 'nothing'} is looked at",
+            f"provider: {provider!r} is for target {owners}, and {', '.join(names) or 'nothing'} is looked at",
             hint="Leave it out.",
         )
     for name in targets or ():
@@ -139,7 +139,7 @@ def check_bundle(
         check_same_adapters(original, bundle.manifest.source, path)
     total = hash_files(bundle, progress)
     checks = []
-    for name in wanted:
+    for name in names:
         _check_program(bundle, name)
         reason = _why_not(bundle, name)
         placement = Placement(provider=provider if _has_providers(bundle, name) else None)

@@ -131,8 +131,8 @@ class BuildComparison:
     def to_json(self) -> dict[str, Any]:
         """Makes plain values for ``--json``; an infinite number is null."""
         plain = {"within_budget": self.within_budget} | asdict(self) | {"budget": self.budget.model_dump()}
-        found: dict[str, Any] = _finite(plain)
-        return found
+        document: dict[str, Any] = _finite(plain)
+        return document
 
     def to_junit(self) -> str:
         """JUnit's XML: a suite whose cases are the checks. The machine's times are in it as properties alone."""
@@ -153,15 +153,17 @@ class BuildComparison:
             ElementTree.SubElement(properties, "property", {"name": name, "value": _xml(value)})
         for check in cases:
             case = ElementTree.SubElement(suite, "testcase", {"classname": "optimize.verify", "name": check.name})
-            said = _xml(" ".join(filter(None, (shown(check), check.detail))))
+            message = _xml(" ".join(filter(None, (shown(check), check.detail))))
             if check.outcome == "failed":
-                ElementTree.SubElement(case, "failure", {"message": said, "type": "OverBudget"}).text = self._why(check)
+                ElementTree.SubElement(case, "failure", {"message": message, "type": "OverBudget"}).text = self._why(
+                    check
+                )
             elif check.outcome == "not compared":
-                ElementTree.SubElement(case, "skipped", {"message": said})
+                ElementTree.SubElement(case, "skipped", {"message": message})
             elif check.outcome == "inconclusive":  # JUnit has no word for it
-                ElementTree.SubElement(case, "skipped", {"message": f"inconclusive: {said}"})
+                ElementTree.SubElement(case, "skipped", {"message": f"inconclusive: {message}"})
             else:
-                ElementTree.SubElement(case, "system-out").text = said
+                ElementTree.SubElement(case, "system-out").text = message
         ElementTree.indent(root)
         return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
@@ -245,7 +247,7 @@ def compare_builds(
         allowed = budget
     else:
         allowed = default if budget is None else read_budget(budget, default)
-    asked = read_prompts(prompts)
+    suite_prompts = read_prompts(prompts)
 
     checks: list[Check] = []
     with ExitStack() as stack:
@@ -263,17 +265,27 @@ def compare_builds(
                 from enginewright.optimizer.evaluate.source_model import (
                     SourceModel,  # torch and transformers, which bundles do without
                 )
-            made = stack.enter_context(closing(SourceModel(place, threads=threads)))
-            reference, files, info, answering = made, made.files or TokenizerFiles(), made.info, model
+            source_model = stack.enter_context(closing(SourceModel(place, threads=threads)))
+            reference, files, info, answering = (
+                source_model,
+                source_model.files or TokenizerFiles(),
+                source_model.info,
+                model,
+            )
         progress(ProgressEvent("load", 2, 2, str(against)))
-        suite = _tokenized(asked, str(prompts), reference, files, min(model.context_length, reference.context_length))
+        suite = _tokenized(
+            suite_prompts, str(prompts), reference, files, min(model.context_length, reference.context_length)
+        )
         read = _read_suite(model, reference, answering, suite, progress)
     checks += _of_suite(read, allowed)
     sequences = _some_tokens([one.ids for one in suite])
     layers: list[LayerDivergence] = []
     if allowed.layers:
-        found = None if read.problem else _layers(new, older, place, name, sequences, progress)
-        layers, why = found if isinstance(found, list) else [], found if isinstance(found, str) else read.problem
+        layer_result = None if read.problem else _layers(new, older, place, name, sequences, progress)
+        layers, why = (
+            layer_result if isinstance(layer_result, list) else [],
+            layer_result if isinstance(layer_result, str) else read.problem,
+        )
         checks.append(_of_layers(layers, why or "", allowed))
     else:
         checks.append(Check("kl_layer", "not compared", detail="the budget has layers = false"))
@@ -323,8 +335,8 @@ def _lines_of(diff: BundleDiff) -> tuple[str, ...]:
         only = ("only in the older one",) if file.bytes_b is None else ("only in the new one",)
         details = file.details if None not in (file.bytes_a, file.bytes_b) else only
         rank = next((i for i, start in enumerate(_FIRST_FILES) if file.path.startswith(start)), len(_FIRST_FILES))
-        kept = [detail for detail in details if not detail.startswith(("files.", "tensors.", "blobs."))]
-        lines += [(rank, f"{file.path}: {detail}") for detail in kept]
+        shown_details = [detail for detail in details if not detail.startswith(("files.", "tensors.", "blobs."))]
+        lines += [(rank, f"{file.path}: {detail}") for detail in shown_details]
     return tuple(line for _, line in sorted(lines, key=lambda line: line[0]))
 
 
@@ -366,7 +378,7 @@ def _tokenized(
         generator = np.random.default_rng(0)
         drawn = generator.integers(0, reference.vocab_size, (_RANDOM_PROMPTS, min(_RANDOM_TOKENS, most)))
         return [_Prompt(f"random tokens {i}", ids, answer) for i, ids in enumerate(drawn.tolist(), 1)]
-    found = []
+    tokenized = []
     for one in asked:
         text = one.text
         if text is None and files.chat_template is None:
@@ -378,10 +390,10 @@ def _tokenized(
             text = str(one.messages[-1]["content"])
         ids = tokenizer.encode_chat(one.messages) if text is None else tokenizer.encode(text)
         if ids:
-            found.append(_Prompt(one.where, ids[:most], answer, tokenizer))
-    if not found:
+            tokenized.append(_Prompt(one.where, ids[:most], answer, tokenizer))
+    if not tokenized:
         raise RequestError(f"prompts: {source} has no tokens", hint="Pass texts of one token or more.")
-    return found
+    return tokenized
 
 
 @dataclass
@@ -406,21 +418,21 @@ def _read_suite(
         try:
             if answering is model:
                 ids = _answered(model, prompt)
-            found = model.logits(ids)  # [S, V]
+            logits = model.logits(ids)  # [S, V]
         except EnginewrightError as e:
             if type(e) is not EnginewrightError:  # such as too little memory, which isn't the bundle's fault
                 raise
             read.problem = f"{prompt.where}: {e.message}"
             return read
         expected = finite_logits(reference, ids)
-        own = Divergence(Likelihood(), Likelihood())
-        own.add(found, expected)
-        _add(read.total, own)
-        tops = expected.argmax(axis=-1), found.argmax(axis=-1)
+        divergence = Divergence(Likelihood(), Likelihood())
+        divergence.add(logits, expected)
+        _add(read.total, divergence)
+        tops = expected.argmax(axis=-1), logits.argmax(axis=-1)
         if len(places := np.flatnonzero(tops[0] != tops[1])):
             first = int(places[0])
             was, now = (_word(prompt.tokenizer, int(top[first])) for top in tops)
-            read.changed.append(ChangedPrompt(prompt.where, len(ids), len(places), first, was, now, own.kl_max))
+            read.changed.append(ChangedPrompt(prompt.where, len(ids), len(places), first, was, now, divergence.kl_max))
         progress(ProgressEvent("prompts", done, len(suite), f"KL {read.total.kl_mean:.3g}"))
     return read
 
@@ -457,11 +469,11 @@ def _of_suite(read: _Read, budget: Budget) -> list[Check]:
 
 def _some_tokens(suite: Sequence[list[int]]) -> list[list[int]]:
     """The beginnings of some prompts, LAYER_TOKENS in all: a quarter each."""
-    found: list[list[int]] = []
+    starts: list[list[int]] = []
     for ids in suite:
-        if len(found) < 4:
-            found.append(ids[: LAYER_TOKENS // 4])
-    return found
+        if len(starts) < 4:
+            starts.append(ids[: LAYER_TOKENS // 4])
+    return starts
 
 
 # ---- by layer
@@ -484,13 +496,13 @@ def _layers(
     except MissingDependencyError as e:
         return e.message
     tokens = [torch.tensor(ids, dtype=torch.int32) for ids in sequences]
-    own = BundleRun(new, str(new.path), target=target)
+    new_run = BundleRun(new, str(new.path), target=target)
     if older is not None:
-        found = layer_divergence(BundleRun(older, str(older.path), target=target), own, tokens, progress)
+        layers = layer_divergence(BundleRun(older, str(older.path), target=target), new_run, tokens, progress)
     else:
         run = SourceRun(source, str(source), context_length=new.model.context_length)
-        found = layer_divergence(run, own, tokens, progress)
-    return "the two have other layers, or what a layer gets is not a value of its own" if found is None else found
+        layers = layer_divergence(run, new_run, tokens, progress)
+    return "the two have other layers, or what a layer gets is not a value of its own" if layers is None else layers
 
 
 def _of_layers(layers: Sequence[LayerDivergence], why: str, budget: Budget) -> Check:

@@ -100,12 +100,12 @@ def diff_bundles(a: str | Path, b: str | Path, *, progress: Progress = silent) -
 
 def _files(folder: Path) -> dict[str, int]:
     """Sizes by path, without report/."""
-    found = {}
+    sizes = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not name.startswith(REPORT_FOLDER):
-            found[name] = path.stat().st_size
-    return found
+            sizes[name] = path.stat().st_size
+    return sizes
 
 
 def _first_difference(a: Path, b: Path) -> int | None:
@@ -129,14 +129,14 @@ def _first_difference(a: Path, b: Path) -> int | None:
 def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None]) -> tuple[str, ...]:
     """The differences of a file, at most MOST_DETAILS; ``unequal``: path -> first byte that differs."""
     if path in {blob.file for blob in a.index.blobs}:
-        found = list(_weights(a, b, path))
+        details = list(_weights(a, b, path))
     elif path.endswith(".json"):
-        found = [f for f in _fields(_document(a.path / path), _document(b.path / path), "") if f[:7] != "sha256:"]
+        details = [f for f in _fields(_document(a.path / path), _document(b.path / path), "") if f[:7] != "sha256:"]
     else:
-        found = []
-    if len(found) > MOST_DETAILS:
-        return (*found[:MOST_DETAILS], f"and {len(found) - MOST_DETAILS:,} more")
-    return tuple(found) or (f"from byte {unequal[path]:,} on",)
+        details = []
+    if len(details) > MOST_DETAILS:
+        return (*details[:MOST_DETAILS], f"and {len(details) - MOST_DETAILS:,} more")
+    return tuple(details) or (f"from byte {unequal[path]:,} on",)
 
 
 def _document(path: Path) -> Any:

@@ -114,7 +114,7 @@ def command(
         check_folder(plot)
     bundle = exported(model, recipe=recipe, quiet=quiet)
     with stage_bars(hidden=quiet) as show:
-        found = bench(Bundle.open(bundle, trust), options, show)
+        result = bench(Bundle.open(bundle, trust), options, show)
     if plot is not None:
-        write_svg(found, plot)
-    print_found(found, print_result, as_json=as_json, plot=plot)
+        write_svg(result, plot)
+    print_found(result, print_result, as_json=as_json, plot=plot)

@@ -78,7 +78,7 @@ def command(
     if tolerance is not None and not tolerance > 0:
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
     sequences = [_ids(one) for one in tokens or ()]
-    wanted = None if layers is None else _layers(layers)
+    numbers = None if layers is None else _layers(layers)
     from enginewright.runtime.shared.progress import loading
 
     check_early(a, b, recipe=recipe)
@@ -90,7 +90,7 @@ def command(
         report = bisect(
             Given(Path(a), target_a, isa_a),
             Given(Path(a if b is None else b), target_b, isa_b),
-            Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered, wanted),
+            Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered, numbers),
             show,
         )
     if as_json:
@@ -110,13 +110,13 @@ def _ids(text: str) -> list[int]:
 
 def _layers(text: str) -> frozenset[int]:
     """3,7-9 -> 3, 7, 8, 9."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for word in text.replace(" ", "").split(","):
         first, dash, last = word.partition("-")
         if not (first.isdecimal() and (last.isdecimal() if dash else True)) or (dash and int(first) > int(last)):
             raise typer.BadParameter(f"{word!r} isn't a layer's number, nor a range such as 7-9", param_hint="--layers")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def _print(report: BisectReport) -> None:

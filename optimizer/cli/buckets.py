@@ -55,9 +55,9 @@ def command(
     from enginewright.optimizer.buckets.choose import BucketSource, choose
     from enginewright.optimizer.buckets.report import recipe_lines, text_lines
 
-    given = sum(one is not None for one in (histogram, trace, default))
-    if given != 1:
-        raise typer.BadParameter(f"give one of --histogram, --trace and --default, not {given or 'none'} of them")
+    sources = sum(one is not None for one in (histogram, trace, default))
+    if sources != 1:
+        raise typer.BadParameter(f"give one of --histogram, --trace and --default, not {sources or 'none'} of them")
     source = BucketSource(
         histogram=None if histogram is None else str(histogram),
         trace=None if trace is None else str(trace),

@@ -40,27 +40,27 @@ def command(
         from enginewright.optimizer.export.kept_exports import MOST_BYTES, KeptExports
     from enginewright.runtime.shared.memory import format_bytes
 
-    kept = KeptExports.of_user()
+    exports = KeptExports.of_user()
     if action == "clear":
-        freed = kept.clear()
+        freed = exports.clear()
         if as_json:
-            print_json({"folder": None if kept.root is None else str(kept.root), "freed_bytes": freed})
+            print_json({"folder": None if exports.root is None else str(exports.root), "freed_bytes": freed})
         else:
             print(f"{format_bytes(freed)} removed")
         return
-    entries = kept.entries()
+    entries = exports.entries()
     if as_json:
         shown = [
             {"key": e.key, "source": e.source, "recipe": e.recipe, "targets": list(e.targets), "bytes": e.bytes}
             | {"made": e.made}
             for e in entries
         ]
-        folder = None if kept.root is None else str(kept.root)
+        folder = None if exports.root is None else str(exports.root)
         print_json({"folder": folder, "most_bytes": MOST_BYTES, "entries": shown})
         return
     for entry in entries:
-        made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
+        date = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
         what = f"{entry.source}, recipe {entry.recipe}, for {', '.join(entry.targets)}"
-        print(f"{made}  {format_bytes(entry.bytes):>10}  {what}")
+        print(f"{date}  {format_bytes(entry.bytes):>10}  {what}")
     total = format_bytes(sum(entry.bytes for entry in entries))
-    print(f"{len(entries)} kept, {total} of {format_bytes(MOST_BYTES)} at most, in {kept.root}")
+    print(f"{len(entries)} kept, {total} of {format_bytes(MOST_BYTES)} at most, in {exports.root}")

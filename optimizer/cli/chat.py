@@ -347,13 +347,13 @@ def _file_of(command: str, rest: str) -> Path | None:
 
 def _read_turns(file: Path) -> list[dict[str, Any]]:
     """A saved conversation. Raises OSError or ValueError."""
-    found = parse_json(read_regular(file, most=MOST_JSON_BYTES))
-    if not isinstance(found, list) or not found:
+    turns = parse_json(read_regular(file, most=MOST_JSON_BYTES))
+    if not isinstance(turns, list) or not turns:
         raise ValueError("it must be a list of messages")
-    for i, one in enumerate(found):
+    for i, one in enumerate(turns):
         if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
             raise ValueError(f"message {i} needs a role and a content, both text")
-    return found
+    return turns
 
 
 def _typed() -> Iterator[str]:

@@ -39,12 +39,12 @@ def command(
     from enginewright.optimizer.diff_bundles import diff_bundles
 
     with stage_bars(hidden=quiet) as show:
-        found = diff_bundles(a, b, progress=show)
+        diff = diff_bundles(a, b, progress=show)
     if as_json:
-        print_json(found.to_json())
+        print_json(diff.to_json())
     elif not quiet:
-        _print(found)
-    if not found.equal:
+        _print(diff)
+    if not diff.equal:
         raise typer.Exit(EXIT_DIFFERENT)
 
 

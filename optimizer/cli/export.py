@@ -47,11 +47,11 @@ def default_output(source: str) -> Path:
     """
     from enginewright.runtime.bundle.hub_id import parse_hub_id
 
-    found = Path(source).resolve()
-    if found.is_dir() and Path.cwd().is_relative_to(found):
-        return Path(os.path.relpath(found.with_name(f"{found.name}.bundle")))
-    if found.exists():
-        name = found.name
+    place = Path(source).resolve()
+    if place.is_dir() and Path.cwd().is_relative_to(place):
+        return Path(os.path.relpath(place.with_name(f"{place.name}.bundle")))
+    if place.exists():
+        name = place.name
     else:
         hub = parse_hub_id(source)
         name = source.rstrip("/").rsplit("/", 1)[-1] if hub is None else hub.title
@@ -268,13 +268,13 @@ def _trust(bundle: Bundle) -> tuple[str, ...]:
 def _warnings(report: ExportReport) -> list[str]:
     from enginewright.optimizer.report.numbers import format_bytes
 
-    found = [] if report.calibration is None else list(report.calibration.coverage.warnings)
+    warnings = [] if report.calibration is None else list(report.calibration.coverage.warnings)
     if report.memory is not None and not report.memory.kept:
         most = format_bytes(report.memory.limit)
-        found.append(f"{format_bytes(report.peak_rss_bytes)} of memory is more than the {most} allowed")
+        warnings.append(f"{format_bytes(report.peak_rss_bytes)} of memory is more than the {most} allowed")
     if report.template_appends is False:
-        found.append(
+        warnings.append(
             "the chat template changes earlier turns of a conversation, so each turn computes more of it anew than the "
             "turn itself (docs/use/chat-templates.md)"
         )
-    return found
+    return warnings

@@ -73,15 +73,15 @@ def exported(
             reason = event.detail if event.stage == "recipe" else reason
             show(event)
 
-        wanted = find_kept(name, recipe=None if recipe is None else os.fspath(recipe), progress=on_progress)
+        export = find_kept(name, recipe=None if recipe is None else os.fspath(recipe), progress=on_progress)
     if reason and not quiet:
         print(f"{name}: recipe {reason}", file=sys.stderr, flush=True)
-    if wanted.bundle is not None:
-        return wanted.bundle
+    if export.bundle is not None:
+        return export.bundle
     if apart:
-        return _export_apart(wanted, quiet)
+        return _export_apart(export, quiet)
     with stage_bars(hidden=quiet) as show:
-        return export_to_keep(wanted, show)
+        return export_to_keep(export, show)
 
 
 def _export_apart(wanted: WantedExport, quiet: bool) -> Path:

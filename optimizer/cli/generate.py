@@ -74,8 +74,8 @@ def command(
     opened = time.perf_counter()
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
-        wanted = template.system is not None or options or "default" in llm.tokenizer.chat_templates
-        chat = not raw and all(texts) and bool(wanted)
+        needs_template = template.system is not None or options or "default" in llm.tokenizer.chat_templates
+        chat = not raw and all(texts) and bool(needs_template)
         conversations = [conversation(text, template.system) for text in texts]
         several = params.n > 1 or params.best_of is not None or params.num_beams > 1
         if len(texts) == 1 and not as_json and not several:

@@ -188,8 +188,8 @@ def _print_summary(bundle: Bundle) -> None:
             blocks = sum(int(chosen[0][name]) for name in ("first_blocks", "last_blocks", "best_blocks"))
             size = program.cache_groups[0].block_size
             below = f", from position {chosen[0]['all_below']:,} on" if chosen[0]["all_below"] else ""
-            own = f"{blocks * size:,} keys and a token's own block"
-            _row("", f"adaptive context: {len(chosen)} layers look at {own}{below}")
+            attended = f"{blocks * size:,} keys and a token's own block"
+            _row("", f"adaptive context: {len(chosen)} layers look at {attended}{below}")
     for name, plan in bundle.buckets.items():
         for i, kind in enumerate(KINDS):
             _row("" if i else "buckets", f"{name}, {kind}: {', '.join(map(str, plan.sizes(kind))) or 'none'}")

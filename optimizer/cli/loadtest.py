@@ -131,21 +131,21 @@ def command(
         if path is not None:
             check_folder(path)
     with contextlib.ExitStack() as stack:
-        given = _options(asking, coming, saying)
+        values = _options(asking, coming, saying)
         url = server
         if "://" not in server and Path(server).exists():
-            _made("http://127.0.0.1", given)  # what is wrong with the options is told before a server starts
+            _made("http://127.0.0.1", values)  # what is wrong with the options is told before a server starts
             url = stack.enter_context(served(Path(server)))
-        options = _made(url, given)
+        options = _made(url, values)
         workload = Workload(options)
         show = stack.enter_context(stage_bars(hidden=quiet, counts=True))
         run = asyncio.run(LoadRun(options, workload, show).run())
-    found = result_of(run, options, workload)
+    result = result_of(run, options, workload)
     if plot is not None:
-        write_svg(found, plot)
+        write_svg(result, plot)
     if records is not None:
-        found.write_records(records)
-    print_found(found, print_load, as_json=as_json, plot=plot)
+        result.write_records(records)
+    print_found(result, print_load, as_json=as_json, plot=plot)
     if run.interrupted:
         raise KeyboardInterrupt
 

@@ -46,8 +46,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        command(**given, **made)
+        objects = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **objects)
 
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what inspect and typer look at
     run.__annotations__ = {option.name: option.annotation for option in options}
@@ -56,8 +56,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameters(of: Callable[..., object]) -> list[Parameter]:
     hints = get_type_hints(of, include_extras=True)
-    given = signature(of).parameters.values()
-    return [one.replace(annotation=hints[one.name], kind=Parameter.KEYWORD_ONLY) for one in given]
+    parameters = signature(of).parameters.values()
+    return [one.replace(annotation=hints[one.name], kind=Parameter.KEYWORD_ONLY) for one in parameters]
 
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
@@ -272,17 +272,17 @@ class Sampling:
 
     def given(self) -> dict[str, Any]:
         """Keyword arguments for SamplingParams: only what was said. Raises BadParameter for an unknown --param."""
-        said = {name: value for name, value in vars(self).items() if value is not None and value != []}
-        form = {"json" if name == "schema" else name: said.pop(name) for name in _FORMS if name in said}
+        values = {name: value for name, value in vars(self).items() if value is not None and value != []}
+        form = {"json" if name == "schema" else name: values.pop(name) for name in _FORMS if name in values}
         if len(form) > 1:
             raise typer.BadParameter(f"only one of {', '.join(f'--{name}' for name in _FORMS)} may be given")
         for name, value in form.items():
-            said["structured_outputs"] = {name: _text_of(name, value)}
-        for text in said.pop("param", []):
+            values["structured_outputs"] = {name: _text_of(name, value)}
+        for text in values.pop("param", []):
             name, value = named_value("--param", text, "frequency_penalty=0.5")
-            _check_param(name, said)
-            said[name] = {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
-        return said
+            _check_param(name, values)
+            values[name] = {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
+        return values
 
 
 _FORMS = ("schema", "regex", "choice", "grammar")

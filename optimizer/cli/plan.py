@@ -133,7 +133,7 @@ def command(
     if plot is not None:
         check_folder(plot)
     with stage_bars(hidden=quiet) as show:
-        found = plan(source, options, show)
+        result = plan(source, options, show)
     if plot is not None:
-        write_svg(found, plot)
-    print_found(found, print_plan, as_json=as_json, plot=plot)
+        write_svg(result, plot)
+    print_found(result, print_plan, as_json=as_json, plot=plot)

@@ -43,7 +43,7 @@ def command(
     from enginewright.runtime.engine.info import partition_of
 
     with stage_bars(hidden=quiet) as show:
-        found = trace(
+        traced = trace(
             Bundle.open(bundle),
             prompt=prompt_tokens,
             decode=decode,
@@ -52,8 +52,10 @@ def command(
             partition=partition_of(ranks, partition),
             progress=show,
         )
-    found.write(output)
+    traced.write(output)
     if as_json:
-        print_json({"path": str(output), "steps": found.steps, "slices": found.slices, "seconds": found.seconds})
+        print_json({"path": str(output), "steps": traced.steps, "slices": traced.slices, "seconds": traced.seconds})
     else:
-        print(f"{output}: {found.steps} steps in {duration(found.seconds)}, {found.slices:,} slices; open it at {UI}")
+        print(
+            f"{output}: {traced.steps} steps in {duration(traced.seconds)}, {traced.slices:,} slices; open it at {UI}"
+        )

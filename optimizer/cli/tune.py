@@ -55,11 +55,11 @@ def command(
     opened = Bundle.open(bundle, trust)
     run: Tune = part_for(opened, "compile.tune", target, "tuned")[1].tune
     with stage_bars(hidden=quiet) as show:
-        found = run(opened, seconds=seconds, threads=threads, records=records, write=not dry_run, progress=show)
+        result = run(opened, seconds=seconds, threads=threads, records=records, write=not dry_run, progress=show)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
-    for line in [] if quiet else found.table():
+    for line in [] if quiet else result.table():
         print(line)
-    for line in found.summary():
+    for line in result.summary():
         print(line)

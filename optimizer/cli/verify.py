@@ -88,8 +88,8 @@ def command(
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
     if against is None:
-        given = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}
-        if lonely := [name for name, value in given.items() if value is not None]:
+        needs_against = {"--budget": budget, "--prompt": prompts, "--junit": junit, "--threads": threads or None}
+        if lonely := [name for name, value in needs_against.items() if value is not None]:
             raise typer.BadParameter("it is for --against, which is not given", param_hint=lonely[0])
     elif len(target or ()) > 1:
         raise typer.BadParameter("--against compares one target", param_hint="--target")
@@ -99,7 +99,7 @@ def command(
     if against is not None:
         find_here(against, option="against")  # fails before the bundle is read
     with stage_bars(hidden=quiet) as show:
-        found = check_bundle(
+        check = check_bundle(
             bundle,
             source=source,
             lora=lora or None,
@@ -130,9 +130,9 @@ def command(
         write_junit(compared, junit)
     well = compared is None or not (compared.failed or compared.inconclusive)
     if as_json:
-        print_json(found.to_json() | ({} if compared is None else {"against": compared.to_json()}))
+        print_json(check.to_json() | ({} if compared is None else {"against": compared.to_json()}))
     elif not quiet or not well:
-        _print_check(found, hint=compared is None)
+        _print_check(check, hint=compared is None)
         if compared is not None:
             console = stdout_console()
             if not console.is_terminal:

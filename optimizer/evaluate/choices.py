@@ -91,8 +91,8 @@ def encode_choices(question: Question, tokenizer: Tokenizer, most_tokens: int) -
     encoded = []
     for i, (context, whole) in enumerate(question.texts()):
         prefix, ids = split_prefix(tokenizer, whole)
-        own = len(ids) - len(tokenizer.encode(context, add_special_tokens=False))
-        if own < 1:
+        count = len(ids) - len(tokenizer.encode(context, add_special_tokens=False))
+        if count < 1:
             raise RequestError(
                 f"{question.where}: choices[{i}]: it has no token of its own behind the prompt",
                 hint="Begin the choice with a space, or move the end of the prompt into it.",
@@ -103,7 +103,7 @@ def encode_choices(question: Question, tokenizer: Tokenizer, most_tokens: int) -
                 f"{question.where}: prompt with choices[{i}] has {len(ids)} tokens, and a window {most_tokens}",
                 hint="Shorten the prompt, or raise the window up to the model's context.",
             )
-        encoded.append(EncodedChoice(ids, own, len(question.choices[i].encode())))
+        encoded.append(EncodedChoice(ids, count, len(question.choices[i].encode())))
     return encoded
 
 

@@ -147,8 +147,8 @@ def evaluate(
                 closing(open_reference(against, trust=trust, threads=threads, memory=memory, progress=on_progress))
             )
             on_progress(ProgressEvent("load", 1, 1, reference.name))
-            asked = [whole for question in questions for _, whole in question.texts()]
-            check_same_tokens(model, reference, [written, *asked])
+            choice_texts = [whole for question in questions for _, whole in question.texts()]
+            check_same_tokens(model, reference, [written, *choice_texts])
         prefix, ids = split_prefix(model.tokenizer, written)
         if len(ids) < 2:
             raise RequestError(

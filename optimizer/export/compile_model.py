@@ -57,8 +57,8 @@ def compile_model(
         clock.end("capture")
 
         # 2. What passes look at, what a budget leaves to be found, and what passes are held to.
-        found = calibration_tokens(asked, model)
-        sequences = () if found is None else found.sequences
+        calibration = calibration_tokens(asked, model)
+        sequences = () if calibration is None else calibration.sequences
         clock.end("calibration")
         scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
         scratch.mkdir()
@@ -82,7 +82,9 @@ def compile_model(
 
         # 5. The report, and the name.
         on_progress(ProgressEvent("write", 0, 1, str(output)))
-        report = _report(asked, model, found, searched, measured, rewritten, written, ran, writer, clock, str(output))
+        report = _report(
+            asked, model, calibration, searched, measured, rewritten, written, ran, writer, clock, str(output)
+        )
         for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
             writer.write_text(path, text)
         if searched.anything:

@@ -393,15 +393,15 @@ def key_of(
     if sum(os.path.getsize(path) for path in read.values()) < (LEAST_SOURCE_BYTES if least is None else least):
         return None
     beside = {name: getattr(recipe.buckets, name) for name in FILE_FIELDS} if recipe.buckets is not None else {}
-    given = {name: path for name, path in {**beside, **(files or {})}.items() if path is not None}
-    if not all(os.path.isfile(path) for path in given.values()):  # a pipe is read once
+    extra_files = {name: path for name, path in {**beside, **(files or {})}.items() if path is not None}
+    if not all(os.path.isfile(path) for path in extra_files.values()):  # a pipe is read once
         return None
     facts = {
         "format": FORMAT,
         "source": describe_source(source).model_dump(mode="json"),
         "bytes": {name: _hashed(path).sha256 for name, path in read.items()},
         "recipe": recipe.model_dump(mode="json"),
-        "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in given.items()},
+        "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in extra_files.items()},
         "others": others | {"targets": targets},
         "code": _our_code(),
         "versions": _versions(targets),
@@ -429,8 +429,10 @@ def _our_code() -> str:
     """The hash of every file of the package, and of what is compiled of it: a version says too little of a working
     tree."""
     digest = hashlib.sha256()
-    found = {f"{i}/{path}": Path(root, path) for i, root in enumerate(enginewright.__path__) for path in _sources(root)}
-    for name, path in sorted(found.items()):
+    sources = {
+        f"{i}/{path}": Path(root, path) for i, root in enumerate(enginewright.__path__) for path in _sources(root)
+    }
+    for name, path in sorted(sources.items()):
         digest.update(f"{name} {_hashed(path).sha256}\n".encode())
     return digest.hexdigest()
 
@@ -457,8 +459,8 @@ def _versions(targets: Iterable[str]) -> dict[str, str | None]:
         extras.setdefault("" if extra is None else extra[1], set()).add(re.split(r"[^\w.-]", line)[0])
     names = extras.get("", set()) | extras.get("export", set())
     for target in targets:
-        own = extras.get(target, set()) - names
-        names |= own.union(*(others for others in extras.values() if own & others))
+        target_extra = extras.get(target, set()) - names
+        names |= target_extra.union(*(others for others in extras.values() if target_extra & others))
     return {name: _version(name) for name in sorted(names)}
 
 

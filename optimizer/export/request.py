@@ -74,8 +74,8 @@ class ExportRequest:
         """
         trained = None if given.recovered is None else FinishedRecovery.open(given.recovered)
         chosen = _recipe(given.recipe if loaded is None else loaded, trained)
-        wanted = _check_targets(tuple(given.targets) if given.targets is not None else chosen.targets)
-        _check_passes(chosen, wanted)
+        targets = _check_targets(tuple(given.targets) if given.targets is not None else chosen.targets)
+        _check_passes(chosen, targets)
         if given.gpus:
             engines = (chosen.engines or EnginesSection()).model_copy(update={"gpus": parse_capabilities(given.gpus)})
             chosen = chosen.model_copy(update={"engines": engines})
@@ -83,15 +83,15 @@ class ExportRequest:
             chosen = with_cache(chosen, given.kv_cache)
         if given.partitions:
             chosen = with_partitions(chosen, given.partitions)
-        check_storages(chosen, wanted)
-        check_cache(chosen, wanted)
-        check_context(chosen, wanted)
+        check_storages(chosen, targets)
+        check_cache(chosen, targets)
+        check_context(chosen, targets)
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(
             given.model_source,
             chosen,
-            wanted,
+            targets,
             given.context_length or chosen.context_length,
             given.calibration,
             trained,
@@ -111,9 +111,9 @@ class ExportRequest:
         Raises what ``from_arguments`` raises, where the file's recipe doesn't go with what was said beside it.
         """
         if self.arguments is not None:
-            given = with_own_recipe(replace(self.arguments, source=source), self.on_progress)
-            if given.recipe != self.arguments.recipe:
-                return ExportRequest.from_arguments(given, None, self.on_progress)
+            arguments = with_own_recipe(replace(self.arguments, source=source), self.on_progress)
+            if arguments.recipe != self.arguments.recipe:
+                return ExportRequest.from_arguments(arguments, None, self.on_progress)
         return replace(self, source=self.source.at(source))
 
 

@@ -95,7 +95,7 @@ def export(
             much, and what a pass changed most.
     """
     start, on_progress = time.perf_counter(), progress or silent
-    given = ExportArguments(
+    arguments = ExportArguments(
         source=source,
         revision=revision,
         recipe=recipe,
@@ -112,23 +112,23 @@ def export(
         lora=lora,
         tokenizer=tokenizer,
     )
-    given = with_own_recipe(given, on_progress)
-    chosen = check_arguments(given, output, overwrite)
-    listed = check_model(given)
+    arguments = with_own_recipe(arguments, on_progress)
+    chosen = check_arguments(arguments, output, overwrite)
+    listed = check_model(arguments)
     key: str | None = None
     if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
         on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
-        key = _key(given, chosen)
-    if key is not None and (report := take_export(key, output, overwrite, given.inputs(chosen), start)) is not None:
+        key = _key(arguments, chosen)
+    if key is not None and (report := take_export(key, output, overwrite, arguments.inputs(chosen), start)) is not None:
         return report
     loading(on_progress)
     from .compile_model import compile_model
     from .request import ExportRequest
 
     report = compile_model(
-        ExportRequest.from_arguments(given, chosen, on_progress), output, revision, listed, overwrite
+        ExportRequest.from_arguments(arguments, chosen, on_progress), output, revision, listed, overwrite
     )
-    unchanged = key is not None and key == _key(given, chosen)  # while the export worked
+    unchanged = key is not None and key == _key(arguments, chosen)  # while the export worked
     if key is not None and unchanged and isinstance(source, str | os.PathLike):
         keep_export(key, report, source)
     return report
@@ -161,22 +161,22 @@ def find_kept(source: str | Path, *, recipe: str | Path | None = None, progress:
 
     Raises SourceError and others for a model that can't be found, RequestError where nothing can be kept here.
     """
-    kept = KeptExports.of_user()
-    found = find_source(source, progress=progress)
-    check_source(found)
-    given = with_own_recipe(ExportArguments(source=found, recipe=recipe), progress)
-    if given.recipe is None:
+    exports = KeptExports.of_user()
+    place = find_source(source, progress=progress)
+    check_source(place)
+    arguments = with_own_recipe(ExportArguments(source=place, recipe=recipe), progress)
+    if arguments.recipe is None:
         progress(ProgressEvent("recipe", 1, 1, NOT_QUANTIZED))
-    named = given.recipe or FOR_MODELS
+    named = arguments.recipe or FOR_MODELS
     chosen = named if isinstance(named, Recipe) else load_recipe(named)
     progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
-    key = _key(replace(given, recipe=chosen), chosen, least=0)
-    if key is None or kept.root is None:
+    key = _key(replace(arguments, recipe=chosen), chosen, least=0)
+    if key is None or exports.root is None:
         raise RequestError(
             f"{source}: its bundle can't be kept on this machine",
             hint="Export it, and name the bundle: optimize export MODEL -o model.bundle",
         )
-    return WantedExport(found, chosen, key, kept.bundle(key))
+    return WantedExport(place, chosen, key, exports.bundle(key))
 
 
 def export_to_keep(wanted: WantedExport, progress: Progress = silent) -> Path:
@@ -203,15 +203,15 @@ def _key(given: ExportArguments, recipe: Recipe | None, least: int | None = None
     """The key under which the export is kept; None if the source isn't on this disk, or can't be read."""
     if not isinstance(given.source, str | os.PathLike) or not os.path.exists(given.source):
         return None
-    said = {
+    settings = {
         name: getattr(given, name)
         for name in ("targets", "context_length", "gpus", "kv_cache", "partitions", "name", "part")
     }
     try:
         files = {"calibration": given.calibration}
         for number, adapter in enumerate(given.model_source.adapters):
-            said[f"adapter {number}"] = (adapter.name, adapter.weight)
+            settings[f"adapter {number}"] = (adapter.name, adapter.weight)
             files |= {f"adapter {number}: {name}": adapter.folder / name for name in ADAPTER_FILES}
-        return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, least=least, **said)
+        return key_of(Path(given.source), recipe or load_recipe("f32"), files=files, least=least, **settings)
     except OSError:
         return None  # the export says what can't be read

@@ -125,18 +125,18 @@ class OpenModel:
 
 def find_model(asked: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
     """The request with a path that is there; what is fetched from the Hub has a time of its own."""
-    given = asked.source.model
-    if isinstance(given, torch.nn.Module):
+    model = asked.source.model
+    if isinstance(model, torch.nn.Module):
         if revision is not None:
             raise SourceError(
                 "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
             )
         return asked
-    found = find_source(given, revision=revision, progress=asked.on_progress, listed=listed)
-    if not os.path.exists(given):
+    place = find_source(model, revision=revision, progress=asked.on_progress, listed=listed)
+    if not os.path.exists(model):
         clock.end("download")
-    asked = asked.of(found)
-    warn_of_few_bits(found, asked.recipe)
+    asked = asked.of(place)
+    warn_of_few_bits(place, asked.recipe)
     return asked
 
 
@@ -156,8 +156,8 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
     for tensor in matrices:
         sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     kind = sizes.most_common(1)[0][0] if sizes else "few bits"
-    kept = kind in KEPT_BLOCKS.values()
-    instead = "gguf keeps the file's integers as they are" if kept else "int8 loses hardly anything more"
+    exact = kind in KEPT_BLOCKS.values()
+    instead = "gguf keeps the file's integers as they are" if exact else "int8 loses hardly anything more"
     warnings.warn(
         f"{source.name} has {bits:.1f} bits a weight already ({kind}), and recipe {recipe.name} rounds them once more, "
         f"to 4-bit integers of its own: the export may fail its budget. --recipe {instead}.",
@@ -218,7 +218,7 @@ def search_within_budget(
 ) -> Searched:
     """Searches for everything that the recipe leaves to a budget, and returns the recipe with numbers."""
     weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
-    given = Searching(
+    inputs = Searching(
         model.captured,
         sequences,
         scratch,
@@ -229,7 +229,7 @@ def search_within_budget(
         _common_formats(asked),
         None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
     )
-    return search(model.recipe, given)
+    return search(model.recipe, inputs)
 
 
 def measure_source(

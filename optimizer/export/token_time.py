@@ -19,11 +19,11 @@ def check_time(bundle: Bundle, target: str, recipe: Recipe) -> float | None:
     most = recipe.budget.max_ms_per_token
     if most is None or recipe.budget.device not in (None, PROCESSOR):
         return None
-    taken = 1e3 * token_seconds(bundle, target, CONTEXT)
-    if taken > (1 + TIMES_AGREE) * most:
+    duration = 1e3 * token_seconds(bundle, target, CONTEXT)
+    if duration > (1 + TIMES_AGREE) * most:
         raise VerificationError(
-            f"recipe {recipe.name}: a token takes {taken:.3g} ms on this machine, and max_ms_per_token is {most:g}",
+            f"recipe {recipe.name}: a token takes {duration:.3g} ms on this machine, and max_ms_per_token is {most:g}",
             hint="Export it while nothing else runs; or take a recipe of faster formats, or allow more with "
             "max_ms_per_token in [budget].",
         )
-    return taken
+    return duration

@@ -104,12 +104,12 @@ class RequestClass:
 def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
     """The classes of a TOML file, a table each; what one doesn't say is as in ``default``. Raises RequestError."""
     try:
-        given = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES).decode())
+        document = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES).decode())
     except (OSError, ValueError) as e:
         raise RequestError(f"classes: {path}: {getattr(e, 'strerror', None) or e}") from e
-    found = []
+    classes = []
     known = {one.name for one in fields(RequestClass)} - {"name", "goals"} | {one.name for one in fields(Goals)}
-    for name, table in given.items():
+    for name, table in document.items():
         where = f"classes: {path}: {name}"
         if not isinstance(table, dict):
             raise RequestError(f"{where} isn't a table", hint=f"Write [{name}], and its options below.")
@@ -129,10 +129,10 @@ def read_classes(path: Path, default: RequestClass) -> tuple[RequestClass, ...]:
         if not isinstance(table.get("body", {}), dict):
             raise RequestError(f"{where}: body isn't a table", hint=f"Write [{name}.body], and its fields below.")
         options["body"] = {**default.body, **table.get("body", {})}
-        found.append(_checked(RequestClass(**options), f"{where}: "))
-    if not found or sum(one.share for one in found) <= 0:
+        classes.append(_checked(RequestClass(**options), f"{where}: "))
+    if not classes or sum(one.share for one in classes) <= 0:
         raise RequestError(f"classes: {path}: there is no class with a share", hint="Write [chat] and share = 1.")
-    return tuple(found)
+    return tuple(classes)
 
 
 def _checked(one: RequestClass, where: str) -> RequestClass:
@@ -154,10 +154,10 @@ class Burst:
 
 def parse_burst(text: str) -> Burst:
     """5x4s/20s: five times the rate for 4 of every 20 seconds. Raises RequestError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)x([^/]+)/([^/]+)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x([^/]+)/([^/]+)", text.strip())
+    if match is None:
         raise RequestError(f"burst: {text!r} isn't a burst", hint="Pass 5x4s/20s: 5 times the rate for 4 of 20 s.")
-    burst = Burst(float(found[1]), parse_seconds(found[2], "burst"), parse_seconds(found[3], "burst"))
+    burst = Burst(float(match[1]), parse_seconds(match[2], "burst"), parse_seconds(match[3], "burst"))
     if burst.factor < 1 or max(1.0, burst.factor) * burst.on > burst.every:
         raise RequestError(
             f"burst: {text} is out of range",

@@ -57,8 +57,8 @@ def served(bundle: Path) -> Iterator[str]:
             if "url" not in about:
                 process.wait()
                 errors.seek(0)
-                said = about.get("error", {}).get("message") or errors.read().strip()[-_MOST_TOLD:]
-                raise EnginewrightError(f"{bundle}: it can't be served: {said}", hint="Try it with: optimize serve")
+                message = about.get("error", {}).get("message") or errors.read().strip()[-_MOST_TOLD:]
+                raise EnginewrightError(f"{bundle}: it can't be served: {message}", hint="Try it with: optimize serve")
             yield str(about["url"])
         finally:
             stop(process)

@@ -30,8 +30,8 @@ Point = tuple[float, float]
 
 def panels(result: LoadResult) -> list[Panel]:
     """The charts of a result that have values."""
-    found = [_times(result), _tokens(result), _first_tokens(result)]
-    return [panel for panel in found if panel is not None]
+    charts = [_times(result), _tokens(result), _first_tokens(result)]
+    return [panel for panel in charts if panel is not None]
 
 
 def _times(result: LoadResult) -> Panel | None:
@@ -43,8 +43,8 @@ def _times(result: LoadResult) -> Panel | None:
     known = [v for found in values.values() for v in found]
     if not known:
         return None
-    asked = [goal for goal in (goals or {}).values() if goal is not None]
-    x = LogAxis.around([*known, *asked], _LEFT, _RIGHT)
+    goal_seconds = [goal for goal in (goals or {}).values() if goal is not None]
+    x = LogAxis.around([*known, *goal_seconds], _LEFT, _RIGHT)
     series = []
     for colour, (name, (label, _)) in enumerate(_TIMES.items()):
         if not values[name]:

@@ -39,11 +39,11 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """None where there are no values."""
-        found = np.fromiter((value for value in values if value is not None), np.float64)
-        if not found.size:
+        numbers = np.fromiter((value for value in values if value is not None), np.float64)
+        if not numbers.size:
             return None
-        p50, p90, p95, p99 = (float(value) for value in np.percentile(found, (50, 90, 95, 99)))
-        return cls(int(found.size), float(found.mean()), p50, p90, p95, p99, float(found.max()))
+        p50, p90, p95, p99 = (float(value) for value in np.percentile(numbers, (50, 90, 95, 99)))
+        return cls(int(numbers.size), float(numbers.mean()), p50, p90, p95, p99, float(numbers.max()))
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """Gives plain values."""
-        found = {name: vars(value) if isinstance(value, Spread) else value for name, value in vars(self).items()}
-        found["errors"] = {kind: {"count": count, "example": said} for kind, (count, said) in self.errors.items()}
+        fields = {name: vars(value) if isinstance(value, Spread) else value for name, value in vars(self).items()}
+        fields["errors"] = {kind: {"count": count, "example": said} for kind, (count, said) in self.errors.items()}
         if self.goodput is not None:
-            found["goodput"] = vars(self.goodput) | {"goals": vars(self.goodput.goals), "share": self.goodput.share}
-        return found
+            fields["goodput"] = vars(self.goodput) | {"goals": vars(self.goodput.goals), "share": self.goodput.share}
+        return fields
 
 
 def met(record: Record, goals: Goals) -> bool:
@@ -175,16 +175,16 @@ class LoadResult:
 
     def notes(self) -> list[str]:
         """Warnings that a reader needs to judge the figures."""
-        found = []
+        lines = []
         if not self.counted:
-            found.append("the server didn't say how many tokens its answers have: pieces of text were counted instead")
+            lines.append("the server didn't say how many tokens its answers have: pieces of text were counted instead")
         if self.cpu_share > _BUSY:
-            found.append(f"the load tool took {self.cpu_share:.0%} of a core: it may be the limit, not the server")
+            lines.append(f"the load tool took {self.cpu_share:.0%} of a core: it may be the limit, not the server")
         if self.late is not None and self.late.p99 > _LATE:
-            found.append(f"1 % of the requests were sent {self.late.p99 * 1e3:.0f} ms late or more; times count that")
+            lines.append(f"1 % of the requests were sent {self.late.p99 * 1e3:.0f} ms late or more; times count that")
         if self.interrupted:
-            found.append(f"interrupted: {self.figures.unfinished} requests were given up, and aren't counted")
-        return found
+            lines.append(f"interrupted: {self.figures.unfinished} requests were given up, and aren't counted")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the single requests."""

@@ -83,8 +83,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Makes a line of the file of requests."""
-        found = {name: getattr(self, name) for name in self.__slots__ if name != "gaps"}
-        return found | {"ttft": self.ttft, "tpot": self.tpot, "end_to_end": self.end_to_end}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "gaps"}
+        return fields | {"ttft": self.ttft, "tpot": self.tpot, "end_to_end": self.end_to_end}
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ class LoadRun:
 
     async def _turns(self, conversation: Conversation, due: float) -> None:
         """Asks one turn after the other, each ``think`` seconds after the answer to the one before it."""
-        said: list[Any] = []
+        messages: list[Any] = []
         for number, turn in enumerate(conversation.turns):
-            said.append(turn.prompt)
-            body = self._body(turn, conversation.of_class.body, said, conversation.prefix)
+            messages.append(turn.prompt)
+            body = self._body(turn, conversation.of_class.body, messages, conversation.prefix)
             last = number + 1 == len(conversation.turns)
             answer = Answer(turn.leave_after, keep_text=not last)
             record = Record(conversation.index, number, conversation.of_class.name, due - self._start, 0.0)
@@ -236,7 +236,7 @@ class LoadRun:
                 self._add(record, answer)
             if not record.whole:
                 return
-            said.append(answer.text)
+            messages.append(answer.text)
             if not last:
                 due = self._start + record.end + self._options.think
                 if (wait := due - time.monotonic()) > 0:
@@ -294,7 +294,7 @@ def _on_interrupt(call: Callable[[], None]) -> Iterator[None]:
 def _raise_file_limit() -> None:
     """Each connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft < wanted:
+    limit = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

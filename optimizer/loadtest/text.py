@@ -29,8 +29,8 @@ def print_load(result: LoadResult, console: Console) -> None:
     for figures in (result.figures, *result.classes):
         _figures(figures, console, all_of=bool(result.classes))
     cpu = result.cpu_seconds / result.figures.tokens * 1e6 if result.figures.tokens else 0.0
-    own = f"{result.cpu_share:.1%} of a core, {cpu:.0f} µs a token"
-    console.print(f"{'load tool':<14}{own}", markup=False, soft_wrap=True)
+    usage = f"{result.cpu_share:.1%} of a core, {cpu:.0f} µs a token"
+    console.print(f"{'load tool':<14}{usage}", markup=False, soft_wrap=True)
     for note in result.notes():
         console.print(f"{'note':<14}{note}", markup=False, soft_wrap=True)
 

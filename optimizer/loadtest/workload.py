@@ -193,18 +193,18 @@ class Workload:
     def describe(self) -> dict[str, Any]:
         """Describes the load that was sent, as JSON values for a result."""
         options = self.options
-        found: dict[str, Any] = {"loop": "open" if self.is_open else "closed", "seed": options.seed}
+        facts: dict[str, Any] = {"loop": "open" if self.is_open else "closed", "seed": options.seed}
         if not self.is_open:
-            found["clients"] = self.clients
+            facts["clients"] = self.clients
         elif options.rate is not None:
-            found |= {"rate": options.rate, "arrivals": options.arrivals}
+            facts |= {"rate": options.rate, "arrivals": options.arrivals}
             if options.arrivals == "bursts":
-                found["burst"] = vars(options.burst)
+                facts["burst"] = vars(options.burst)
         if options.trace is not None:
-            found |= {"trace": str(options.trace), "speed": options.speed}
-        found |= {"requests": self.total, "seconds": options.seconds, "think": options.think}
-        found |= {"shared_prefix": options.shared_prefix, "prefixes": options.prefixes}
-        found["classes"] = [
+            facts |= {"trace": str(options.trace), "speed": options.speed}
+        facts |= {"requests": self.total, "seconds": options.seconds, "think": options.think}
+        facts |= {"shared_prefix": options.shared_prefix, "prefixes": options.prefixes}
+        facts["classes"] = [
             {
                 "name": one.name,
                 "share": one.share,
@@ -215,7 +215,7 @@ class Workload:
             }
             for one in options.classes
         ]
-        return found
+        return facts
 
 
 def _zeros() -> Iterator[float]:
@@ -240,17 +240,17 @@ def read_trace(path: Path) -> tuple[Row, ...]:
         raise RequestError(f"trace: {path}: {getattr(e, 'strerror', None) or e}") from e
     azure = text.startswith("TIMESTAMP,")
     lines = csv.DictReader(io.StringIO(text)) if azure else (line for line in text.splitlines() if line.strip())
-    found: list[Row] = []
+    rows: list[Row] = []
     try:
         for line in lines:
-            found.append(_azure_row(line) if isinstance(line, dict) else _row(json.loads(line)))
+            rows.append(_azure_row(line) if isinstance(line, dict) else _row(json.loads(line)))
     except (ValueError, KeyError, TypeError, csv.Error) as e:
         why = f"there is no {e}" if isinstance(e, KeyError) else e
         hint = "`optimize loadtest --help` names what a trace may be."
-        raise RequestError(f"trace: {path}: request {len(found) + 1}: {why}", hint=hint) from e
-    if not found:
+        raise RequestError(f"trace: {path}: request {len(rows) + 1}: {why}", hint=hint) from e
+    if not rows:
         raise RequestError(f"trace: {path}: it is empty")
-    return tuple(sorted(found, key=lambda row: row.at or 0.0))
+    return tuple(sorted(rows, key=lambda row: row.at or 0.0))
 
 
 _KEYS = frozenset(

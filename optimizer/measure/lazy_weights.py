@@ -61,13 +61,13 @@ def bring_weights_lazily(model: torch.nn.Module, weights: Mapping[str, WeightExp
     """
     placeholders: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():
-        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-        if not own:
+        parameters = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        if not parameters:
             continue
-        state = _Weights({name: weights[f"{path}.{name}" if path else name] for name in own})
-        for name, parameter in own.items():
+        state = _Weights({name: weights[f"{path}.{name}" if path else name] for name in parameters})
+        for name, parameter in parameters.items():
             module._parameters[name] = placeholders.setdefault(id(parameter), placeholder(parameter))
-        module.__class__ = _with_properties(type(module), tuple(own))
+        module.__class__ = _with_properties(type(module), tuple(parameters))
         module.__dict__[_STATE] = state
         module.register_forward_pre_hook(state.enter)
         module.register_forward_hook(state.leave, always_call=True)

@@ -97,9 +97,9 @@ class SourceRunner:
             return outputs[0]
 
         def of_rows(rows: slice) -> FloatArray:
-            wanted = torch.arange(*rows.indices(ids.shape[1]))
+            positions = torch.arange(*rows.indices(ids.shape[1]))
             with torch.inference_mode():
-                logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=wanted).logits
+                logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
             result: FloatArray = logits[0].float().numpy()
             return result
 

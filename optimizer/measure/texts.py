@@ -90,12 +90,12 @@ _SHAPE = 'A line is {"prompt": "text"} or {"messages": [{"role": "user", "conten
 
 def _of_line(where: str, line: str) -> SuitePrompt:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except ValueError as e:
         raise RequestError(f"prompts: {where}: not JSON: {e}", hint=_SHAPE) from e
-    if not isinstance(found, dict) or len(found.keys() & {"prompt", "messages"}) != 1:
+    if not isinstance(entry, dict) or len(entry.keys() & {"prompt", "messages"}) != 1:
         raise RequestError(f"prompts: {where}: it needs one of prompt and messages", hint=_SHAPE)
-    text, messages = found.get("prompt"), found.get("messages")
+    text, messages = entry.get("prompt"), entry.get("messages")
     if messages is None:
         if not isinstance(text, str) or not text:
             raise RequestError(f"prompts: {where}: prompt must be a text that isn't empty", hint=_SHAPE)

@@ -49,8 +49,8 @@ def set_unkept_to_zero(exprs: Iterable[WeightExpr], leaf: Leaf) -> None:
     """
     for sparse in dict.fromkeys(one for expr in exprs for one in _in(expr, TwoOfFour)):
         leaves = [leaf(one) for one in recovered_in(sparse)]
-        kept = torch.autograd.grad(weight_value(sparse, leaf).sum(), leaves)
-        for parameter, one in zip(leaves, kept, strict=True):
+        masks = torch.autograd.grad(weight_value(sparse, leaf).sum(), leaves)
+        for parameter, one in zip(leaves, masks, strict=True):
             parameter.data.mul_(one != 0)
 
 

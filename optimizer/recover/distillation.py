@@ -77,15 +77,15 @@ def loss_of(
 
 def measure(module: TrainableProgram, teacher: Teacher, sequences: Sequence[torch.Tensor], step: int) -> Measured:
     """Compares the program with the source on held-out sequences."""
-    found = Divergence(Likelihood(), Likelihood())
+    total = Divergence(Likelihood(), Likelihood())
     longest = max(len(s) for s in sequences)
     size = max(1, _TOKENS // longest)
     with torch.no_grad():
         for start in range(0, len(sequences), size):
             some = sequences[start : start + size]
             lengths = [len(s) for s in some]
-            own = module(packed_inputs(module.program, some)).split(lengths)
+            trained = module(packed_inputs(module.program, some)).split(lengths)
             source = teacher.logits(some).split(lengths)
-            for ids, rows, expected in zip(some, own, source, strict=True):
-                found.add(rows[:-1].numpy(), expected[:-1].numpy(), ids[1:].tolist())
-    return Measured(step, found.kl_mean, found.model.perplexity, found.reference.perplexity)
+            for ids, rows, expected in zip(some, trained, source, strict=True):
+                total.add(rows[:-1].numpy(), expected[:-1].numpy(), ids[1:].tolist())
+    return Measured(step, total.kl_mean, total.model.perplexity, total.reference.perplexity)

@@ -171,8 +171,8 @@ class _Tensors(RecoveredWeights):
 
 def entries_of(program: Program) -> dict[str, WeightEntry]:
     """The entries of recovery.json for the weights under training, which are in ``program``."""
-    found: dict[str, WeightEntry] = {}
+    entries: dict[str, WeightEntry] = {}
     for name in program.weights:
         for leaf in recovered_in(program.weights[name]):
-            found.setdefault(leaf.name, WeightEntry.from_expression(leaf.base))
-    return found
+            entries.setdefault(leaf.name, WeightEntry.from_expression(leaf.base))
+    return entries

@@ -141,8 +141,8 @@ class RecoveryFolder:
 
     def tokens(self, origin: str) -> tuple[Sequences, tuple[torch.Tensor, ...]]:
         """The sequences, and those for calibrated passes. Raises SourceError if they can't be read."""
-        found = _read(self.path / TOKENS)
-        kinds = [_cut(found, kind, self.path / TOKENS) for kind in ("training", "held_out", "calibration")]
+        tensors = _read(self.path / TOKENS)
+        kinds = [_cut(tensors, kind, self.path / TOKENS) for kind in ("training", "held_out", "calibration")]
         return Sequences(kinds[0], kinds[1], origin), kinds[2]
 
     def newest(self) -> Checkpoint | None:

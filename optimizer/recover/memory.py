@@ -41,12 +41,12 @@ class TrainingMemory:
 
         def nbytes(value: object) -> int:
             tensors: Sequence[object] = value if isinstance(value, (tuple, list)) else (value,)
-            found = 0
+            total = 0
             for tensor in tensors:
                 if isinstance(tensor, torch.Tensor):
                     shape = [int(program.expression(n).xreplace(sizes)) for n in tensor.shape]
-                    found += prod(shape) * max(4, tensor.element_size())  # integers are floats while they are trained
-            return found
+                    total += prod(shape) * max(4, tensor.element_size())  # integers are floats while they are trained
+            return total
 
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
         activations = sum(nbytes(n.meta["val"]) for n in calls)

@@ -76,50 +76,50 @@ def recover(
         VerificationError: training has diverged.
     """
     start, on_progress = time.perf_counter(), progress or silent
-    wanted = options or RecoverOptions()
-    wanted.check()
+    settings = options or RecoverOptions()
+    settings.check()
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    asked = chosen
+    requested = chosen
     check_recipe(chosen)
     folder = RecoveryFolder(output)
     if not resume:
         named = {"the recipe": recipe_file(recipe), "the text": text, "the calibration file": calibration}
-        given = None if isinstance(source, PreTrainedModel) else source
-        folder.refuse_if_there(overwrite, {"the source": given, **named})
-    with _threads(wanted.threads), tempfile.TemporaryDirectory() as scratch:
+        source_path = None if isinstance(source, PreTrainedModel) else source
+        folder.refuse_if_there(overwrite, {"the source": source_path, **named})
+    with _threads(settings.threads), tempfile.TemporaryDirectory() as scratch:
         if not isinstance(source, torch.nn.Module):
             source = find_source(source, progress=on_progress)
         on_progress(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
         captured = capture(source, tokenizer=tokenizer, context_length=chosen.context_length)
         on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         if resume:
-            old = _to_resume(folder, captured, asked, wanted)
+            old = _to_resume(folder, captured, requested, settings)
             chosen = old.recipe
             sequences, looked_at = folder.tokens(old.origin)
         else:
-            sequences = read_or_sample(source, captured, text, wanted, on_progress, _KEEP_ALL)
+            sequences = read_or_sample(source, captured, text, settings, on_progress, _KEEP_ALL)
             looked_at = tokens_of_recipe(source, captured, chosen, (), calibration, on_progress)
             chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, on_progress)).recipe
         prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=on_progress)
         description = Description(
             format=FORMAT,
             source=fingerprint(captured),
-            asked=asked,
+            asked=requested,
             recipe=chosen,
-            options=wanted.what_counts(),
+            options=settings.what_counts(),
             origin=sequences.origin,
             weights=entries_of(prepared.module.program),
         )
-        _check_memory(prepared, captured, sequences, wanted)
+        _check_memory(prepared, captured, sequences, settings)
         taught_by = source if isinstance(source, PreTrainedModel) else Path(source)
         teacher = Teacher(taught_by, captured.model_info.context_length, _KEEP_ALL)
-        training = Training(prepared.module, teacher, sequences, wanted)
+        training = Training(prepared.module, teacher, sequences, settings)
         resumed_at: int | None = None
         if resume:
-            found = folder.newest()
-            if found is not None:
-                training.take_up(found)
-                resumed_at = found.step
+            checkpoint = folder.newest()
+            if checkpoint is not None:
+                training.take_up(checkpoint)
+                resumed_at = checkpoint.step
         else:
             folder.begin(description, sequences, looked_at, overwrite=overwrite)
         training.run(on_progress, folder.checkpoint)
@@ -205,10 +205,10 @@ def _to_resume(folder: RecoveryFolder, captured: CapturedModel, recipe: Recipe, 
 def _check_memory(prepared: Prepared, captured: CapturedModel, sequences: Sequences, options: RecoverOptions) -> None:
     longest = max(len(s) for s in sequences.training)
     tokens = max(longest, sum(len(s) for s in sequences.batch(0, options)) // options.accumulate)
-    own = sum(p.numel() for p in prepared.module.parameters())
-    needed = TrainingMemory.of(prepared.module.program, own, captured.model_info.parameters, tokens, longest)
+    trained = sum(p.numel() for p in prepared.module.parameters())
+    needed = TrainingMemory.of(prepared.module.program, trained, captured.model_info.parameters, tokens, longest)
     # The weights themselves are in memory already.
-    check_memory(replace(needed, weights=needed.weights - 4 * own), free_memory())
+    check_memory(replace(needed, weights=needed.weights - 4 * trained), free_memory())
 
 
 @contextmanager

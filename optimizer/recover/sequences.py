@@ -82,13 +82,13 @@ def read_or_sample(
     if text is not None:
         progress(ProgressEvent("tokens", 0, 1, str(text)))
         tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
-        found = read_sequences(Path(text), tokenizer, info.vocab_size, _MOST, length, option="text")
+        sequences = read_sequences(Path(text), tokenizer, info.vocab_size, _MOST, length, option="text")
         progress(ProgressEvent("tokens", 1, 1, str(text)))
-        return split(found, options, f"the text {Path(text).name}")
-    given = source if isinstance(source, PreTrainedModel) else Path(source)
+        return split(sequences, options, f"the text {Path(text).name}")
+    model = source if isinstance(source, PreTrainedModel) else Path(source)
     origin = f"sampled from the model, seed {options.seed}"
     sampled = sample_sequences(
-        SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes),
+        SourceRunner(model, context_length=info.context_length, keep_bytes=keep_bytes),
         info,
         tokens=options.sampled_tokens,
         sequence_length=length,

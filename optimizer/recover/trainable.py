@@ -137,15 +137,15 @@ class TrainableProgram(torch.nn.Module):
         return shared[name]
 
     def _leaf(self, leaf: Recovered) -> torch.Tensor:
-        found: torch.Tensor = self.moving[self._index[leaf.name]]
-        return found
+        tensor: torch.Tensor = self.moving[self._index[leaf.name]]
+        return tensor
 
     def _call(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], shared: dict[str, torch.Tensor]) -> Any:
         target: Any = node.target
         if target in _WEIGHT:
             names = bound_arguments(node)
-            given = names | dict(zip(names, args, strict=False)) | dict(kwargs)
-            return self._quantized(target, names, given, shared)
+            arguments = names | dict(zip(names, args, strict=False)) | dict(kwargs)
+            return self._quantized(target, names, arguments, shared)
         if target is ew.quantize_activation.default:
             return _quantize(*args)
         if target is ew.attention.default:

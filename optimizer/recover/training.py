@@ -151,9 +151,9 @@ class Training:
         progress(ProgressEvent("train", self.step, options.steps, detail))
 
     def _measure(self, progress: Progress) -> None:
-        found = measure(self._module, self._teacher, self._sequences.held_out, self.step)
-        self.measured.append(found)
-        detail = f"KL {found.kl:.4f}, perplexity {found.perplexity:.4g} (source {found.source_perplexity:.4g})"
+        result = measure(self._module, self._teacher, self._sequences.held_out, self.step)
+        self.measured.append(result)
+        detail = f"KL {result.kl:.4f}, perplexity {result.perplexity:.4g} (source {result.source_perplexity:.4g})"
         progress(ProgressEvent("measure", self.step, self._options.steps, detail))
 
 

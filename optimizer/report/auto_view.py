@@ -78,8 +78,8 @@ def auto_view(entry: AutoReport) -> AutoView:
         for name, figures in by_format.items()
         if any(f.value > 0 for f in figures)
     ]
-    found = [pareto_chart(entry, size) for size in (WIDE, NARROW)]
-    return AutoView(entry, tuple(c for c in found if c is not None), _format_map(entry), tuple(shown))
+    charts = [pareto_chart(entry, size) for size in (WIDE, NARROW)]
+    return AutoView(entry, tuple(c for c in charts if c is not None), _format_map(entry), tuple(shown))
 
 
 def pareto_chart(entry: AutoReport, size: Size = WIDE) -> ParetoChart | None:

@@ -176,8 +176,10 @@ def quantized_lines(document: ReportDocument) -> list[str]:
     """Counts of quantized, saturated and vanished values as lines; empty if nothing was quantized."""
     if (q := document.quantization) is None:
         return []
-    kept = f"{q.kept:,} the source's own integers, " if q.kept else ""
-    return [f"{q.values:,} quantized: {kept}{q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero"]
+    unchanged = f"{q.kept:,} the source's own integers, " if q.kept else ""
+    return [
+        f"{q.values:,} quantized: {unchanged}{q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero"
+    ]
 
 
 def calibration_lines(document: ReportDocument) -> list[str]:

@@ -60,10 +60,10 @@ class LogAxis:
     def more_ticks(self) -> list[float]:
         """The powers of ten; where there are fewer than three, what is between them too."""
         for mantissas in _MANTISSAS:
-            found = self._ticks(mantissas)
-            if len(found) >= _FEWEST_TICKS:
+            ticks = self._ticks(mantissas)
+            if len(ticks) >= _FEWEST_TICKS:
                 break
-        return found
+        return ticks
 
     def _ticks(self, mantissas: Sequence[float]) -> list[float]:
         decades = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
@@ -82,25 +82,25 @@ def treemap(sizes: Sequence[float], box: Box) -> list[Box]:
     x, y, width, height = box
     scale = width * height / total
     areas = [size * scale for size in sizes]
-    found: list[Box] = []
+    boxes: list[Box] = []
     while areas:
         side = min(width, height)
         row = 1
         while row < len(areas) and _worst(areas[: row + 1], side) <= _worst(areas[:row], side):
             row += 1
-        taken = sum(areas[:row])
-        depth = taken / side if side > 0 else 0.0
+        row_area = sum(areas[:row])
+        depth = row_area / side if side > 0 else 0.0
         at = 0.0
         for area in areas[:row]:
             length = area / depth if depth > 0 else 0.0
-            found.append((x, y + at, depth, length) if width >= height else (x + at, y, length, depth))
+            boxes.append((x, y + at, depth, length) if width >= height else (x + at, y, length, depth))
             at += length
         if width >= height:
             x, width = x + depth, width - depth
         else:
             y, height = y + depth, height - depth
         areas = areas[row:]
-    return found
+    return boxes
 
 
 def _worst(areas: Sequence[float], side: float) -> float:

@@ -73,20 +73,20 @@ class DiffRecorder:
 
 def _by_layer(text: str) -> dict[int | None, list[str]]:
     """Lines by the layer of the first module that they name behind ``#``, or of the weight that they define."""
-    found: dict[int | None, list[str]] = {}
+    layers: dict[int | None, list[str]] = {}
     for line in text.splitlines():
         subject = line.partition(" : ")[0] if line.startswith("weight") else line.rpartition("  # ")[2]
         where = subject if line.startswith("weight") or "  # " in line else ""
         layer = _LAYER.search(where)
-        found.setdefault(int(layer[0]) if layer else None, []).append(line)
-    return found
+        layers.setdefault(int(layer[0]) if layer else None, []).append(line)
+    return layers
 
 
 def _diff(
     number: int, name: str, before: dict[int | None, list[str]], after: dict[int | None, list[str]]
 ) -> ProgramDiff:
     added = removed = 0
-    kept: dict[str, tuple[int | None, list[str]]] = {}  # canonical text -> the first layer, its lines
+    firsts: dict[str, tuple[int | None, list[str]]] = {}  # canonical text -> the first layer, its lines
     same: dict[str, list[int]] = {}
     layers = sorted({*before, *after}, key=lambda layer: -1 if layer is None else layer)
     for layer in layers:
@@ -97,13 +97,13 @@ def _diff(
         added += sum(line.startswith("+") for line in lines)
         removed += sum(line.startswith("-") for line in lines)
         key = _canonical(lines, layer)
-        if key in kept and layer is not None:
+        if key in firsts and layer is not None:
             same[key].append(layer)
         else:
-            kept[key], same[key] = (layer, lines), []
+            firsts[key], same[key] = (layer, lines), []
     sections: list[DiffSection] = []
     left = _PASS_LINES
-    for key, (layer, lines) in kept.items():
+    for key, (layer, lines) in firsts.items():
         most = min(_SECTION_LINES, left)
         shown = tuple(_cut(line) for line in lines[:most])
         left -= len(shown)

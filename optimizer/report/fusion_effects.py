@@ -87,9 +87,9 @@ def fusion_effects(
     prefills = [_prefill(n) for n in _PREFILL if n <= bundle.model.context_length] or [_prefill(1)]
 
     def runner(lowered: LoweredProgram) -> StepRunner:
-        made = StepRunner(bundle, [decode, prefills[0]], threads=threads, lowered=lowered)
-        made.fill_caches()
-        return made
+        step_runner = StepRunner(bundle, [decode, prefills[0]], threads=threads, lowered=lowered)
+        step_runner.fill_caches()
+        return step_runner
 
     try:
         runners = {"": runner(whole)}
@@ -159,8 +159,8 @@ class _Times:
 
     def noise(self) -> float | None:
         """The noise of the measurement: the largest distance from 0 in the interval between two equal programs."""
-        found = self._interval(_TWIN)
-        return None if found is None else max(abs(found[0]), abs(found[1]))
+        interval = self._interval(_TWIN)
+        return None if interval is None else max(abs(interval[0]), abs(interval[1]))
 
     def saves(self, name: str) -> Interval | None:
         """The interval of what the fusion saves, if all of it is beyond the noise."""
@@ -183,13 +183,13 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than 6 values, which have no such interval.
     """
     count, ordered, below = len(values), sorted(values), 0.0
-    found = None
+    interval = None
     for k in range((count + 1) // 2):
         below += math.comb(count, k) / 2**count  # that at most k values are below the median
         if 2 * below > 0.05:
             break
-        found = (ordered[k], ordered[count - 1 - k])
-    return found
+        interval = (ordered[k], ordered[count - 1 - k])
+    return interval
 
 
 def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> _Times:

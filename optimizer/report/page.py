@@ -104,8 +104,8 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         rooflines: instead of the report's.
     """
     document = saved.document or ReportDocument()
-    given = rooflines if rooflines is not None else rooflines_of(bundle, saved.document)
-    views = [roofline_view(r) for r in given]
+    shown_rooflines = rooflines if rooflines is not None else rooflines_of(bundle, saved.document)
+    views = [roofline_view(r) for r in shown_rooflines]
     passes = passes_of(bundle, saved.document)
     entries = [entry for entry, _ in passes]
     rows = [PassRow(v, n) for v, (_, n) in zip(pass_views(entries, saved.diffs), passes, strict=True)]
@@ -183,7 +183,7 @@ def source_speed(document: ReportDocument) -> SourceSpeed | None:
 
 def verdicts(document: ReportDocument) -> list[Verdict]:
     """One for each target that was compared with the source."""
-    found = []
+    rows = []
     for v in document.verification:
         compared = v.text or v.random_tokens
         if v.exact:
@@ -196,25 +196,25 @@ def verdicts(document: ReportDocument) -> list[Verdict]:
             passed = limit is None or all(kl <= limit for kl in kls)
         share = value / limit if limit else None
         text = numbers.significant(limit) if limit is not None else ""
-        found.append(Verdict(v.target, passed, what, numbers.significant(value), text, share))
-    return found
+        rows.append(Verdict(v.target, passed, what, numbers.significant(value), text, share))
+    return rows
 
 
 def losses(passes: Sequence[PassSummary]) -> list[Loss]:
     """The passes after which the program was farther from its source, or nearer, than rounding explains."""
-    found: list[tuple[str, float]] = []
+    costs: list[tuple[str, float]] = []
     before = 0.0
     for entry in passes:
         if (m := entry.measurement) is None or m.unchanged:
             continue
         if abs(m.kl_mean - before) > max(_LEAST_CHANGE * before, _LEAST_KL):
-            found.append((entry.name, m.kl_mean))
+            costs.append((entry.name, m.kl_mean))
             before = m.kl_mean
-    most = max((kl for _, kl in found), default=0.0) or 1.0
-    befores = [0.0, *(kl for _, kl in found)]
+    most = max((kl for _, kl in costs), default=0.0) or 1.0
+    befores = [0.0, *(kl for _, kl in costs)]
     return [
         Loss(name, kl, round(100 * min(b, kl) / most, 1), round(100 * abs(kl - b) / most, 1))
-        for (name, kl), b in zip(found, befores, strict=False)
+        for (name, kl), b in zip(costs, befores, strict=False)
     ]
 
 

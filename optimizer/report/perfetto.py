@@ -189,24 +189,24 @@ def _microseconds(seconds: float) -> float:
 
 
 def _arguments(step: Step, sizes: StepSizes, cost: StepCost, seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"module": step.where}
-    found["inputs"] = ", ".join(_shape(o, sizes) for o in step.inputs)
-    found["outputs"] = ", ".join(_shape(o, sizes) for o in step.outputs)
-    found |= {f"attribute {key}": value for key, value in step.attrs.items()}
-    return found | _figures(cost, seconds)
+    arguments: dict[str, Any] = {"module": step.where}
+    arguments["inputs"] = ", ".join(_shape(o, sizes) for o in step.inputs)
+    arguments["outputs"] = ", ".join(_shape(o, sizes) for o in step.outputs)
+    arguments |= {f"attribute {key}": value for key, value in step.attrs.items()}
+    return arguments | _figures(cost, seconds)
 
 
 def _figures(cost: StepCost, seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "bytes of weights": cost.weights,
         "bytes of KV cache read": cost.kv_read,
         "bytes of KV cache written": cost.kv_written,
         "bytes of activations": cost.activations_read + cost.activations_written,
     }
-    found |= {f"{kind} multiply-adds": n for kind, n in cost.products.items()}
+    figures |= {f"{kind} multiply-adds": n for kind, n in cost.products.items()}
     if seconds > 0:
-        found["GB/s of weights and KV cache"] = round(cost.memory / seconds / 1e9, 3)
-    return found
+        figures["GB/s of weights and KV cache"] = round(cost.memory / seconds / 1e9, 3)
+    return figures
 
 
 def _shape(operand: Operand, sizes: StepSizes) -> str:

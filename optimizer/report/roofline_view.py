@@ -150,10 +150,10 @@ class TimeBars:
 
 def shape_view(shape: ShapeCosts, machine: Machine | None) -> ShapeView:
     """The groups of a shape."""
-    found: dict[tuple[str, str], list[StepTime]] = {}
+    by_kind: dict[tuple[str, str], list[StepTime]] = {}
     for step in shape.steps:
-        found.setdefault((step.op, kind_of(step.where)), []).append(step)
-    groups = [_group(op, kind, steps, shape.seconds, machine) for (op, kind), steps in found.items()]
+        by_kind.setdefault((step.op, kind_of(step.where)), []).append(step)
+    groups = [_group(op, kind, steps, shape.seconds, machine) for (op, kind), steps in by_kind.items()]
     groups.sort(key=lambda g: -(g.seconds if g.seconds is not None else g.cost.memory))
     limit = None if machine is None else sum(limit_seconds(s.cost, machine) for s in shape.steps)
     return ShapeView(shape, tuple(groups), limit)
@@ -211,18 +211,18 @@ def short_name(kind: str) -> str:
 def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> RooflineChart | None:
     """The chart; None if nothing was measured that has products and bytes."""
     machine = roofline.machine
-    found = [
+    groups = [
         (i, g, g.cost.multiply_adds / g.cost.memory, g.cost.multiply_adds / g.seconds)
         for i, view in enumerate(views)
         for g in view.groups
         if g.seconds and g.cost.multiply_adds and g.cost.memory
     ]
-    if machine is None or not found:
+    if machine is None or not groups:
         return None
     top = max(machine.peaks.values())
     ridge = top / machine.bandwidth
-    x = LogAxis.near([*(x for _, _, x, _ in found), ridge], _LEFT, size.width - _RIGHT, margin=2.0)
-    y = LogAxis.near([*(y for *_, y in found), top], size.height - _BOTTOM, _TOP, margin=1.7)
+    x = LogAxis.near([*(x for _, _, x, _ in groups), ridge], _LEFT, size.width - _RIGHT, margin=2.0)
+    y = LogAxis.near([*(y for *_, y in groups), top], size.height - _BOTTOM, _TOP, margin=1.7)
     points = [
         Point(
             x.at(per_byte),
@@ -231,11 +231,11 @@ def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> 
             i,
             f"{views[i].shape.name}: {g.op} {g.kind}, {per_byte:.3g} multiply-adds a byte, {per_second / 1e9:.3g} G/s",
         )
-        for i, g, per_byte, per_second in found
+        for i, g, per_byte, per_second in groups
     ]
     slope = _named_slope(_slope(machine.bandwidth, x, y, top), points)
     lines = [slope, *_roofs(machine, x, y, slope)]
-    named = [(p, short_name(g.kind), (g.part or 0) >= _NAMED) for p, (_, g, _, _) in zip(points, found, strict=True)]
+    named = [(p, short_name(g.kind), (g.part or 0) >= _NAMED) for p, (_, g, _, _) in zip(points, groups, strict=True)]
     return RooflineChart(
         _spread([(x.at(t), _power(t)) for t in x.more_ticks()]),
         _spread([(y.at(t), _power(t / 1e9)) for t in y.more_ticks()]),
@@ -250,27 +250,27 @@ def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> 
 
 def _spread(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
     """The ticks whose labels have room."""
-    found: list[tuple[float, str]] = []
+    apart: list[tuple[float, str]] = []
     for tick in ticks:
-        if not found or abs(tick[0] - found[-1][0]) >= _APART:
-            found.append(tick)
-    return tuple(found)
+        if not apart or abs(tick[0] - apart[-1][0]) >= _APART:
+            apart.append(tick)
+    return tuple(apart)
 
 
 def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
     """A line for each type of products, lowest first, each named where no other name stands."""
-    taken = [_slope_label(slope)]
-    found = []
+    boxes = [_slope_label(slope)]
+    lines = []
     for kind, peak in sorted(machine.peaks.items(), key=lambda item: item[1]):
         start, end, height = x.at(peak / machine.bandwidth), x.at(x.high), y.at(peak)
         text = f"{kind}: {peak / 1e9:.3g} G/s"
         drops = [-6.0, _LINE, -6 - _LINE, 2 * _LINE, 3 * _LINE]
         places = [(at, height + drop, side) for drop in drops for at, side in ((end - 6, "end"), (start + 24, "start"))]
         places = [p for p in places if p[1] > _TOP]
-        at = next((p for p in places if not _covers(_text_box(*p, text), taken)), places[0])
-        taken.append(_text_box(*at, text))
-        found.append(Line(start, height, end, height, text, *at))
-    return found
+        at = next((p for p in places if not _covers(_text_box(*p, text), boxes)), places[0])
+        boxes.append(_text_box(*at, text))
+        lines.append(Line(start, height, end, height, text, *at))
+    return lines
 
 
 def _labels(
@@ -281,15 +281,15 @@ def _labels(
     A kind of module that has been named at a point nearby is not named again.
     """
     slope, *roofs = lines
-    taken = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
-    taken += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
-    taken += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _, _ in points]
+    boxes = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
+    boxes += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
+    boxes += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _, _ in points]
     steps = [i / 100 for i in range(101)]
-    taken += [
+    boxes += [
         (x - 1, y - 1, x + 1, y + 1)
         for x, y in ((slope.x1 + s * (slope.x2 - slope.x1), slope.y1 + s * (slope.y2 - slope.y1)) for s in steps)
     ]
-    found: list[tuple[float, float, str, str]] = []
+    labels: list[tuple[float, float, str, str]] = []
     for point, name in sorted(((p, n) for p, n, named in points if named), key=lambda item: -item[0].size):
         text = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
         away = point.size + 4
@@ -298,12 +298,12 @@ def _labels(
             anchor = "start" if at_x > point.x else "end"
             box = _text_box(at_x, at_y, anchor, text)
             inside = box[0] >= _LEFT and box[2] <= size.width - 4 and box[1] >= 0 and box[3] <= size.height - _BOTTOM
-            named = any(t == text and abs(x - at_x) < _NEARBY and abs(y - at_y) < _NEARBY for x, y, _, t in found)
-            if inside and not named and not _covers(box, taken):
-                taken.append(box)
-                found.append((round(at_x, 1), round(at_y, 1), anchor, text))
+            named = any(t == text and abs(x - at_x) < _NEARBY and abs(y - at_y) < _NEARBY for x, y, _, t in labels)
+            if inside and not named and not _covers(box, boxes):
+                boxes.append(box)
+                labels.append((round(at_x, 1), round(at_y, 1), anchor, text))
                 break
-    return found
+    return labels
 
 
 def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:

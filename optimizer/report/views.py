@@ -93,11 +93,11 @@ class FigureView:
 
 def figure_views(passes: Sequence[PassSummary]) -> list[FigureView]:
     """A view for each pass and name of a figure."""
-    found: dict[tuple[str, str], list[Metric]] = {}
+    by_figure: dict[tuple[str, str], list[Metric]] = {}
     for entry in passes:
         for figure in entry.figures:
-            found.setdefault((entry.name, figure.name), []).append(figure)
-    return [figure_view(source, name, figures) for (source, name), figures in found.items()]
+            by_figure.setdefault((entry.name, figure.name), []).append(figure)
+    return [figure_view(source, name, figures) for (source, name), figures in by_figure.items()]
 
 
 def figure_view(source: str, name: str, figures: Sequence[Metric]) -> FigureView:
@@ -206,7 +206,7 @@ def _treemap(shown: Sequence[tuple[str, int]], total: int, size: Size) -> Treema
 
 
 def _sums(items: Iterable[tuple[str, int]]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for name, size in items:
-        found[name] += size
-    return found
+        sums[name] += size
+    return sums

@@ -158,17 +158,17 @@ def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
 
 def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:
     """The model that the bundle was made from: a file has its hash, a folder a component for each file."""
-    said = bundle.manifest.source
-    found: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": said.name}
+    section = bundle.manifest.source
+    component: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": section.name}
     if source is not None:
-        found |= _licences(source)
-        if said.kind == "gguf":
-            found["hashes"] = [{"alg": "SHA-256", "content": source.files[source.name].sha256}]
+        component |= _licences(source)
+        if section.kind == "gguf":
+            component["hashes"] = [{"alg": "SHA-256", "content": source.files[source.name].sha256}]
         else:
-            found["components"] = _file_components(source.files, f"{_SOURCE}:")
-    adapters = [f"{one.name}={one.weight:g} sha256:{one.sha256}" for one in said.adapters]
-    facts: dict[str, Any] = {"source.kind": said.kind} | ({"source.adapters": adapters} if adapters else {})
-    return found | {"properties": _properties(facts)}
+            component["components"] = _file_components(source.files, f"{_SOURCE}:")
+    adapters = [f"{one.name}={one.weight:g} sha256:{one.sha256}" for one in section.adapters]
+    facts: dict[str, Any] = {"source.kind": section.kind} | ({"source.adapters": adapters} if adapters else {})
+    return component | {"properties": _properties(facts)}
 
 
 def _licences(source: SourceFacts | None) -> dict[str, Any]:

@@ -95,11 +95,11 @@ def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tupl
             )
             for i, unit in enumerate(units)
         ]
-        found = least_cost([Options(s, u.costs) for s, u in zip(sizes, units, strict=True)], _WHOLE)
-        if found is None or any(n.of(found.chosen) > n.most for n in limits):
+        assignment = least_cost([Options(s, u.costs) for s, u in zip(sizes, units, strict=True)], _WHOLE)
+        if assignment is None or any(n.of(assignment.chosen) > n.most for n in limits):
             continue
-        if best is None or found.cost < best[0]:
-            best = found.cost, found.chosen
+        if best is None or assignment.cost < best[0]:
+            best = assignment.cost, assignment.chosen
     return None if best is None else best[1]
 
 

@@ -185,43 +185,43 @@ def _unpruned(recipe: Recipe) -> Recipe:
 
 def _whole_heads(recipe: Recipe) -> Recipe:
     """Leaves out what [attention] searches for, but for a cache that it demands."""
-    given = recipe.attention
-    if given is None or not given.searched or given.max_cache_bytes_per_token is not None:
+    attention = recipe.attention
+    if attention is None or not attention.searched or attention.max_cache_bytes_per_token is not None:
         return recipe
     return recipe.model_copy(update={"attention": None})
 
 
 def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched:
     """With and without the shapes that are searched for: what takes fewer bytes."""
-    found: dict[str, Searched] = {}
+    results: dict[str, Searched] = {}
     failed: dict[str, NothingWithinError] = {}
     for name, one, shapes in ((FORMATS_ALONE, plain, search_shapes), (SHAPES_TOO, recipe, _what_can_go)):
         try:
-            found[name] = _search_formats(shapes(one, given), given)
+            results[name] = _search_formats(shapes(one, given), given)
         except NothingWithinError as e:
             failed[name] = e
-    if not found:
+    if not results:
         raise failed[FORMATS_ALONE]
-    taken = min(found, key=lambda name: _bytes(found[name]))
-    candidates = [_candidate(name, searched, taken) for name, searched in found.items()]
+    smallest = min(results, key=lambda name: _bytes(results[name]))
+    candidates = [_candidate(name, searched, smallest) for name, searched in results.items()]
     candidates += [Candidate(name, None, 0.0, None, False, e.message) for name, e in failed.items()]
-    return replace(found[taken], candidates=tuple(candidates))
+    return replace(results[smallest], candidates=tuple(candidates))
 
 
 def _what_can_go(recipe: Recipe, given: Searching) -> Searched:
     """The shapes that are within their shares. Raises NothingWithinError if none are."""
-    found, reasons = Searched(recipe), list[str]()
+    result, reasons = Searched(recipe), list[str]()
     for look, without in ((_search_pruning, _unpruned), (_search_heads, _whole_heads)):
         try:
-            found = look(found, given)
+            result = look(result, given)
         except (NothingWithinError, NothingToChooseError) as e:
-            left = without(found.recipe)
-            if left == found.recipe:  # a cache that the recipe demands
+            left = without(result.recipe)
+            if left == result.recipe:  # a cache that the recipe demands
                 raise
-            found, reasons = replace(found, recipe=left), [*reasons, e.message]
-    if found.pruning is None and found.heads is None:
+            result, reasons = replace(result, recipe=left), [*reasons, e.message]
+    if result.pruning is None and result.heads is None:
         raise NothingWithinError("; ".join(reasons))
-    return found
+    return result
 
 
 def _bytes(found: Searched) -> int:

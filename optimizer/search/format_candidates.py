@@ -33,7 +33,7 @@ def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...
         common: only those that every target reads.
         method: how integers are chosen; formats that it can't choose them for are left out.
     """
-    found = []
+    formats = []
     for storage, stored in FORMATS.items():
         if stored.layout is None:
             continue
@@ -42,7 +42,7 @@ def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...
         for size, shift, block in product(sizes, shifts, (0, *SCALE_BLOCKS)):
             if block and not (stored.integers and size and method != "awq"):
                 continue
-            found.append(
+            formats.append(
                 WeightFormat(
                     storage=storage,
                     group_size=size,
@@ -52,7 +52,7 @@ def writable_formats(*, common: bool, method: Method) -> tuple[WeightFormat, ...
                     scale_block=block,
                 )
             )
-    return tuple(f for f in found if f.everywhere or not common)
+    return tuple(f for f in formats if f.everywhere or not common)
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def try_formats(program: Program, formats: Sequence[WeightFormat]) -> list[Tried
         rows = expr.evaluate().float().flatten(0, -2)
         rows = rows[:: max(1, len(rows) // _SAMPLED_ROWS)][:_SAMPLED_ROWS]
         samples.append((unit, rows, torch.randn(_INPUTS, rows.shape[1], generator=generator)))
-    found = []
+    results = []
     for one in formats:
         of = [(bytes_of(tuple(r.shape), one), _error(r, x, one)) if one in u.formats else None for u, r, x in samples]
         if any(each is not None for each in of):
-            found.append(Tried(one, tuple(of)))
-    return found
+            results.append(Tried(one, tuple(of)))
+    return results
 
 
 def _error(rows: torch.Tensor, x: torch.Tensor, weight_format: WeightFormat) -> float:

@@ -62,31 +62,31 @@ def time_formats(
     """
     formats = list(dict.fromkeys(f for unit in units for f in unit.formats))
     owner = {str(weight_node(n).target): i for i, unit in enumerate(units) for n in unit.nodes}
-    found = [[0] * len(unit.formats) for unit in units]
+    nanoseconds = [[0] * len(unit.formats) for unit in units]
     others: list[int] = []
     changed: list[list[tuple[int, int]]] = []
     for done, weight_format in enumerate(formats):
         on_progress(done, len(formats), f"timing {weight_format}")
         chosen = [u.formats.index(weight_format) if weight_format in u.formats else u.smallest for u in units]
         steps, seconds = timed(chosen)
-        own = [0.0] * len(units)
+        unit_seconds = [0.0] * len(units)
         other = seconds.around
         for step, taken in zip(steps, seconds.steps, strict=True):
             reads = {i for o in step.inputs if o.kind == "weight" for i in _owners(o.name, owner)}
             if not reads:
                 other += taken
             for i in reads:
-                own[i] += taken / len(reads)
+                unit_seconds[i] += taken / len(reads)
         others.append(round(other * NANOSECONDS))
         places = [(i, o) for i, o in enumerate(chosen) if units[i].formats[o] == weight_format]
         changed.append(places)
         for i, o in places:
-            found[i][o] = round(own[i] * NANOSECONDS)
+            nanoseconds[i][o] = round(unit_seconds[i] * NANOSECONDS)
     fixed = min(others)
     for other, places in zip(others, changed, strict=True):
         for i, o in places:
-            found[i][o] += (other - fixed) // len(places)
-    return FormatSeconds(tuple(tuple(of) for of in found), fixed)
+            nanoseconds[i][o] += (other - fixed) // len(places)
+    return FormatSeconds(tuple(tuple(of) for of in nanoseconds), fixed)
 
 
 def _owners(weight: str, owner: dict[str, int]) -> set[int]:

@@ -95,9 +95,9 @@ def measure_sensitivities(
             }
             kl[group[0]] = mean_kl(reference, run.finish(dict(values), at, changed))
         if node in unit_of:
-            own = errors[unit_of[node]]
+            unit_errors = errors[unit_of[node]]
             for k, error in enumerate(_errors(run, node, values, units[unit_of[node]].formats)):
-                own[k] += error
+                unit_errors[k] += error
         run.step(node, values)
     on_progress(len(groups), len(groups), "")
     for group in groups:
@@ -130,15 +130,15 @@ def round_weight(rows: torch.Tensor, weight_format: WeightFormat) -> torch.Tenso
     code_format = CodeFormat.of(weight_format.for_inputs(rows.shape[-1]))
     if code_format is None:
         return rows.to(TORCH_DTYPES[weight_format.stored.dtype]).float()
-    found = round_rows(rows, code_format)
-    return decode(Codes(found.values, found.scales, found.offsets), code_format)
+    codes = round_rows(rows, code_format)
+    return decode(Codes(codes.values, codes.scales, codes.offsets), code_format)
 
 
 def _input(node: Node, values: Values) -> torch.Tensor:
     first = node.args[0]
     assert isinstance(first, Node)
-    found: torch.Tensor = values[first]
-    return found
+    value: torch.Tensor = values[first]
+    return value
 
 
 def _rounded(run: StepwiseEvaluation, node: Node, weight_format: WeightFormat, values: Values) -> torch.Tensor:
@@ -169,15 +169,15 @@ def _product(
     weight: torch.Tensor,
 ) -> torch.Tensor:
     """Computes a node with this weight, and with ``x`` applied to its input."""
-    given = _input(node, values)
+    inputs = _input(node, values)
     if node.target is ew.embedding.default:
-        return weight[given.long()]
+        return weight[inputs.long()]
     bias, starts = node.args[WEIGHT_ARGUMENT[node.target] + 1], node.args[1]
     added = run.fast.read(str(bias.target)) if isinstance(bias, Node) else None
     if node.target is ew.grouped_linear.default:
         assert isinstance(starts, Node)
-        return grouped_linear(x(given), values[starts], weight, added)
-    return torch.nn.functional.linear(x(given), weight, added)
+        return grouped_linear(x(inputs), values[starts], weight, added)
+    return torch.nn.functional.linear(x(inputs), weight, added)
 
 
 def rounded_activation(x: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:

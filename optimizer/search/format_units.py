@@ -56,8 +56,8 @@ class FormatUnit:
     @property
     def layer(self) -> str:
         """The path up to the layer's number, or all of it where there is none."""
-        found = re.match(r".*?\.\d+(?=\.|$)", self.paths[0])
-        return found[0] if found else self.where
+        match = re.match(r".*?\.\d+(?=\.|$)", self.paths[0])
+        return match[0] if match else self.where
 
     @property
     def smallest(self) -> int:
@@ -108,8 +108,8 @@ def _belong_together(a: Node, b: Node) -> bool:
 
 def bytes_of_others(program: Program, units: Sequence[FormatUnit]) -> int:
     """Bytes of the weights that keep their 32-bit floats, such as norms'."""
-    own = {str(weight_node(n).target) for unit in units for n in unit.nodes}
-    others = [program.weights[name] for name in program.weights if name not in own]
+    names = {str(weight_node(n).target) for unit in units for n in unit.nodes}
+    others = [program.weights[name] for name in program.weights if name not in names]
     return sum(4 * torch.Size(e.shape).numel() for e in others)
 
 

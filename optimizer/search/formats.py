@@ -86,14 +86,14 @@ class FormatSearch(Search[AutoReport]):
             return self._within_time(self.recipe.budget.max_ms_per_token)
         if max_kl is None:
             assert max_bytes is not None
-            taken = self.least_kl(max_bytes)
-            if taken is None:
+            choice = self.least_kl(max_bytes)
+            if choice is None:
                 raise NothingWithinError(
                     f"recipe {name}: no choice of formats is within max_bytes = {max_bytes:,}: the smallest takes "
                     f"{self._bytes(self.curve[-1]):,} bytes",
                     hint="Allow more with max_bytes in [budget], or add a smaller format to the candidates of [auto].",
                 )
-            return taken
+            return choice
         best = self.smallest(max_kl)
         if best is None:
             exact = self.curve[0]
@@ -123,10 +123,12 @@ class FormatSearch(Search[AutoReport]):
         tried = try_formats(
             self.program, writable_formats(common=self.context.common_formats, method=self.recipe.weights.method)
         )
-        kept = undominated(tried)
+        candidates = undominated(tried)
         if self.recipe.budget.max_ms_per_token is not None:
-            kept += [t for t in undominated([t for t in tried if not t.format.scale_block]) if t not in kept]
-        return tuple(t.format for t in kept)
+            candidates += [
+                t for t in undominated([t for t in tried if not t.format.scale_block]) if t not in candidates
+            ]
+        return tuple(t.format for t in candidates)
 
     def _within_time(self, most_ms: float) -> Tried:
         """The choice of the least KL within the time, and within the bytes if there is a budget of these.
@@ -144,18 +146,18 @@ class FormatSearch(Search[AutoReport]):
         self.timed = timed
         if timed > (1 + TIMES_AGREE) * most_ms:
             raise self._too_slow(f"what was chosen takes {timed:.3g} ms where {self._ms(best):.3g} were predicted")
-        found = [self.measure(Assignment.from_choices(self.options, best))]
+        measured = [self.measure(Assignment.from_choices(self.options, best))]
         single = self._best_single(most_ms)
         if single is not None and single != best:
-            found.append(self.measure(Assignment.from_choices(self.options, single)))
-        taken = min(found, key=lambda t: t.kl)
-        if max_kl is not None and taken.kl > max_kl:
+            measured.append(self.measure(Assignment.from_choices(self.options, single)))
+        best_choice = min(measured, key=lambda t: t.kl)
+        if max_kl is not None and best_choice.kl > max_kl:
             raise NothingWithinError(
                 f"recipe {self.recipe.name}: no choice of formats is within both max_ms_per_token = "
-                f"{most_ms:g} and max_kl = {max_kl:g}: the least KL is {taken.each}",
+                f"{most_ms:g} and max_kl = {max_kl:g}: the least KL is {best_choice.each}",
                 hint="Allow more of one of them in [budget].",
             )
-        return taken
+        return best_choice
 
     def _least_kl_within(self, most_ms: float) -> tuple[int, ...]:
         """Raises NothingWithinError with the least time, or bytes, that is possible."""

@@ -89,19 +89,19 @@ class KvHeadSearch(Search[KvSearchReport]):
     def choose(self) -> Tried:
         most, limit = self.attention.max_cache_bytes_per_token, self.attention.max_kl
         if most is not None:
-            found = self.least_kl(most)
-            if found is None:
+            choice = self.least_kl(most)
+            if choice is None:
                 raise NothingWithinError(
                     f"recipe {self.recipe.name}: no numbers of heads are within max_cache_bytes_per_token = {most:,}: "
                     f"one head in each layer that can have it takes {self._bytes(self.curve[-1]):,} bytes",
                     hint="Allow more with max_cache_bytes_per_token in [attention].",
                 )
             if limit is None:
-                return found
-            if found.kl > limit:
+                return choice
+            if choice.kl > limit:
                 raise NothingWithinError(
                     f"recipe {self.recipe.name}: no numbers of heads are within both max_kl = {limit:g} and "
-                    f"max_cache_bytes_per_token = {most:,}: what costs least of those has a KL of {found.kl:.3g}",
+                    f"max_cache_bytes_per_token = {most:,}: what costs least of those has a KL of {choice.kl:.3g}",
                     hint="Allow more of one of them in [attention].",
                 )
         assert limit is not None
@@ -120,9 +120,9 @@ class KvHeadSearch(Search[KvSearchReport]):
 
     def fewest(self, most_kl: float) -> Assignment:
         """The smallest cache for a predicted KL; where nothing is, the layer that alone costs the least."""
-        found = fewest_bytes(self.options, most_kl)
-        if found is not None and any(found.chosen):
-            return found
+        assignment = fewest_bytes(self.options, most_kl)
+        if assignment is not None and any(assignment.chosen):
+            return assignment
         each = [(costs.costs[o], i, o) for i, costs in enumerate(self.options) for o in range(1, len(costs.costs))]
         _, layer, option = min(each)
         return Assignment.from_choices(self.options, [option if i == layer else 0 for i in range(len(self.options))])
@@ -199,14 +199,14 @@ def measure_layers(
         if unit is not None:
             on_progress(len(costs), len(units), unit.site.path)
             seen = observer.seen(unit.site, args, kwargs)
-            found = [regroup(seen, count, options) for count in unit.counts[1:]]
-            fewest, output = found[-1], unit.site.output
+            regrouped = [regroup(seen, count, options) for count in unit.counts[1:]]
+            fewest, output = regrouped[-1], unit.site.output
             replaced = {
                 node: _always(fewest.context),
                 output: run.with_argument(output, 1, _always(fewest.output)),
             }
             kl = mean_kl(reference, run.finish(dict(values), at, replaced))
-            costs.append((0.0, *(share_of(kl, fewest.error) * one.error for one in found)))
+            costs.append((0.0, *(share_of(kl, fewest.error) * one.error for one in regrouped)))
         run.step(node, values)
         observer.after(node, values[node])
     on_progress(len(units), len(units), "")

@@ -85,15 +85,15 @@ class Check:
         if scratch is not None:
             scratch.mkdir()
         PassManager([p for p in self._passes if p.wanted(context)], replace(context, scratch=scratch)).run(program)
-        found = self._kl(program)
+        kl = self._kl(program)
         if scratch is not None:
             shutil.rmtree(scratch)
-        return found
+        return kl
 
     def _kl(self, program: Program) -> dict[str, float]:
-        found = {k: mean_kl(c.reference, self._logits(program, c.sequences)) for k, c in self._kinds.items()}
+        kl_by_kind = {k: mean_kl(c.reference, self._logits(program, c.sequences)) for k, c in self._kinds.items()}
         self._cache.clear()
-        return found
+        return kl_by_kind
 
     def _logits(self, program: Program, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
         return FastEvaluation(program, self._cache).evaluate(packed_inputs(program, sequences))[0]

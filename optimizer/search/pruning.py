@@ -107,8 +107,8 @@ class PruningSearch(Search[PruneReport]):
         return best
 
     def fewest(self, most_kl: float) -> Assignment:
-        found = fewest_bytes(self.options, most_kl)
-        return self.curve[1] if found is None or not any(found.chosen) else found
+        assignment = fewest_bytes(self.options, most_kl)
+        return self.curve[1] if assignment is None or not any(assignment.chosen) else assignment
 
     def applied(self, choice: Assignment) -> Recipe:
         """With what was chosen, and the budget for all of it."""
@@ -152,14 +152,14 @@ class PruningSearch(Search[PruneReport]):
 
 def _removals(layer: PrunableLayer) -> list[Removal]:
     """All that may be done to a layer: nothing first."""
-    found = [Removal(layer, {}, {}, None)]
+    removals = [Removal(layer, {}, {}, None)]
     for path, shares in layer.channels.items():
-        found += [replace(r, channels={**r.channels, path: s}) for r in found for s in shares]
+        removals += [replace(r, channels={**r.channels, path: s}) for r in removals for s in shares]
     for path, shares in layer.heads.items():
-        found += [replace(r, heads={**r.heads, path: s}) for r in found for s in shares]
+        removals += [replace(r, heads={**r.heads, path: s}) for r in removals for s in shares]
     if layer.whole is not None:
-        found.append(Removal(layer, {}, {}, layer.whole))
-    return found
+        removals.append(Removal(layer, {}, {}, layer.whole))
+    return removals
 
 
 def _layer_choice(removal: Removal) -> LayerChoice:

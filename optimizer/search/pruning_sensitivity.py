@@ -88,11 +88,11 @@ def measure_layers(
         done += 1
         return kl()
 
-    found: dict[str, PrunableLayer] = {}
+    prunable: dict[str, PrunableLayer] = {}
 
     def layer_of(path: str) -> PrunableLayer:
         layer = layer_path(path)
-        return found.setdefault(layer, PrunableLayer(layer, {}, {}, None))
+        return prunable.setdefault(layer, PrunableLayer(layer, {}, {}, None))
 
     for network, counts in channels.items():
         added = contributions[network.down]
@@ -109,11 +109,13 @@ def measure_layers(
         whole: dict[Layer, float] = {x: measured(x.path, partial(runs.kl, [x])) for x in layers}
         most = min(pruning.layers, len(layers) + len(others) - 1)  # one has to stay, whatever the recipe allows
         for layer in sorted(layers, key=whole.__getitem__)[:most]:
-            own = layer_of(layer.path)
+            entry = layer_of(layer.path)
             size = _layer_parameters(program, layer.path)
-            found[own.path] = PrunableLayer(own.path, own.channels, own.heads, Share(1.0, size, whole[layer]))
+            prunable[entry.path] = PrunableLayer(
+                entry.path, entry.channels, entry.heads, Share(1.0, size, whole[layer])
+            )
     on_progress(total, total, "")
-    return list(found.values()), [*rejected, *more, *others]
+    return list(prunable.values()), [*rejected, *more, *others]
 
 
 def _channel_counts(network: FeedForward, pruning: Pruning) -> list[int]:
@@ -132,16 +134,16 @@ def _contributions(
     program: Program, linears: Sequence[Node], sequences: Sequence[torch.Tensor]
 ) -> dict[Node, torch.Tensor]:
     """The contribution of each input of a linear to its output: [K], squared and summed over tokens and outputs."""
-    found: dict[Node, torch.Tensor] = {}
+    contributions: dict[Node, torch.Tensor] = {}
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
         x, weight, bias = args[0], args[1].float(), args[2]
-        found[node] = x.double().square().sum(0) * weight.double().square().sum(0)
+        contributions[node] = x.double().square().sum(0) * weight.double().square().sum(0)
         return torch.nn.functional.linear(x, weight, bias)
 
     if linears:
         walk(program, dict.fromkeys(linears, look), sequences)
-    return found
+    return contributions
 
 
 def _shares(added: torch.Tensor, counts: Sequence[int], total: int, size: int, measured: float) -> tuple[Share, ...]:

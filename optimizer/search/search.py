@@ -216,8 +216,8 @@ class Search(ABC, Generic[Report]):
         """
         start = time.perf_counter()
         self.prepare()
-        taken = self.choose()
-        return Found(self.applied(taken.choice), self.report(taken, round(time.perf_counter() - start, 3)))
+        choice = self.choose()
+        return Found(self.applied(choice.choice), self.report(choice, round(time.perf_counter() - start, 3)))
 
     def prepare(self) -> None:
         """Measures each unit alone; ``options`` are there then. Raises RecipeError if there is nothing to choose."""
@@ -253,8 +253,8 @@ class Search(ABC, Generic[Report]):
 
     def least_kl(self, max_size: int) -> Tried | None:
         """The choice of the least predicted KL within a size; None if there is none."""
-        found = least_cost(self.options, max_size - self.fixed)
-        return None if found is None else self.measure(found)
+        assignment = least_cost(self.options, max_size - self.fixed)
+        return None if assignment is None else self.measure(assignment)
 
     @property
     def curve(self) -> list[Assignment]:
@@ -265,11 +265,11 @@ class Search(ABC, Generic[Report]):
 def _shaped(program: Program, passes: Sequence[Pass], context: PassContext) -> tuple[Program | None, Program]:
     """The program as some passes leave it, and before that, where a pass has made another one of it."""
     program = program.copy()
-    wanted = [p for p in passes if p.wanted(context)]
-    same = list(takewhile(lambda p: p.exact, wanted))
+    active = [p for p in passes if p.wanted(context)]
+    same = list(takewhile(lambda p: p.exact, active))
     PassManager(same, context).run(program)
-    if len(same) == len(wanted):
+    if len(same) == len(active):
         return None, program
     source = program.copy()
-    PassManager(wanted[len(same) :], context).run(program)
+    PassManager(active[len(same) :], context).run(program)
     return source, program

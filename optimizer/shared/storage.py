@@ -69,13 +69,13 @@ def stored_weights(bundle: Bundle) -> list[StoredBytes]:
     What channels were multiplied by isn't among them: no engine reads it.
     """
     tables = _shared_tables(bundle)
-    found: defaultdict[tuple[int, str, str], int] = defaultdict(int)
+    sizes: defaultdict[tuple[int, str, str], int] = defaultdict(int)
     for name, entry in bundle.index.stored_once().items():
         if name.endswith(RECORDS):
             continue
         layer, kind = _place(name)
-        found[layer, tables.get(kind, kind), entry.kind] += entry.bytes
-    return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(found.items())]
+        sizes[layer, tables.get(kind, kind), entry.kind] += entry.bytes
+    return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(sizes.items())]
 
 
 def layer_of(path: str) -> int | None:

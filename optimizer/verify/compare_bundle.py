@@ -56,9 +56,9 @@ def check_source(bundle: Bundle, source: ModelSource) -> None:
         raise SourceError(f"source: {source.model} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
     model, _ = build_from_source(source)
     expected = bundle.model
-    found = model_info(model, expected.name, expected.context_length, {}, None)
+    info = model_info(model, expected.name, expected.context_length, {}, None)
     for what in ("architecture", "vocab_size", "parameters"):
-        ours, theirs = getattr(expected, what), getattr(found, what)
+        ours, theirs = getattr(expected, what), getattr(info, what)
         if ours != theirs:
             raise SourceError(
                 f"source: {path} is another model than {bundle.path} was made from: its {what} is {_shown(theirs)}, "

@@ -62,9 +62,9 @@ def measuring_tokens(
         return MeasuringTokens(tuple(s.long() for s in chosen), "calibration tokens")
     if tokenizer is not None and why_no_text(tokenizer, info) is None:
         prefix, ids = split_prefix(tokenizer, evaluation_text())
-        own = max(length - len(prefix), 1)
-        starts = [i * max(len(ids) - own, 0) // SEQUENCES for i in range(SEQUENCES)]
-        windows = [torch.tensor([*prefix, *ids[s : s + own]][:length]) for s in starts]
+        room = max(length - len(prefix), 1)
+        starts = [i * max(len(ids) - room, 0) // SEQUENCES for i in range(SEQUENCES)]
+        windows = [torch.tensor([*prefix, *ids[s : s + room]][:length]) for s in starts]
         return MeasuringTokens(tuple(windows), "the package's text")
     generator = torch.Generator().manual_seed(SEED)
     drawn = torch.randint(info.vocab_size, (SEQUENCES, length), generator=generator)

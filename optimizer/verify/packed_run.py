@@ -62,7 +62,7 @@ def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, 
     if not executor.caps.ragged:
         tables = dict.fromkeys(tables, next(iter(tables.values())))
     done = [0, 0]
-    found: list[list[FloatArray]] = [[], []]
+    logits: list[list[FloatArray]] = [[], []]
     for counts in plan.steps:
         active = [i for i in range(2) if counts[i]]
         chunks = [range(done[i], done[i] + counts[i]) for i in active]
@@ -80,6 +80,6 @@ def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, 
         ).result()
         assert output.logits is not None
         for i, rows in zip(active, np.split(output.logits, ends[:-1]), strict=True):
-            found[i].append(np.array(rows))
+            logits[i].append(np.array(rows))
             done[i] += len(rows)
-    return [np.concatenate(rows) for rows in found]
+    return [np.concatenate(rows) for rows in logits]

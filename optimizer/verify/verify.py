@@ -44,12 +44,12 @@ EXACT_HINT = "The model is not computed as it should be: please report it, with 
 
 def lossy_hint(recipe: Recipe) -> str:
     """The hint for a recipe that loses too much precision."""
-    asked = {f.storage for f in recipe.weights.formats}
+    storages = {f.storage for f in recipe.weights.formats}
     if recipe.auto is not None or not any(f.stored.group_sizes for f in recipe.weights.formats):
         less = "Take a recipe that loses less (see `optimize recipes`)"
-    elif "int4" in asked and recipe.weights.method == "nearest":
+    elif "int4" in storages and recipe.weights.method == "nearest":
         less = "Take --recipe int4-awq or int4-gptq, as small and closer to the source, or int8"
-    elif "int4" in asked:
+    elif "int4" in storages:
         less = "Take --recipe int8"
     else:
         less = "Take --recipe bf16"
@@ -156,17 +156,17 @@ def _exact(
     """
     worst: tuple[Comparison, float] | None = None
     for seed in SEEDS:
-        found = compare(seed)
-        tolerance = relative_tolerance * found.largest_logit
-        if found.max_logit_error <= tolerance:
-            return seed, found, tolerance
-        worst = worst or (found, tolerance)
+        result = compare(seed)
+        tolerance = relative_tolerance * result.largest_logit
+        if result.max_logit_error <= tolerance:
+            return seed, result, tolerance
+        worst = worst or (result, tolerance)
     assert worst is not None
-    found, tolerance = worst
+    result, tolerance = worst
     raise VerificationError(
         f"target {target}: the exported program differs from its source: on random tokens a logit is off by "
-        f"{found.max_logit_error:.3g}, where rounding explains {tolerance:.3g} (logits reach "
-        f"{found.largest_logit:.3g}, KL {found.kl_mean:.3g} on average, top-1 agreement {found.top1_agreement:.1%})",
+        f"{result.max_logit_error:.3g}, where rounding explains {tolerance:.3g} (logits reach "
+        f"{result.largest_logit:.3g}, KL {result.kl_mean:.3g} on average, top-1 agreement {result.top1_agreement:.1%})",
         hint=EXACT_HINT,
     )
 

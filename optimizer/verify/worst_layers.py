@@ -129,17 +129,17 @@ def _pairs(new: object, old: object) -> Iterator[tuple[Node, Node]]:
 
 def _tensors(before: Program, after: Program, places: Mapping[Node, str]) -> dict[Node, tuple[str, ...]]:
     """For every call of ``after`` the source tensors that it has a value from and no place before it has."""
-    own = {n.name: _own_tensors(before, n) for n in before.graph.nodes if n.op == "call_function"}
-    found: dict[Node, tuple[str, ...]] = {}
+    old_tensors = {n.name: _own_tensors(before, n) for n in before.graph.nodes if n.op == "call_function"}
+    tensors: dict[Node, tuple[str, ...]] = {}
     for node in after.graph.nodes:
         if node.op == "call_function":
             names = dict.fromkeys(_own_tensors(after, node))
-            names.update(dict.fromkeys(own.get(node.name, ())))  # a bias that was dropped is in the old one's
+            names.update(dict.fromkeys(old_tensors.get(node.name, ())))  # a bias that was dropped is in the old one's
             for argument in node.all_input_nodes:
-                if argument in found and argument not in places:
-                    names.update(dict.fromkeys(found[argument]))
-            found[node] = tuple(names)
-    return found
+                if argument in tensors and argument not in places:
+                    names.update(dict.fromkeys(tensors[argument]))
+            tensors[node] = tuple(names)
+    return tensors
 
 
 def _own_tensors(program: Program, node: Node) -> tuple[str, ...]:
