@@ -86,13 +86,13 @@ def test_those_of_the_tvm_target(kernels: KernelsName | None, tmp_path: Path) ->
         np.testing.assert_allclose(states, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
         np.testing.assert_array_equal(llm.hidden_states(PROMPT), states[2:])
         logits = llm.logits(PROMPT)
-        requests = [HiddenStates(PROMPT[:40], (2, 0)), Generation(PROMPT, SamplingParams(max_tokens=9, logprobs=1))]
-        for request in requests:
+        prepared = llm.prepare(HiddenStates(PROMPT[:40], (2, 0)))
+        answer = Generation(PROMPT, SamplingParams(max_tokens=9, logprobs=1))
+        for request in (prepared.requests[0], answer):
             llm.engine.add_request(request)
         while llm.engine.has_work():
             llm.engine.step()
-        assert isinstance(requests[0], HiddenStates)
-        np.testing.assert_array_equal(requests[0].values, states[[2, 0], :40])
+        np.testing.assert_array_equal(prepared.result(), states[[2, 0], :40])
         np.testing.assert_array_equal(llm.logits(PROMPT), logits)
     with LLM(tmp_path / "bundle", target="tvm", trust="code", threads=1, prefill_chunk=7) as llm:
         np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), states)
@@ -101,12 +101,12 @@ def test_those_of_the_tvm_target(kernels: KernelsName | None, tmp_path: Path) ->
 def cuda_states(bundle: Path) -> tuple[np.ndarray, np.ndarray]:
     """Hidden states of a prompt, and of its beginning while another request is answered."""
     with LLM(bundle, target="cuda", trust="code", context=64, max_requests=2, memory="1MiB") as llm:
-        states, short = llm.hidden_states(PROMPT[:7], [0, 1, 2]), HiddenStates(PROMPT[:3], (2, 0))
-        for request in (Generation(PROMPT[:2], SamplingParams(max_tokens=2, logprobs=1)), short):
+        states, short = llm.hidden_states(PROMPT[:7], [0, 1, 2]), llm.prepare(HiddenStates(PROMPT[:3], (2, 0)))
+        for request in (Generation(PROMPT[:2], SamplingParams(max_tokens=2, logprobs=1)), short.requests[0]):
             llm.engine.add_request(request)
         while llm.engine.has_work():
             llm.engine.step()
-        return states, short.values
+        return states, short.result()
 
 
 @pytest.mark.matrix
