@@ -33,8 +33,8 @@ class LimitMeter:
     def measure(self) -> None:
         """Raises MemoryError."""
         self._bandwidths.append(cpu_extension.measure_bandwidth(self.working_set, self._threads) * 1e9)
-        for kind, found in self._peaks.items():
-            found.append(cpu_extension.measure_peak(kind, self._threads, self._isa) * 1e9)
+        for kind, samples in self._peaks.items():
+            samples.append(cpu_extension.measure_peak(kind, self._threads, self._isa) * 1e9)
 
     def cost(self, sizes: StepSizes) -> StepCost:
         """Sums the costs of all steps of the program."""
@@ -56,7 +56,7 @@ class LimitMeter:
 
     def limits(self) -> Limits:
         """Returns the spread of all measurements; ``measure`` must have run at least once."""
-        peaks = {kind: Spread.from_values(found) for kind, found in self._peaks.items()}
+        peaks = {kind: Spread.from_values(samples) for kind, samples in self._peaks.items()}
         return Limits(self.working_set, Spread.from_values(self._bandwidths), peaks)
 
 

@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 620.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 30.0, 60.0
 
 _LABELS, _LABEL_HEIGHT = 3, 18
-"""How many labels of series stand side by side, and what a further row of them takes."""
+"""Labels of series in a row, and the height of each further row."""
 
 Point = tuple[float, float]
 

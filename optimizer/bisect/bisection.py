@@ -68,7 +68,7 @@ def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress 
         SourceError, UnsupportedModelError, BundleError, RecipeError, PassError, CapacityError: as for an export and for
             opening a bundle.
     """
-    a, b = (given.found(progress or silent) for given in (a, b))
+    a, b = (one.found(progress or silent) for one in (a, b))
     check_meaning(a, b, options or Options())
     with tempfile.TemporaryDirectory(prefix="enginewright-") as scratch:
         run = _Run(options or Options(), progress or silent, Path(scratch))
@@ -128,8 +128,8 @@ class _Run:
         if self.tensors.differing:
             self.notes += other_versions(bundle)
         search = self._search(run, stages, sequences, recipe)
-        if (found := self._first_pass(search, source.name, name, sequences)) is not None:
-            return found
+        if (report := self._first_pass(search, source.name, name, sequences)) is not None:
+            return report
         self.progress(ProgressEvent("compare", 0, 0, name))
         exported = search.program(len(stages) - 1)
         emitted = BundleRun(bundle, name, target=target, isa=given.isa, leaves=run.leaves, scaling=exported.scaling)
@@ -178,10 +178,10 @@ class _Run:
         bundles = [Bundle.open(a.what), Bundle.open(b.what)]
         first, second = bundles
         check_same_model(first.model, a.name, second.model, b.name)
-        targets = [given.target or _first_target(bundle) for given, bundle in zip((a, b), bundles, strict=True)]
+        targets = [side.target or _first_target(bundle) for side, bundle in zip((a, b), bundles, strict=True)]
         runs = [
-            BundleRun(bundle, f"{given.name}, target {target}", target=target, isa=given.isa)
-            for given, bundle, target in zip((a, b), bundles, targets, strict=True)
+            BundleRun(bundle, f"{side.name}, target {target}", target=target, isa=side.isa)
+            for side, bundle, target in zip((a, b), bundles, targets, strict=True)
         ]
         for one in runs:
             check_layers(self.options.layers, one.leaves)
@@ -209,12 +209,12 @@ class _Run:
         return self._report(names[0], names[1], sequences, None, compared, divergence)
 
     def two_sources(self, a: Given, b: Given) -> BisectReport:
-        captured = [self._capture(given, None) for given in (a, b)]
+        captured = [self._capture(one, None) for one in (a, b)]
         infos = [c.model_info for c in captured]
         check_same_model(infos[0], a.name, infos[1], b.name)
         context = min(info.context_length for info in infos)
         sequences = self._tokens(infos[0], lambda: captured[0].tokenizer_files)
-        runs = [self._source(given, context) for given in (a, b)]
+        runs = [self._source(one, context) for one in (a, b)]
         values_a, values_b = self._each(runs, sequences)
         tolerance = self._tolerance(exact=True)
         compared = compare(runs[0], runs[1], values_a, values_b, tolerance, self.options.layers)

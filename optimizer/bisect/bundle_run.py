@@ -61,7 +61,7 @@ class BundleRun:
     ) -> None:
         self.scaling = scaling or Scaling()
         self.used: Used = {}
-        """What tokens of the last run have used; see ``values.not_covered``."""
+        """The rows and experts that tokens of the last run have used; see ``values.not_covered``."""
         self.bundle = bundle
         self.name = name
         self.program = bundle.program(target)
@@ -155,8 +155,8 @@ class _Plan:
             counts = [-(-n // group.block_size) for n in self.lengths]
             order = generator.permutation(sum(counts)).astype(np.int32)
             table = np.full((len(counts), max(counts)), -1, np.int32)
-            for row, own in zip(table, np.split(order, np.cumsum(counts)[:-1]), strict=True):
-                row[: len(own)] = own
+            for row, blocks in zip(table, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+                row[: len(blocks)] = blocks
             tables[group.name] = table
         return tables
 
@@ -271,13 +271,13 @@ class _Probes:
 
     def _after_sum(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
         """Its own sum: what it would have been, and what the step does to a sum. The input is put back."""
-        own, self._own = self._own, None
-        assert own is not None
+        term, self._own = self._own, None
+        assert term is not None
         assert total is not None
-        rows = own.value + (total - own.other)
+        rows = term.value + (total - term.other)
         self._recording.see(probe.name, rows.reshape(len(self._tokens), -1).astype(np.float32), self._tokens)
-        if not np.may_share_memory(own.place, total):
-            own.place[...] = own.value
+        if not np.may_share_memory(term.place, total):
+            term.place[...] = term.value
 
     def _before_residual(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
         """Makes a product add something of its own size, so that nothing is lost when that is taken off again.
@@ -297,14 +297,14 @@ class _Probes:
 
     def _after_residual(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
         """Records the product alone, then adds the real residual to it, or to the value that replaces it."""
-        own, self._residual = self._residual, None
-        assert own is not None
+        residual, self._residual = self._residual, None
+        assert residual is not None
         assert total is not None
-        rows: FloatArray = (total - own.other).reshape(len(self._tokens), -1).astype(np.float32)
+        rows: FloatArray = (total - residual.other).reshape(len(self._tokens), -1).astype(np.float32)
         replacement = self._recording.see(probe.name, rows, self._tokens)
-        total[...] = (rows if replacement is None else replacement).reshape(total.shape) + own.value
-        if not np.may_share_memory(own.place, total):
-            own.place[...] = own.value
+        total[...] = (rows if replacement is None else replacement).reshape(total.shape) + residual.value
+        if not np.may_share_memory(residual.place, total):
+            residual.place[...] = residual.value
 
     def _after_write(self, probe: Probe, step: Step) -> None:
         """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written, and put back there."""

@@ -42,7 +42,7 @@ def describe_divergence(
     """
     if not comparison.differing:
         return None
-    a, (name, found) = comparison.a, comparison.differing[0]
+    a, (name, gap) = comparison.a, comparison.differing[0]
     calls = area(b.calls, b.probes, name, given.keys())
     of_calls = [b.tensors_of(call) for call in calls]
     all_tensors = [tensor for of_call in of_calls for tensor in of_call]
@@ -61,10 +61,10 @@ def describe_divergence(
             *(f"{tensor}, which B doesn't add" for tensor in missing_biases(a, tensors)),
             *(str(tensor) for tensor in tensors),
         ],
-        error=found.error,
+        error=gap.error,
         tolerance=comparison.tolerance.error,
-        gain=found.gain,
-        largest=Place(found.token, found.column, found.a, found.b),
+        gain=gap.gain,
+        largest=Place(gap.token, gap.column, gap.a, gap.b),
         reasons=explain(name, a, *comparison.values, tensors, all_tensors, chance=comparison.tolerance.chance),
         others=others[:_SHOWN],
         others_count=len(others),

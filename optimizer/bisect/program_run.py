@@ -48,7 +48,7 @@ class ProgramRun:
         self.scaling = scaling_of(program, self.calls)
         self._fast = FastEvaluation(program, cache)
         self.used: Used = {}
-        """What tokens of the last run have used; see ``values.not_covered``."""
+        """The rows and experts that tokens of the last run have used; see ``values.not_covered``."""
 
     @property
     def value_names(self) -> Collection[ValueName]:
@@ -137,7 +137,7 @@ _TENSORS: tuple[tuple[Role, tuple[str, str, str]], ...] = (
     ("weight", ("down", "", "")),
     ("bias", ("bias", "", "")),
 )
-"""What ops call their weights: the values, and the scales and offsets that these may have."""
+"""The arguments of ops that are weights: the values, and the scales and offsets that these may have."""
 
 
 class _Probes:
@@ -305,7 +305,7 @@ _IDS: Mapping[str, tuple[str, str]] = {
     "quantized_embedding": ("ids", "table"),
     "aten.embedding": ("indices", "weight"),
 }
-"""What ops call the rows that they take, and the table."""
+"""The arguments of ops that look up rows: the rows' numbers, and the table."""
 
 
 def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

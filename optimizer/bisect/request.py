@@ -85,10 +85,10 @@ class Options:
 
 def check_meaning(a: Given, b: Given, options: Options) -> None:
     """Raises ComparisonError for what is asked of a run that can't have it, instead of leaving it out."""
-    for given in (a, b):
-        if not given.is_bundle and given.isa is not None:
+    for one in (a, b):
+        if not one.is_bundle and one.isa is not None:
             raise ComparisonError(
-                f"{given.name} is a model, which transformers computes: it has no instruction set to choose",
+                f"{one.name} is a model, which transformers computes: it has no instruction set to choose",
                 hint="Instruction sets are for bundles.",
             )
     if options.recipe is not None and (a.is_bundle or b.is_bundle or not a.is_same(b)):

@@ -106,13 +106,13 @@ def compare_bundles(
 def other_versions(bundle: Bundle) -> list[str]:
     """A note on what made a bundle and is of another version here, if something is: its bytes may be others."""
     other = []
-    for name, made in bundle.manifest.toolchain.items():
+    for name, there in bundle.manifest.toolchain.items():
         try:
             here = version(name)
         except PackageNotFoundError:
             continue  # a tool of a target, which isn't needed here
-        if here != made:
-            other.append(f"{name} {made} ({here} here)")
+        if here != there:
+            other.append(f"{name} {there} ({here} here)")
     return [f"the bundle was exported with {', '.join(other)}: tensors may differ for that alone"] if other else []
 
 
@@ -286,7 +286,7 @@ def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.N
             if sum(sizes) == int(np.prod(shape[:lead])):
                 rows = np.logical_or.reduce(differs.reshape(sum(sizes), -1), axis=1)
                 break
-    found, at = [], 0
+    ranges, at = [], 0
     for part, size in zip(parts, sizes, strict=True):
         differing = None if rows is None else np.flatnonzero(rows[at : at + size])
         at += size
@@ -295,5 +295,5 @@ def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.N
             if not len(differing):
                 continue
             first, last = part.rows[0] + int(differing[0]), part.rows[0] + int(differing[-1]) + 1
-        found.append(f"{part.source}[{first}:{last}]")
-    return found
+        ranges.append(f"{part.source}[{first}:{last}]")
+    return ranges

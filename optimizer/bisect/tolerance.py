@@ -19,19 +19,21 @@ ROUNDING = 1e-4
 weight that is off by 0.1 % shows 1e-3."""
 
 SAME_INTEGERS = 8e-3
-"""The same where activations are rounded to integers or bf16 within: one in ten thousand falls on the other side, and
-makes 1e-3 of the values that it goes into, and 4e-3 in the worst of a trained model."""
+"""The tolerance if activations are rounded to integers or bf16 within: one in ten thousand is rounded the other way.
+That changes the values it enters by 1e-3, and by 4e-3 in the worst case of a trained model.
+"""
 
 SPARSE = 1.0
-"""The same where a format keeps two of every four: what goes of a column of a product is a third of it on average, and
-may be all of it."""
+"""The tolerance if a format keeps two of every four: a column of a product loses a third on average, and may lose all.
+"""
 
 GAIN = 2e-3
 """Rounding weights may make values larger or smaller on the whole by this much, and by what chance makes of it."""
 
 SAME_GAIN = 1e-3
-"""The same of two programs that round alike: what falls on the other side does so as often upwards as downwards. Up to
-2e-4 is seen on a trained model."""
+"""The gain of two programs that round alike: values are rounded the other way upwards as often as downwards. A trained
+model has shown up to 2e-4.
+"""
 
 
 @dataclass(frozen=True)

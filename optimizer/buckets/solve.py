@@ -107,11 +107,11 @@ def _is_above(c: Sequence[int], t: Sequence[int], cost: Sequence[int], a: int, b
 
 
 def _trace(sizes: Sequence[int], before: Sequence[Sequence[int]], padded: int) -> Sizes:
-    found, j = [], len(sizes)
+    largest_first, j = [], len(sizes)
     for chosen in reversed(before):
-        found.append(sizes[j - 1])
+        largest_first.append(sizes[j - 1])
         j = chosen[j]
-    return Sizes(tuple(reversed(found)), padded)
+    return Sizes(tuple(reversed(largest_first)), padded)
 
 
 def round_up(length: int, multiple: int, limit: int | None = None) -> int:

@@ -128,8 +128,8 @@ class AdapterConfig:
         patterns = self.keys.layers_pattern or r"[^.]*"
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             lead = r".*?\." if not self.keys.layers_pattern else r"(?:^|.*?\.)"
-            if (found := re.match(rf"{lead}{pattern}\.(?P<idx>\d+)\.", module)) is not None:
-                return int(found["idx"])
+            if (match := re.match(rf"{lead}{pattern}\.(?P<idx>\d+)\.", module)) is not None:
+                return int(match["idx"])
         return None
 
 

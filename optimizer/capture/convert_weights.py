@@ -23,7 +23,8 @@ from enginewright.runtime.shared.errors import PassError, SourceError, Unsupport
 aten = torch.ops.aten
 
 Collected = dict[str, list[WeightExpr]]
-"""What a converter has in hand: pattern -> expressions; a list of several until it is stacked or concatenated."""
+"""The tensors that a converter has collected: pattern -> expressions; several until they are stacked or concatenated.
+"""
 
 
 @dataclass

@@ -68,9 +68,9 @@ def experts_function(
             hidden_states.dim() == top_k_index.dim() == top_k_weights.dim() == 2
         ),
     }
-    if found := [what for what, is_so in strange.items() if is_so]:
+    if features := [what for what, is_so in strange.items() if is_so]:
         raise UnsupportedModelError(
-            f"{where}: its experts have {' and '.join(found)}, which ew.moe has no meaning for",
+            f"{where}: its experts have {' and '.join(features)}, which ew.moe has no meaning for",
             hint="Experts are two products with an activation between them, for each token of a list.",
         )
     gated, transposed = bool(module.has_gate), bool(module.is_transposed)

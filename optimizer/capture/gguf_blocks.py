@@ -181,7 +181,7 @@ def _q6_k(blocks: Bytes) -> _Unpacked:
 
 
 _LEVELS = np.array(IQ4, np.int8)
-"""What values of IQ4_NL and IQ4_XS stand for."""
+"""The numbers that the codes of IQ4_NL and IQ4_XS stand for."""
 _E2M1 = np.array(TWICE_E2M1, np.int8)
 """Twice what values of MXFP4 and NVFP4 stand for."""
 
@@ -253,7 +253,7 @@ _TYPES: Mapping[Type, tuple[CodeFormat, Callable[[Bytes], _Unpacked]]] = {
     **{gguf.GGMLQuantizationType[name.upper()]: (CodeFormat(8, VALUES, kind=name), _of_codebook) for name in CODEBOOKS},
 }
 _OWN = (Type.Q1_0, Q2_0)
-"""Those that the package doesn't make floats of."""
+"""Types that the package gguf can't convert to floats."""
 
 FORMATS: Mapping[Type, CodeFormat] = {name: of[0] for name, of in _TYPES.items()}
 """Types of blocks whose integers a bundle can hold."""

@@ -23,7 +23,7 @@ _KINDS = {
     "vocab": "a vocabulary alone, without weights",
     "controlvector": "a control vector, not a model",
 }
-"""What a file is, by its general.type or general.architecture, if it isn't a model."""
+"""The content of a file that isn't a model, by its general.type or general.architecture."""
 _KIND_OF_ARCHITECTURE = {"clip": "mmproj", "imatrix": "imatrix", "controlvector": "controlvector"}
 _HINTS = {
     "adapter": "Merge it into its base model, and pass the merged model.",

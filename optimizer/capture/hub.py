@@ -244,8 +244,8 @@ class Listing:
             for entry in info.get("siblings") or ():
                 if not _is_inside(name := entry["rfilename"]):
                     continue  # whoever joins a folder and this name is led out of the folder
-                found, size = entry["lfs"]["sha256"] if entry.get("lfs") else entry.get("blobId"), entry.get("size")
-                files[name] = None if found is None or size is None else Blob(found, size)
+                digest, size = entry["lfs"]["sha256"] if entry.get("lfs") else entry.get("blobId"), entry.get("size")
+                files[name] = None if digest is None or size is None else Blob(digest, size)
         except (HFValidationError, HfHubHTTPError):
             raise
         except UnicodeEncodeError as e:

@@ -29,7 +29,7 @@ _SIZES: tuple[object, ...] = (
     aten.new_zeros.default,
     aten.new_ones.default,
 )
-"""What looks at no values of its argument."""
+"""Ops that don't read the values of their argument."""
 
 _LENGTHS = (2, 5, 17)
 

@@ -140,8 +140,8 @@ class AdapterMerge:
         if not renamed:
             self._check_complete(opened)
         self._share(steps)
-        for made, changes in ((steps, self._of_model), (at_checkpoint, self._of_checkpoint)):
-            for name, of_name in made.items():
+        for by_name, changes in ((steps, self._of_model), (at_checkpoint, self._of_checkpoint)):
+            for name, of_name in by_name.items():
                 change = Change(str(opened.adapter.folder.resolve()), opened.adapter.weight, tuple(of_name))
                 changes[name].append(change)
 
@@ -293,7 +293,9 @@ class AdapterMerge:
         """Gives a table and its tied head the same steps where these have equal values, so that they can stay one."""
         for first, *others in self._tied:
             for name in others:
-                alike = [next((s for s in steps.get(first, ()) if _alike(s, own)), own) for own in steps.get(name, ())]
+                alike = [
+                    next((s for s in steps.get(first, ()) if _alike(s, step)), step) for step in steps.get(name, ())
+                ]
                 if alike:
                     steps[name] = alike
 

@@ -37,7 +37,7 @@ Layout = Literal[
     "mxfp8",
     "bnb",
 ]
-"""How the tensors of a module lie: a key of ``LAYOUTS`` in quantized_checkpoint.py."""
+"""The layout of a module's tensors: a key of ``LAYOUTS`` in quantized_checkpoint.py."""
 
 _INSTEAD = "Export from the original checkpoint in f32, f16 or bf16, and let a recipe quantize it."
 
@@ -479,8 +479,8 @@ def _of_group(fields: _Fields, group: _Fields, kind: str) -> Scheme:
     }
     if kind not in known:
         raise fields.refused(f": weights in the format {kind!r}")
-    layout, wanted, widths = known[kind]
-    if number != wanted or bits not in widths:
+    layout, expected, widths = known[kind]
+    if number != expected or bits not in widths:
         raise SourceError(
             f"{weights.where}: {number} of {bits} bits can't be {kind}", hint="Download the checkpoint again."
         )
@@ -502,4 +502,4 @@ _METHODS: Mapping[str, Callable[[_Fields], QuantizedFolder]] = {
     "auto-round": _auto_round,
     "bitsandbytes": _bitsandbytes,
 }
-"""What config.json calls a method -> who reads its section."""
+"""A method's name in config.json -> the function that reads its section."""

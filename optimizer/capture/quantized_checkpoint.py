@@ -108,9 +108,9 @@ class _Module:
     def optional(self, *ends: str) -> Source | None:
         """The tensor of the module with one of these ends."""
         for end in ends:
-            if isinstance(found := self.tensors.get(self.base + end), Source):
+            if isinstance(tensor := self.tensors.get(self.base + end), Source):
                 self.taken.add(self.base + end)
-                return found
+                return tensor
         return None
 
     def part(self, *ends: str) -> Source:

@@ -233,7 +233,7 @@ def simplify_rotations(model: PreTrainedModel) -> None:
         simple = _TextRotation(frequencies, float(module.attention_scaling))
         positions, x = torch.arange(_PROBED).expand(3, 1, -1), torch.zeros(1)
         with torch.no_grad():
-            wanted, found = module(x, positions), simple(x, positions)
-        if len(wanted) == 2 and all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True)):
+            expected, simplified = module(x, positions), simple(x, positions)
+        if len(expected) == 2 and all(torch.equal(a, b) for a, b in zip(expected, simplified, strict=True)):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, simple)

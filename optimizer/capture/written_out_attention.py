@@ -49,7 +49,7 @@ _RESHAPES: tuple[object, ...] = (
     aten.slice,
 )
 _CHOICES = (aten.where,)
-"""What is elementwise without saying so, in some of its forms."""
+"""Ops that are elementwise in some of their forms, but aren't tagged as pointwise."""
 
 _LENGTHS = (2, 5, 17)
 _MOST_SCORES = 1 << 25
@@ -314,8 +314,8 @@ def _replace(program: Program, found: _Found, meaning: _Meaning, capture: Attent
         ]
         slopes = None
         if meaning.slopes is not None:
-            name, made = f"{where[0]}.slopes".lstrip("."), meaning.slopes
-            source = Source(f"{COMPUTED}{name}", tuple(made.shape), made.dtype, made.clone)
+            name, values = f"{where[0]}.slopes".lstrip("."), meaning.slopes
+            source = Source(f"{COMPUTED}{name}", tuple(values.shape), values.dtype, values.clone)
             slopes = program.weight(name, source, where=where)
         out = program.call(
             ew.attention.default,

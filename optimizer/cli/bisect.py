@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "bisect"
 EXIT_DIFFERS = 13
-"""What the command exits with if the two runs differ."""
+"""The exit code if the two runs differ."""
 MOST_TENSORS = 10
 """Tensors that are named on the screen."""
 EPILOG = (
@@ -148,8 +148,8 @@ def _print(report: BisectReport) -> None:
 def _print_tensors(tensors: StoredTensors) -> None:
     same = "all the same" if not tensors.differing else f"{len(tensors.differing)} differ"
     _row("tensors", f"{tensors.compared} compared bit for bit, {tensors.bytes / 1e6:,.1f} MB: {same}")
-    for found in tensors.differing[:MOST_TENSORS]:
-        _row("", str(found))
+    for difference in tensors.differing[:MOST_TENSORS]:
+        _row("", str(difference))
     if (more := len(tensors.differing) - MOST_TENSORS) > 0:
         _row("", f"and {more} more; --json has all")
     if tensors.not_compared:

@@ -70,8 +70,8 @@ def command(
     from enginewright import LLM, SamplingParams
     from enginewright.runtime.text.template_process import template_process
 
-    params = SamplingParams(**(given := sampling.given()))
-    if name := next((name for name in _ONE_ANSWER if name in given), None):
+    params = SamplingParams(**(settings := sampling.given()))
+    if name := next((name for name in _ONE_ANSWER if name in settings), None):
         raise typer.BadParameter(f"--param {name}: a turn of a conversation has one answer, as it comes")
     options = template.given()
     interactive = sys.stdin.isatty()

@@ -96,7 +96,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
 
 _FLAGS = {"overwrite=True": "--force", "resume=True": "--resume", 'trust="code"': "--trust code"}
-"""What hints call by the argument of a function, which a command spells as an option."""
+"""The arguments of functions that hints name, and the options by which a command spells them."""
 
 
 def _as_typed(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "diff"
 EXIT_DIFFERENT = 14
-"""What the command exits with if the bundles differ."""
+"""The exit code if the bundles differ."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize diff smollm2.bundle again.bundle\n\n"

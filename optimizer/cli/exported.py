@@ -118,9 +118,9 @@ def _run_export() -> None:
     try:
         from enginewright.optimizer.export import export_to_keep
 
-        wanted, quiet = pickle.load(sys.stdin.buffer)  # noqa: S301  our own process's
+        export, quiet = pickle.load(sys.stdin.buffer)  # noqa: S301  our own process's
         with warnings_shown(hidden=quiet), stage_bars(hidden=quiet) as show:
-            outcome = export_to_keep(wanted, show)
+            outcome = export_to_keep(export, show)
     except (EnginewrightError, KeyboardInterrupt) as e:
         outcome = e
     with suppress(BrokenPipeError), answer:  # whoever wanted it may be gone; it is kept all the same

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "verify"
 EXIT_OVER_BUDGET = 16
-"""What the command exits with if a bundle is worse than what --against names, by more than the budget allows."""
+"""The exit code if a bundle is worse than the model of --against, by more than the budget allows."""
 EXIT_INCONCLUSIVE = 18
 """The exit code if no check failed, but other work on the machine hid the result of one that is timed."""
 RENAMED = {"--prompts": "--prompt"}

@@ -43,7 +43,7 @@ class SourceModel:
         self.tokenizer = Tokenizer(self.files) if self.files is not None and self.files.tokenizer_json else None
         eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.info = model_info(model, describe_source(path).name, own_context_length(model.config), generation, eos)
-        """What a bundle of it would say of the model."""
+        """The model's description, as a bundle of it would have it."""
         self.name = self.info.name
         self.vocab_size = self.info.vocab_size
         self.context_length = self.info.context_length

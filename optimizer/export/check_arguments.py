@@ -34,7 +34,7 @@ _LONGEST_NAME = 200
 KEEPS_BLOCKS = "gguf"
 """The recipe of a GGUF file whose matrices are quantized, where none is named."""
 AS_QUANTIZED = f"{KEEPS_BLOCKS}, as the file is quantized"
-"""What a user reads of it."""
+"""The text that a user sees for ``KEEPS_BLOCKS``."""
 FOR_MODELS = "int8"
 """The recipe of a model that a command runs, where the file has none and none is named."""
 NOT_QUANTIZED = f"{FOR_MODELS}, as no recipe is named and the model isn't a quantized GGUF file"

@@ -46,44 +46,44 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    asked: ExportRequest, output: str | Path, revision: str | None, listed: Listing | None, overwrite: bool
+    request: ExportRequest, output: str | Path, revision: str | None, listed: Listing | None, overwrite: bool
 ) -> ExportReport:
     """Runs the stages of ``export``, one after the other. ``listed``: the Hub's answer. Raises what it raises."""
-    clock, on_progress = Clock(), asked.on_progress
-    with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
+    clock, on_progress = Clock(), request.on_progress
+    with fewer_collections(), BundleWriter(output, overwrite, request.inputs) as writer:
         # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
-        asked = find_model(asked, revision, listed, clock)
-        model = open_model(asked)
+        request = find_model(request, revision, listed, clock)
+        model = open_model(request)
         clock.end("capture")
 
         # 2. What passes look at, what a budget leaves to be found, and what passes are held to.
-        calibration = calibration_tokens(asked, model)
+        calibration = calibration_tokens(request, model)
         sequences = () if calibration is None else calibration.sequences
         clock.end("calibration")
         scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
         scratch.mkdir()
-        searched = search_within_budget(asked, model, sequences, scratch)
+        searched = search_within_budget(request, model, sequences, scratch)
         model = replace(model, recipe=searched.recipe)
         clock.end("search")
-        measurements = measure_source(asked, model, sequences, clock)
+        measurements = measure_source(request, model, sequences, clock)
         clock.end("measure")
 
         # 3. The passes, each measured.
         before = measurements.seconds
-        rewritten = run_passes(asked, model, sequences, scratch, measurements)
+        rewritten = run_passes(request, model, sequences, scratch, measurements)
         clock.end("passes", elsewhere=measurements.seconds - before)
         measured = measurements.finish()
 
         # 4. The bundle, complete but for its name; then run as a user's will be.
-        written = write_bundle(asked, model, rewritten, writer, scratch)
-        asked = replace(asked, targets=written.targets)
+        written = write_bundle(request, model, rewritten, writer, scratch)
+        request = replace(request, targets=written.targets)
         clock.end("emit")
-        ran = run_bundle(asked, model, rewritten, writer.folder, clock)
+        ran = run_bundle(request, model, rewritten, writer.folder, clock)
 
         # 5. The report, and the name.
         on_progress(ProgressEvent("write", 0, 1, str(output)))
         report = _report(
-            asked, model, calibration, searched, measured, rewritten, written, ran, writer, clock, str(output)
+            request, model, calibration, searched, measured, rewritten, written, ran, writer, clock, str(output)
         )
         for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
             writer.write_text(path, text)
@@ -110,7 +110,7 @@ def _partial(report: ExportReport, written: Written) -> PartialExportError:
 
 
 def _report(
-    asked: ExportRequest,
+    request: ExportRequest,
     model: OpenModel,
     calibration: Calibration | None,
     searched: Searched,
@@ -125,16 +125,16 @@ def _report(
     program, info = model.captured.program, model.captured.model_info
     metrics = [metric for record in rewritten.records for metric in record.metrics]
     grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
-    groups = rewritten.programs[asked.targets[0]].cache_groups
+    groups = rewritten.programs[request.targets[0]].cache_groups
     return ExportReport(
         path=path,
         recipe=model.recipe.name,
-        targets=list(asked.targets),
+        targets=list(request.targets),
         parameters=written.info.parameters,
         context_length=info.context_length,
         seconds=round(clock.elapsed, 3),
         peak_rss_bytes=peak_rss_bytes(),
-        memory=asked.limit.report(),
+        memory=request.limit.report(),
         bundle_bytes=writer.bytes_written,
         stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
         passes=rewritten.summaries,
@@ -152,7 +152,7 @@ def _report(
         kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
         ways=list(searched.candidates),
         exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
-        source_bytes=source_bytes(asked.source),
+        source_bytes=source_bytes(request.source),
         template_appends=model.template_appends,
         source_warnings=list(model.captured.warnings),
         already_quantized=already_quantized((name, program.weights[name]) for name in program.weights),

@@ -157,8 +157,8 @@ class KeptExports:
         for path, file in entry.files.items():
             if not _copy(place / path, folder / path, file):
                 _remove(self.root / key)
-                for made in folder.iterdir():
-                    _remove(made)
+                for leftover in folder.iterdir():
+                    _remove(leftover)
                 return None
         with contextlib.suppress(OSError):
             os.utime(self.root / key)

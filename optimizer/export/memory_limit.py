@@ -12,7 +12,7 @@ from enginewright.runtime.shared.memory import parse_size, return_large_blocks_a
 from .report import MemoryReport
 
 LEAST_ROOM = 64 << 20
-"""What the export of the smallest model takes beside what the process has when it begins."""
+"""Bytes that the export of the smallest model takes in addition to the process's own."""
 
 _SHARE = 4
 """Weights that are kept take a quarter of the budget; activations and what is being computed need the rest."""

@@ -70,7 +70,7 @@ def rewrite(
     """
     result = Rewritten()
     diffs, owners = DiffRecorder(), list[str]()
-    total = sum(one.wanted(context) for own in (passes, *of_targets.values()) for one in own)
+    total = sum(one.wanted(context) for target_passes in (passes, *of_targets.values()) for one in target_passes)
 
     def run(given: Sequence[Pass], rewritten: Program, target: str = "") -> None:
         some = [one for one in given if one.wanted(context)]
@@ -88,10 +88,10 @@ def rewrite(
         PassManager(some, context, after_pass).run(rewritten)
 
     run(passes, program)
-    for target, own in of_targets.items():
+    for target, target_passes in of_targets.items():
         copy = program.copy()
         try:
-            run(own, copy, target)
+            run(target_passes, copy, target)
         except OF_ONE_TARGET as e:
             result.failed[target] = e
         else:

@@ -186,16 +186,18 @@ def export_to_keep(wanted: WantedExport, progress: Progress = silent) -> Path:
 
     Raises what ``export`` raises, and CapacityError where the disk hasn't the room to keep it.
     """
-    kept, key = KeptExports.of_user(), wanted.key
-    with kept.exporting(key, lambda: progress(ProgressEvent("wait", 0, 1, "for another process's export of the same"))):
-        if (bundle := kept.bundle(key)) is not None:
+    exports, key = KeptExports.of_user(), wanted.key
+    with exports.exporting(
+        key, lambda: progress(ProgressEvent("wait", 0, 1, "for another process's export of the same"))
+    ):
+        if (bundle := exports.bundle(key)) is not None:
             return bundle
-        with kept.unfinished(key) as output:
+        with exports.unfinished(key) as output:
             report = export(wanted.source, output, recipe=wanted.recipe, progress=progress)
             entry = describe(key, output, report.recipe, report.targets, describe_source(wanted.source).name)
-            whole = kept.keep(entry, output, MOST_BYTES + entry.bytes)
-        if not whole or (bundle := kept.bundle(key)) is None:
-            raise no_room(kept.root, f"for the bundle, {format_bytes(entry.bytes)}")
+            whole = exports.keep(entry, output, MOST_BYTES + entry.bytes)
+        if not whole or (bundle := exports.bundle(key)) is None:
+            raise no_room(exports.root, f"for the bundle, {format_bytes(entry.bytes)}")
         return bundle
 
 

@@ -123,21 +123,21 @@ class OpenModel:
         return None if self.tokenizer is None else self.tokenizer.template_appends
 
 
-def find_model(asked: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
+def find_model(request: ExportRequest, revision: str | None, listed: Listing | None, clock: Clock) -> ExportRequest:
     """The request with a path that is there; what is fetched from the Hub has a time of its own."""
-    model = asked.source.model
+    model = request.source.model
     if isinstance(model, torch.nn.Module):
         if revision is not None:
             raise SourceError(
                 "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
             )
-        return asked
-    place = find_source(model, revision=revision, progress=asked.on_progress, listed=listed)
+        return request
+    place = find_source(model, revision=revision, progress=request.on_progress, listed=listed)
     if not os.path.exists(model):
         clock.end("download")
-    asked = asked.of(place)
-    warn_of_few_bits(place, asked.recipe)
-    return asked
+    request = request.of(place)
+    warn_of_few_bits(place, request.recipe)
+    return request
 
 
 def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
@@ -166,25 +166,25 @@ def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
     )
 
 
-def open_model(asked: ExportRequest) -> OpenModel:
+def open_model(request: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
-    asked.on_progress(
-        ProgressEvent("capture", 0, 1, str(getattr(asked.source.model, "name_or_path", asked.source.model)))
+    request.on_progress(
+        ProgressEvent("capture", 0, 1, str(getattr(request.source.model, "name_or_path", request.source.model)))
     )
     captured = capture(
-        asked.source,
-        tokenizer=asked.tokenizer,
-        context_length=asked.context_length,
-        name=asked.name,
-        part=asked.part,
+        request.source,
+        tokenizer=request.tokenizer,
+        context_length=request.context_length,
+        name=request.name,
+        part=request.part,
     )
     for text in captured.warnings:
         warnings.warn(text, SourceWarning, stacklevel=2)
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
-    asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
-    recipe, buckets = asked.recipe, None
-    if asked.trained is not None:
-        asked.trained.check_source(captured)
+    request.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+    recipe, buckets = request.recipe, None
+    if request.trained is not None:
+        request.trained.check_source(captured)
     if recipe.buckets is not None:
         buckets = buckets_of(recipe.buckets, captured.model_info.context_length)
         recipe = recipe.model_copy(update={"buckets": buckets.section})
@@ -193,63 +193,63 @@ def open_model(asked: ExportRequest) -> OpenModel:
     return OpenModel(captured, recipe, buckets)
 
 
-def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | None:
+def calibration_tokens(request: ExportRequest, model: OpenModel) -> Calibration | None:
     """The calibration tokens: a recovery's, a file's, or sampled ones; None if no pass needs any."""
     info = model.captured.model_info
-    known = None if asked.trained is None else asked.trained.calibration(info, asked.calibration)
+    known = None if request.trained is None else request.trained.calibration(info, request.calibration)
     if known is not None:
         return known
-    if asked.calibration is None and model.recipe.auto is None and not needs_tokens(model.recipe, asked.targets):
+    if request.calibration is None and model.recipe.auto is None and not needs_tokens(model.recipe, request.targets):
         return None
     return calibrate(
-        asked.source,
+        request.source,
         info,
         model.recipe.calibration,
-        file=asked.calibration,
+        file=request.calibration,
         tokenizer=model.tokenizer,
-        progress=asked.on_progress,
-        keep_bytes=asked.limit.keep_bytes(),
-        cache_bytes=asked.limit.cache_bytes(),
+        progress=request.on_progress,
+        keep_bytes=request.limit.keep_bytes(),
+        cache_bytes=request.limit.cache_bytes(),
     )
 
 
 def search_within_budget(
-    asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
+    request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
 ) -> Searched:
     """Searches for everything that the recipe leaves to a budget, and returns the recipe with numbers."""
-    weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
+    weights, shaped_by = _trained(request) if model.recipe.auto is not None else (None, None)
     inputs = Searching(
         model.captured,
         sequences,
         scratch,
-        asked.limit.memory_budget(),
-        asked.on_progress,
+        request.limit.memory_budget(),
+        request.on_progress,
         weights,
         shaped_by,
-        _common_formats(asked),
+        _common_formats(request),
         None if model.recipe.budget.max_ms_per_token is None else TokenClock(model.recipe),
     )
     return search(model.recipe, inputs)
 
 
 def measure_source(
-    asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], clock: Clock
+    request: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], clock: Clock
 ) -> PassMeasurements:
     """Prepares the source's logits, with which the program is compared after every pass."""
     return measure_against(
-        asked.source,
+        request.source,
         model.captured,
         model.recipe,
         calibration=sequences,
         started=clock.start,
-        progress=asked.on_progress,
-        keep_bytes=asked.limit.keep_bytes(),
-        recipe_from=asked.recipe_from,
+        progress=request.on_progress,
+        keep_bytes=request.limit.keep_bytes(),
+        recipe_from=request.recipe_from,
     )
 
 
 def run_passes(
-    asked: ExportRequest,
+    request: ExportRequest,
     model: OpenModel,
     sequences: Sequence[torch.Tensor],
     scratch: Path,
@@ -257,20 +257,20 @@ def run_passes(
 ) -> Rewritten:
     """The common passes, then each target's on a copy of its own, each measured."""
     passes, required = choose_passes(model.recipe.passes)
-    weights, shaped_by = _trained(asked)
+    weights, shaped_by = _trained(request)
     context = pass_context(
         model.recipe,
         required,
         sequences,
         scratch=scratch,
-        progress=asked.on_progress,
-        memory_budget=asked.limit.memory_budget(),
+        progress=request.on_progress,
+        memory_budget=request.limit.memory_budget(),
         recovered=weights,
         shaped_by=shaped_by,
-        common_formats=_common_formats(asked),
+        common_formats=_common_formats(request),
     )
-    of_targets = _passes_of_targets(asked, model)
-    return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.on_progress)
+    of_targets = _passes_of_targets(request, model)
+    return rewrite(model.captured.program, passes, of_targets, context, measurements, request.on_progress)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class Written:
 
 
 def write_bundle(
-    asked: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
+    request: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
 ) -> Written:
     """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes.
 
@@ -314,7 +314,7 @@ def write_bundle(
         built = len(engines)
         try:
             with writer.undone_by_error(name):
-                emitted[name] = TARGETS[name].emitter.emit(program, writer, asked.on_progress, options)
+                emitted[name] = TARGETS[name].emitter.emit(program, writer, request.on_progress, options)
         except OF_ONE_TARGET as e:
             failed[name] = e
             del engines[built:]
@@ -354,11 +354,11 @@ class Ran:
     ms_per_token: float | None
 
 
-def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, folder: Path, clock: Clock) -> Ran:
+def run_bundle(request: ExportRequest, model: OpenModel, rewritten: Rewritten, folder: Path, clock: Clock) -> Ran:
     """Compares the bundle with its source, and takes its measure."""
-    on_progress, limit = asked.on_progress, asked.limit
+    on_progress, limit = request.on_progress, request.limit
     opened = Bundle.open(folder)
-    here = [name for name in asked.targets if engine_problem(opened, name) is None]
+    here = [name for name in request.targets if engine_problem(opened, name) is None]
     verification: list[VerificationReport] = []
     for name in here:
         for variant in variants_of(opened, name):
@@ -368,7 +368,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
             verification.append(
                 verify(
                     Bundle.open(folder, CODE),
-                    asked.source,
+                    request.source,
                     model.recipe,
                     name,
                     on_progress,
@@ -378,7 +378,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
                 )
             )
     clock.end("verify")
-    storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, on_progress, limit.memory_budget())
+    storage, rooflines = storage_and_speed(folder, request.targets, clock.elapsed, on_progress, limit.memory_budget())
     check_bytes(storage, model.recipe)
     timed = check_time(Bundle.open(folder, CODE), here[0], model.recipe) if here else None
     clock.end("roofline")
@@ -393,7 +393,7 @@ def run_bundle(asked: ExportRequest, model: OpenModel, rewritten: Rewritten, fol
             memory_budget=limit.memory_budget(),
             shortest=_SHORTEST_STEP,
         )
-        for name, some in _passes_of_targets(asked, model).items()
+        for name, some in _passes_of_targets(request, model).items()
         if name == MEASURED  # fusions of others aren't measured one by one
     ]
     clock.end("fusions")
@@ -408,17 +408,17 @@ def source_bytes(source: ModelSource) -> int:
     return sum(file.stat().st_size for file in ([path] if path.is_file() else weight_files(path)))
 
 
-def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
+def _trained(request: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
     """The trained weights of a recovery, and the recipe that gave them their shapes; None without a recovery."""
-    return (None, None) if asked.trained is None else (asked.trained.weights(), asked.trained.recipe)
+    return (None, None) if request.trained is None else (request.trained.weights(), request.trained.recipe)
 
 
-def _common_formats(asked: ExportRequest) -> bool:
-    return not all(TARGETS[name].every_format for name in asked.targets)
+def _common_formats(request: ExportRequest) -> bool:
+    return not all(TARGETS[name].every_format for name in request.targets)
 
 
-def _passes_of_targets(asked: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:
-    return {name: left_on(TARGETS[name].emitter.passes(), model.recipe.passes) for name in asked.targets}
+def _passes_of_targets(request: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:
+    return {name: left_on(TARGETS[name].emitter.passes(), model.recipe.passes) for name in request.targets}
 
 
 def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: Sequence[str]) -> Manifest:

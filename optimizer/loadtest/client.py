@@ -251,8 +251,8 @@ class Connection(asyncio.Protocol):
             self._body(data, now)
             return
         self._buffer += data
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
             if len(self._buffer) > _MOST_HEAD:
                 self._end("not HTTP", "a head without an end")
             return

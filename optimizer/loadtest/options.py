@@ -52,13 +52,13 @@ def parse_lengths(text: str | int, option: str) -> Lengths:
     """Raises RequestError naming the option."""
     text = str(text).strip()
     number = r"(\d+(?:\.\d+)?)"
-    if (found := re.fullmatch(r"(\d+)(?:-(\d+))?", text)) is not None:
-        low, high = int(found[1]), int(found[2] or found[1])
+    if (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)) is not None:
+        low, high = int(match[1]), int(match[2] or match[1])
         if not 1 <= low <= high <= MOST_LENGTH:
             raise RequestError(f"{option}: {text} is out of range", hint=f"It must be from 1 to {MOST_LENGTH:,}.")
         return Lengths(text, "uniform", low, high)
-    if (found := re.fullmatch(rf"lognormal:{number}:{number}", text)) is not None:
-        median, sigma = float(found[1]), float(found[2])
+    if (match := re.fullmatch(rf"lognormal:{number}:{number}", text)) is not None:
+        median, sigma = float(match[1]), float(match[2])
         if not 1 <= median <= MOST_LENGTH or sigma > 5:
             raise RequestError(f"{option}: {text} is out of range", hint="The median is 1 or more, sigma 5 at most.")
         return Lengths(text, "lognormal", median, sigma)

@@ -40,7 +40,7 @@ def _times(result: LoadResult) -> Panel | None:
     values = {
         name: [v for one in result.records if (v := of(one)) is not None and v > 0] for name, (_, of) in _TIMES.items()
     }
-    known = [v for found in values.values() for v in found]
+    known = [v for times in values.values() for v in times]
     if not known:
         return None
     goal_seconds = [goal for goal in (goals or {}).values() if goal is not None]

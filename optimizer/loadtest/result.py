@@ -120,7 +120,9 @@ class Figures:
     def to_json(self) -> dict[str, Any]:
         """Gives plain values."""
         fields = {name: vars(value) if isinstance(value, Spread) else value for name, value in vars(self).items()}
-        fields["errors"] = {kind: {"count": count, "example": said} for kind, (count, said) in self.errors.items()}
+        fields["errors"] = {
+            kind: {"count": count, "example": example} for kind, (count, example) in self.errors.items()
+        }
         if self.goodput is not None:
             fields["goodput"] = vars(self.goodput) | {"goals": vars(self.goodput.goals), "share": self.goodput.share}
         return fields

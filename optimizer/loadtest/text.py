@@ -59,8 +59,8 @@ def _figures(of: Figures, console: Console, *, all_of: bool) -> None:
             f"{name.replace('_', ' ')} {duration(goal)}" for name, goal in vars(good.goals).items() if goal is not None
         )
         row("goodput", f"{good.per_second:.3g} requests a second: {good.share:.1%} within {goals}")
-    for kind, (count, said) in of.errors.items():
-        row("error", f"{count:,} {kind}" + (f": {said}" if said else ""))
+    for kind, (count, example) in of.errors.items():
+        row("error", f"{count:,} {kind}" + (f": {example}" if example else ""))
     table = Table(box=None, pad_edge=False)
     table.add_column("", min_width=13)
     for heading in ("mean", "p50", "p90", "p99", "largest"):

@@ -19,7 +19,7 @@ from enginewright.runtime.shared.errors import RequestError
 from .options import MOST_LENGTH, LoadOptions, RequestClass
 
 REQUESTS = 100
-"""That are sent where nothing else says how many."""
+"""Requests to send if no option says how many."""
 
 _MOST_TRACE_BYTES = 1 << 30
 _HASH_BLOCK = 512

@@ -100,8 +100,8 @@ class Divergence:
 
         blocks = list(_blocks(logits))
         with ThreadPoolExecutor(max(1, min(len(blocks), THREADS))) as threads:
-            for found in threads.map(compare, blocks):
-                self._add(found)
+            for block in threads.map(compare, blocks):
+                self._add(block)
 
     def _add(self, found: _Compared) -> None:
         for total, likelihood in zip(found.likelihoods, (self.reference, self.model), strict=False):

@@ -88,7 +88,7 @@ class SourceRunner:
             whole = self.logits(ids)[0]
             yield lambda rows: whole[rows]
             return
-        forward, own = base.forward, vars(base).get("forward")  # own: somebody has given this model another one
+        forward, override = base.forward, vars(base).get("forward")  # own: somebody has given this model another one
         outputs: list[Any] = []
 
         def once(*args: Any, **options: Any) -> Any:
@@ -109,8 +109,8 @@ class SourceRunner:
                 yield of_rows
         finally:
             del base.forward
-            if own is not None:
-                base.forward = own
+            if override is not None:
+                base.forward = override
 
     def speed(self, context_length: int) -> SourceSpeed | None:
         """Measures the decode speed for about a second, with all threads and with one: on a busy machine one may be
@@ -126,7 +126,7 @@ class SourceRunner:
             cache = getattr(self.model(input_ids=ids, use_cache=True), "past_key_values", None)
             if cache is None:
                 return None
-            threads, found = torch.get_num_threads(), list[tuple[float, int]]()
+            threads, timings = torch.get_num_threads(), list[tuple[float, int]]()
             try:
                 for count in sorted({threads, 1}):
                     torch.set_num_threads(count)
@@ -135,10 +135,10 @@ class SourceRunner:
                         start = time.perf_counter()
                         self.model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
                         times.append(time.perf_counter() - start)
-                    found.append((min(times), count))
+                    timings.append((min(times), count))
             finally:
                 torch.set_num_threads(threads)
-        seconds, count = min(found)
+        seconds, count = min(timings)
         return SourceSpeed(count, _TIMED_CONTEXT, round(1 / seconds, 3))
 
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:

@@ -68,31 +68,31 @@ class FinishedRecovery:
             )
         return FinishedRecovery(folder, description)
 
-    def recipe_for(self, wanted: Recipe | None) -> Recipe:
-        """The recipe to export with: ``wanted``, or that of the training.
+    def recipe_for(self, recipe: Recipe | None) -> Recipe:
+        """The recipe to export with: ``recipe``, or the one of the training if it is None.
 
-        A ``wanted`` that searches for formats and shapes searches for formats alone then: shapes that it gives no
-        number of are those that were trained.
+        If ``recipe`` searches for formats and shapes, only formats are searched for: shapes without a number are taken
+        from the training.
 
-        Raises RecipeError naming the key if they shape the model differently, or if weights were trained as they are
-        rounded by the one, and the other rounds them otherwise.
+        Raises RecipeError, naming the key, if ``recipe`` shapes the model differently, or if the weights were trained
+        for one rounding and ``recipe`` rounds them in another way.
         """
-        asked, trained = self.description.asked, self.description.recipe
-        if wanted is None:
+        requested, trained = self.description.asked, self.description.recipe
+        if recipe is None:
             return trained
-        if wanted.auto is not None and wanted.shares:
-            sections = {"prune": wanted.prune, "attention": wanted.attention}
-            free = [name for name, given in sections.items() if given is None or given.max_kl is not None]
-            wanted = wanted.model_copy(update={name: getattr(trained, name) for name in free})
+        if recipe.auto is not None and recipe.shares:
+            sections = {"prune": recipe.prune, "attention": recipe.attention}
+            free = [name for name, section in sections.items() if section is None or section.max_kl is not None]
+            recipe = recipe.model_copy(update={name: getattr(trained, name) for name in free})
         checked = set(Recipe.model_fields) - _OF_NO_SHAPE - (_OF_FORMATS if trained.weights.exact else set())
         for key in sorted(checked):
-            if getattr(wanted, key) not in (getattr(asked, key), getattr(trained, key)):
+            if getattr(recipe, key) not in (getattr(requested, key), getattr(trained, key)):
                 raise RecipeError(
-                    f"recipe {wanted.name}: {key} is not what {self.folder.path} was trained for "
+                    f"recipe {recipe.name}: {key} is not what {self.folder.path} was trained for "
                     f"(recipe {trained.name})",
                     hint="Leave --recipe out to take the recipe of the training, or recover the model for this one.",
                 )
-        return wanted.model_copy(update={key: getattr(trained, key) for key in checked})
+        return recipe.model_copy(update={key: getattr(trained, key) for key in checked})
 
     def check_source(self, captured: CapturedModel) -> None:
         """Raises SourceError if it is not the model that was recovered."""

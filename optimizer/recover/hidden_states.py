@@ -77,9 +77,9 @@ class HiddenStates:
     def loss(self) -> torch.Tensor:
         """The mean over places of the squared error relative to the source's mean square, summed over tokens."""
         terms = []
-        for path, own in self._program.items():
+        for path, output in self._program.items():
             expected = self._source[path].detach()
-            error = (own - expected).square().mean(-1).sum()
+            error = (output - expected).square().mean(-1).sum()
             terms.append(error / expected.square().mean().clamp(min=torch.finfo(torch.float32).tiny))
         return torch.stack(terms).mean()
 

@@ -33,7 +33,7 @@ _WEIGHT: dict[Target, tuple[str, str, str]] = {
     ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
-"""What the arguments are called that a quantized weight consists of."""
+"""The arguments of ops that make up a quantized weight."""
 
 
 class MovingWeights(RecoveredWeights):

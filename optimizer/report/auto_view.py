@@ -16,7 +16,7 @@ from .views import FigureView, figure_view
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 40.0, 16.0, 44.0
 _BETWEEN_TICKS = 110.0
 _LEAST_KL = 1e-9
-"""What is drawn for an assignment that costs nothing."""
+"""The KL at which an assignment without any cost is drawn."""
 
 
 @dataclass(frozen=True)

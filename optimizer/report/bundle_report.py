@@ -195,13 +195,15 @@ def _gptq_lines(document: ReportDocument) -> list[str]:
     """The errors of GPTQ and of the nearest integers on held-out tokens, as a line; empty without GPTQ."""
     passes = [entry for entry in document.passes if entry.name in (APPLY_GPTQ, APPLY_GPTQ_IN_0_1)]
     figures = [f for entry in passes for f in entry.figures]
-    own, nearest = (
+    gptq, nearest = (
         {f.where: f.value for f in figures if f.name == name} for name in (HELD_OUT_ERROR, HELD_OUT_NEAREST)
     )
-    if not own or own.keys() != nearest.keys():
+    if not gptq or gptq.keys() != nearest.keys():
         return []
     reasons = [r.reason for entry in passes for r in entry.rejected]
     fell_back = sum(BETTER_HELD_OUT in reason for reason in reasons)
-    errors = " and ".join(f"{sum(found.values()) / len(found):.4f}" for found in (own, nearest))
+    errors = " and ".join(
+        f"{sum(errors_by_linear.values()) / len(errors_by_linear):.4f}" for errors_by_linear in (gptq, nearest)
+    )
     line = f"GPTQ's and the nearest integers' errors of a linear's output on held-out tokens: {errors} on average"
-    return [f"{line}; {fell_back} of {len(own)} linears have nearest ones, which are better there"]
+    return [f"{line}; {fell_back} of {len(gptq)} linears have nearest ones, which are better there"]

@@ -114,9 +114,9 @@ def _worst(areas: Sequence[float], side: float) -> float:
 def stacked(sizes: Sequence[float], length: float, total: float | None = None) -> list[tuple[float, float]]:
     """(start, length) of pieces that follow one another on a bar of ``length``, which stands for ``total``."""
     whole = sum(sizes) if total is None else total
-    found, at = [], 0.0
+    pieces, at = [], 0.0
     for size in sizes:
         piece = length * size / whole if whole > 0 else 0.0
-        found.append((round(at, 2), round(piece, 2)))
+        pieces.append((round(at, 2), round(piece, 2)))
         at += piece
-    return found
+    return pieces

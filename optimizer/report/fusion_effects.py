@@ -164,10 +164,10 @@ class _Times:
 
     def saves(self, name: str) -> Interval | None:
         """The interval of what the fusion saves, if all of it is beyond the noise."""
-        found, noise = self._interval(name), self.noise()
-        if found is None or noise is None or (found[0] <= noise and found[1] >= -noise):
+        interval, noise = self._interval(name), self.noise()
+        if interval is None or noise is None or (interval[0] <= noise and interval[1] >= -noise):
             return None
-        return found
+        return interval
 
     def _interval(self, name: str) -> Interval | None:
         if name not in self.by_name:

@@ -31,7 +31,7 @@ def already_quantized_lines(document: ReportDocument) -> list[str]:
     kinds: dict[str, list[bool]] = {}
     for weight in document.already_quantized:
         kinds.setdefault(weight.stored, []).append(weight.kept)
-    return [f"{len(kept)} of {kind}: {_what_became(kept)}" for kind, kept in kinds.items()]
+    return [f"{len(flags)} of {kind}: {_what_became(flags)}" for kind, flags in kinds.items()]
 
 
 def _what_became(kept: Sequence[bool]) -> str:
@@ -58,9 +58,9 @@ def candidate_lines(document: ReportDocument) -> list[str]:
 def kv_heads_lines(document: ReportDocument) -> list[str]:
     """The cache before and after heads were grouped, and what that cost; none if none were."""
     lines = []
-    for found in document.kv_heads:
-        before, now = found.bytes_per_token_before, found.bytes_per_token
-        layers = Counter(found.heads.values())
+    for heads in document.kv_heads:
+        before, now = heads.bytes_per_token_before, heads.bytes_per_token
+        layers = Counter(heads.heads.values())
         changed = ", ".join(f"{a} heads to {b} in {n} layer{'s' * (n > 1)}" for (a, b), n in sorted(layers.items()))
         lines.append(f"{now:,} bytes a token, {before:,} before ({now / before:.0%}): {changed}")
         measured = [p.measurement for p in document.passes if p.name == "group_kv_heads" and p.measurement is not None]
@@ -68,9 +68,9 @@ def kv_heads_lines(document: ReportDocument) -> list[str]:
             f"that costs a KL of {m.kl_mean:.3g} nats a token, and {1 - m.top1_agreement:.1%} of the likeliest tokens"
             for m in measured[:1]
         ]
-        if found.search is not None:
-            kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in found.search.measured_kl.items())
-            tried = len(found.search.tried)
+        if heads.search is not None:
+            kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in heads.search.measured_kl.items())
+            tried = len(heads.search.tried)
             lines.append(f"heads searched for: {tried} choices measured; KL {kinds}")
     return lines
 

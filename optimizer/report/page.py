@@ -26,7 +26,7 @@ from .roofline_view import RooflineChart, ShapeView, TimeBars, chart, shape_view
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
 
 _LEAST_KL, _LEAST_CHANGE = 1e-6, 0.002
-"""What counts as a change of the KL: in nats, and as a share of what it was."""
+"""The smallest changes of the KL that count: in nats, and as a share of the KL before."""
 
 _LETTER = 7.6
 """Width of a letter of the charts' text, about."""

@@ -56,7 +56,7 @@ def _reasons(entry: PassSummary) -> tuple[Reason, ...]:
         where = rejection.where or "the model"
         places[rejection.reason].append(f"{where} ({rejection.node})" if rejection.node else where)
     ordered = sorted(places.items(), key=lambda item: -len(item[1]))
-    return tuple(Reason(text, len(found), tuple(found[:_PLACES])) for text, found in ordered)
+    return tuple(Reason(text, len(nodes), tuple(nodes[:_PLACES])) for text, nodes in ordered)
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ def storage_view(parts: Sequence[StoredBytes]) -> StorageView | None:
         kinds[part.kind][part.dtype] += part.nbytes
         if part.layer is not None:
             layers[part.layer][part.dtype] += part.nbytes
-    tallest = max((sum(found.values()) for found in layers.values()), default=0)
+    tallest = max((sum(sizes.values()) for sizes in layers.values()), default=0)
     columns = []
-    for layer, found in sorted(layers.items()):
-        places = stacked([found[d] for d in order], COLUMN_HEIGHT, tallest)
-        pieces = [Piece(a, h, d, found[d]) for d, (a, h) in zip(order, places, strict=True) if found[d]]
+    for layer, sizes in sorted(layers.items()):
+        places = stacked([sizes[d] for d in order], COLUMN_HEIGHT, tallest)
+        pieces = [Piece(a, h, d, sizes[d]) for d, (a, h) in zip(order, places, strict=True) if sizes[d]]
         columns.append((layer, tuple(pieces)))
     return StorageView(
         total,

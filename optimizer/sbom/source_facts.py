@@ -47,11 +47,11 @@ def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent
         SourceError: it is missing or damaged, or not called what the manifest says.
     """
     source = find_source(source, option="source", progress=progress)
-    found, said = describe_source(source), bundle.manifest.source
-    name = found.name
-    if (said.kind, said.name) != (found.kind, name):
+    described, section = describe_source(source), bundle.manifest.source
+    name = described.name
+    if (section.kind, section.name) != (described.kind, name):
         raise SourceError(
-            f"source: {bundle.path} was made from {said.name} ({said.kind}), and {source} is called {name}",
+            f"source: {bundle.path} was made from {section.name} ({section.kind}), and {source} is called {name}",
             hint="Pass the model that the bundle was exported from, or leave --source out.",
         )
     paths = [*all_parts(source)] if source.is_file() else [source]
@@ -85,8 +85,8 @@ def _licence_of_directory(folder: Path) -> str | None:
     if matter := _FRONT_MATTER.match(text.replace("\r\n", "\n")):
         # "other" has its name beside it.
         for key in ("license_name", "license"):
-            if found := re.search(rf"^{key}:[ \t]*([^\s#\[{{&*|>][^#\n]*)", matter[1], re.M):
-                return found[1].strip().strip("'\"") or None
+            if match := re.search(rf"^{key}:[ \t]*([^\s#\[{{&*|>][^#\n]*)", matter[1], re.M):
+                return match[1].strip().strip("'\"") or None
     config = folder / "config.json"
     if config.is_file():
         try:

@@ -78,7 +78,7 @@ class Limit:
 
     def of(self, chosen: Sequence[int]) -> int:
         """The amount that a choice takes, summed over the units."""
-        return sum(taken[o] for taken, o in zip(self.taken, chosen, strict=True))
+        return sum(amounts[o] for amounts, o in zip(self.taken, chosen, strict=True))
 
 
 def least_cost_within(units: Sequence[Options], limits: Sequence[Limit]) -> tuple[int, ...] | None:

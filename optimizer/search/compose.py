@@ -128,13 +128,13 @@ def search_captured(
         RequestError: there are too few sequences.
         VerificationError, RecipeError: as ``search``.
     """
-    own, checks = held_out(captured, context.calibration, kind.section)
+    sequences, checks = held_out(captured, context.calibration, kind.section)
     scratch = None if context.scratch is None else context.scratch / kind.stage
     if scratch is not None:
         scratch.mkdir()
     try:
         parameters, context = captured.model_info.parameters, replace(context, scratch=scratch)
-        return kind(Task(captured.program, recipe, parameters, own, checks, context, progress, clock)).run()
+        return kind(Task(captured.program, recipe, parameters, sequences, checks, context, progress, clock)).run()
     finally:
         if scratch is not None:
             shutil.rmtree(scratch)

@@ -66,12 +66,12 @@ class Tried:
     def beaten_by(self, other: Tried) -> bool:
         """Returns True if the other format is at least as small and as exact for all weights, and better for one."""
         better = False
-        for own, its in zip(self.found, other.found, strict=True):
-            if own is None:
+        for mine, its in zip(self.found, other.found, strict=True):
+            if mine is None:
                 continue
-            if its is None or its[0] > own[0] or its[1] > own[1] * (1 + _ALIKE):
+            if its is None or its[0] > mine[0] or its[1] > mine[1] * (1 + _ALIKE):
                 return False
-            better = better or its[0] < own[0] or its[1] < own[1] * (1 - _ALIKE)
+            better = better or its[0] < mine[0] or its[1] < mine[1] * (1 - _ALIKE)
         return better
 
 

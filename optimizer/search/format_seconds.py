@@ -71,12 +71,12 @@ def time_formats(
         steps, seconds = timed(chosen)
         unit_seconds = [0.0] * len(units)
         other = seconds.around
-        for step, taken in zip(steps, seconds.steps, strict=True):
+        for step, step_seconds in zip(steps, seconds.steps, strict=True):
             reads = {i for o in step.inputs if o.kind == "weight" for i in _owners(o.name, owner)}
             if not reads:
-                other += taken
+                other += step_seconds
             for i in reads:
-                unit_seconds[i] += taken / len(reads)
+                unit_seconds[i] += step_seconds / len(reads)
         others.append(round(other * NANOSECONDS))
         places = [(i, o) for i, o in enumerate(chosen) if units[i].formats[o] == weight_format]
         changed.append(places)

@@ -283,9 +283,9 @@ def _unit_choice(unit: FormatUnit, costs: Sequence[float], chosen: int) -> UnitC
 
 def check_bytes(stored: Sequence[StoredBytes], recipe: Recipe) -> None:
     """Raises VerificationError if a bundle's weights take more than the recipe's ``max_bytes``."""
-    most, taken = recipe.budget.max_bytes, sum(s.nbytes for s in stored)
-    if most is not None and taken > most:
+    most, total = recipe.budget.max_bytes, sum(s.nbytes for s in stored)
+    if most is not None and total > most:
         raise VerificationError(
-            f"recipe {recipe.name}: the weights take {taken:,} bytes, and max_bytes is {most:,}",
+            f"recipe {recipe.name}: the weights take {total:,} bytes, and max_bytes is {most:,}",
             hint="Take a recipe of smaller formats, or allow more with max_bytes in [budget].",
         )

@@ -62,9 +62,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         self.units, reasons = list[LayerUnit](), list[str]()
         sizes = list[tuple[int, ...]]()
         for node in self.program.nodes_of(torch.ops.ew.attention.default):
-            given, cache = bound_arguments(node), self.recipe.cache
-            heads, size = (int(n) for n in self.program.value(given["k"]).shape[1:])
-            each = head_bytes(cache, size) + head_bytes(cache, int(self.program.value(given["v"]).shape[2]))
+            arguments, cache = bound_arguments(node), self.recipe.cache
+            heads, size = (int(n) for n in self.program.value(arguments["k"]).shape[1:])
+            each = head_bytes(cache, size) + head_bytes(cache, int(self.program.value(arguments["v"]).shape[2]))
             site = find_site(self.program, node)
             if isinstance(site, str) or heads == 1:
                 self.fixed += heads * each
@@ -129,7 +129,7 @@ class KvHeadSearch(Search[KvSearchReport]):
 
     def applied(self, choice: Assignment) -> Recipe:
         """With the numbers that were chosen, if they are fewer. What its heads may cost, it may cost."""
-        given, budget = self.attention, self.recipe.budget
+        attention, budget = self.attention, self.recipe.budget
         overrides = tuple(
             KvHeadsOverride(layers=glob.escape(unit.site.path), kv_heads=unit.counts[o])
             for unit, o in zip(self.units, choice.chosen, strict=True)
@@ -137,9 +137,9 @@ class KvHeadSearch(Search[KvSearchReport]):
         )
         fewer = None
         if overrides:
-            fewer = KvOptions(overrides=overrides, method=given.method, grouping=given.grouping)
-        if budget.max_kl is None and given.max_kl is not None:
-            budget = budget.model_copy(update={"max_kl": given.max_kl})
+            fewer = KvOptions(overrides=overrides, method=attention.method, grouping=attention.grouping)
+        if budget.max_kl is None and attention.max_kl is not None:
+            budget = budget.model_copy(update={"max_kl": attention.max_kl})
         return self.recipe.model_copy(update={"attention": fewer, "budget": budget})
 
     def label(self, choice: Assignment) -> str:

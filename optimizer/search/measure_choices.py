@@ -18,7 +18,7 @@ WORK = 1 << 43
 """Most parameters times tokens of all evaluations together: some minutes on two cores, however large the model."""
 
 FEWEST_TOKENS = 64
-"""That a unit is measured with, however large the model."""
+"""Tokens that a unit is measured with at least, however large the model."""
 
 _KEEP_BYTES = 1 << 30
 

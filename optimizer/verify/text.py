@@ -96,9 +96,9 @@ def _compare_window(
             logits = rows[LOGITS]
             begin, stop = max(start, first), min(start + len(logits), end)
             if begin < stop:
-                found, reference = logits[begin - start : stop - start], reference_of(slice(begin, stop))
-                check_logits(found, reference)
-                divergence.add(found, reference, targets[begin - first : stop - first])
+                rows_here, reference = logits[begin - start : stop - start], reference_of(slice(begin, stop))
+                check_logits(rows_here, reference)
+                divergence.add(rows_here, reference, targets[begin - first : stop - first])
 
         request = PromptRequest(tokens, (LOGITS,), compare)
         try:

@@ -34,10 +34,11 @@ DEFAULT_MAX_KL = 0.05
 """Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""
 
 RANDOM_FACTOR = 10.0
-"""How many times its budget a recipe may cost on random tokens, where a text is judged by the budget.
+"""The factor by which a recipe may exceed its budget on random tokens; a text has to meet the budget itself.
 
-No model has learned what to say after them: the loss there is some times the text's (int8 of SmolLM2: 0.010 and 0.005),
-and no use of the model feels it. They are looked at for programs that run packed requests wrongly, which costs more."""
+No model has learned a continuation of random tokens: the KL there is a few times the text's (int8 of SmolLM2: 0.010 and
+0.005), and no user notices it. They detect programs that run packed requests wrongly, which costs more.
+"""
 
 EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
 

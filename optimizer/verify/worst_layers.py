@@ -72,7 +72,7 @@ def layer_errors(
     FastEvaluation(before, cache).evaluate(packed_inputs(before, few), keep)
     places = _places(before, after)
     tensors = _tensors(before, after, places)
-    fast, found = FastEvaluation(after, cache), list[LayerError]()
+    fast, errors = FastEvaluation(after, cache), list[LayerError]()
 
     def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         value = fast.compute(node, args, kwargs)
@@ -82,11 +82,11 @@ def layer_errors(
         if expected is None or expected.numel() != value.numel():
             return value
         expected = expected.reshape(value.shape)
-        found.append(LayerError(join_where(node.meta[WHERE]), _op(node), tensors[node], _relative(value, expected)))
+        errors.append(LayerError(join_where(node.meta[WHERE]), _op(node), tensors[node], _relative(value, expected)))
         return expected.to(value.dtype)
 
     after.evaluate(packed_inputs(after, few), compute=compute, read=fast.read)
-    return sorted(found, key=lambda e: -e.error)
+    return sorted(errors, key=lambda e: -e.error)
 
 
 def _relative(value: torch.Tensor, expected: torch.Tensor) -> float:
