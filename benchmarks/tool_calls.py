@@ -35,7 +35,7 @@ from peers.machine import commit, machine
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.chat_format import FORMATS, ChatFormat
-from enginewright.runtime.text.chat_format_table import Reasoning
+from enginewright.runtime.text.formats.notation import Reasoning
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 PACKAGES = ("canitoolcall==0.1.1",)

@@ -19,8 +19,8 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regul
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.tokenizer_tables import TokenizerTables, tables_of
 from enginewright.runtime.shared.errors import SourceError
-from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted
-from enginewright.runtime.text.chat_format_table import PLAIN
+from enginewright.runtime.text.formats.response_template import UnknownShapeError, converted
+from enginewright.runtime.text.formats.table import PLAIN
 from enginewright.runtime.text.quick_tokenizer import QuickTokenizer
 from enginewright.runtime.text.tokenizer import library_tokenizer, what_tokenizers_raises
 from enginewright.runtime.text.tokenizer_limits import check_tokenizer_json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..shared.errors import EnginewrightError
 
 if TYPE_CHECKING:
-    from ..text.chat_format_parser import Message
+    from ..text.formats.answers import Message
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;

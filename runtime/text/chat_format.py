@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..shared.errors import EnginewrightError
-from .chat_format_grammar import begins_with_token, write_grammar
-from .chat_format_parser import ChatParser, Delta, Message, ToolCall, Vocabulary
-from .chat_format_response import of_response_template
-from .chat_format_table import FORMATS, PLAIN, REASONING, THINK, HarmonyCall, Reasoning, Spelling
+from .formats.answers import Delta, Message, ToolCall
+from .formats.grammar import begins_with_token, write_grammar
+from .formats.markers import Vocabulary
+from .formats.notation import Reasoning, Spelling
+from .formats.parser import ChatParser
+from .formats.response_template import of_response_template
+from .formats.table import FORMATS, PLAIN, REASONING, THINK
 
 __all__ = ["FORMATS", "ChatFormat", "ChatParser", "Delta", "Message", "Spelling", "ToolCall", "choose_format"]
 
@@ -69,7 +72,11 @@ class ChatFormat:
     @property
     def has_reasoning(self) -> bool:
         """Whether reasoning can be told from the answer."""
-        return self.spelling.reasoning is not None or self.name == "harmony"
+        return self.spelling.reasoning is not None or self._has_channels
+
+    @property
+    def _has_channels(self) -> bool:
+        return self.spelling.calls is not None and self.spelling.calls.call.whole_answer
 
     def parser(
         self,
@@ -161,8 +168,8 @@ class ChatFormat:
 
     def limits_reasoning(self, tokenizer: Vocabulary) -> bool:
         """Returns True if a grammar can limit the tokens of the reasoning: its marks begin with tokens."""
-        reasoning, calls = self.spelling.reasoning, self.spelling.calls
-        if reasoning is None or (calls is not None and isinstance(calls.call, HarmonyCall)):
+        reasoning = self.spelling.reasoning
+        if reasoning is None or self._has_channels:
             return False
         return all(begins_with_token(mark.strip(), tokenizer) for mark in (reasoning.begin, reasoning.end))
 

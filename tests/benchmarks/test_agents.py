@@ -12,7 +12,7 @@ import pytest
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.chat_format import ChatFormat
-from enginewright.runtime.text.chat_format_table import FORMATS
+from enginewright.runtime.text.formats.table import FORMATS
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.requests.byte_tokens import byte_tokens_json
 

@@ -26,7 +26,8 @@ from enginewright.runtime.requests.logit_rules import LogitRules, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.requests.structured import Grammar, Grammars, Guided, Masks, StructuredOutputsParams
 from enginewright.runtime.text.chat_format import ChatFormat
-from enginewright.runtime.text.chat_format_table import PLAIN, Reasoning
+from enginewright.runtime.text.formats.notation import Reasoning
+from enginewright.runtime.text.formats.table import PLAIN
 from tests.runtime.shared.closed_schemas import CLOSED, validator
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.runtime.text.chat_format import FORMATS, ChatFormat, ChatParser, Delta, Message
-from enginewright.runtime.text.chat_format_table import PLAIN, REASONING
+from enginewright.runtime.text.formats.table import PLAIN, REASONING
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.chat_streams import (
     MARKERS,

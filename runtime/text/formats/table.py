@@ -1,166 +1,23 @@
-"""How models spell reasoning and tool calls: what a format is made of, and the table of formats.
-
-A format is one entry of ``FORMATS``. Parser and grammar are both made from it. Texts stand as a chat template writes
-them: the parser takes other whitespace too, the grammar asks for this one.
-"""
+"""The table of chat formats. A format is one entry of ``FORMATS``, from which parser and grammar are made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-
-@dataclass(frozen=True)
-class Reasoning:
-    """Reasoning stands between two markers.
-
-    Attributes:
-        begin, end: the markers.
-        calls_end: a call's marker ends the reasoning too. Models of this format forget its end.
-    """
-
-    begin: str
-    end: str
-    calls_end: bool = False
-
-
-@dataclass(frozen=True)
-class JsonCall:
-    """A call is a JSON object that has a name and arguments: ``{"name": "f", "arguments": {"a": 1}}``.
-
-    Attributes:
-        name: the key of the tool's name.
-        arguments: keys that the arguments may stand under; the first is the one that the template writes.
-    """
-
-    arguments: tuple[str, ...] = ("arguments", "parameters")
-    name: str = "name"
-
-
-@dataclass(frozen=True)
-class NamedCall:
-    """A call is a name, and its arguments in JSON behind it: ``f[ARGS]{"a": 1}``.
-
-    Attributes:
-        prefix: stands before the name, and isn't part of it.
-        index: what divides the name from the call's number, where it has one; the three together are the call's id.
-        id: what divides the name from the call's id, where a model writes one.
-        middle: stands between name and arguments.
-        after: stands behind the arguments.
-    """
-
-    middle: str
-    prefix: str = ""
-    index: str = ""
-    id: str = ""
-    after: str = ""
-
-
-@dataclass(frozen=True)
-class TaggedCall:
-    """A call is a name and parameters between tags; a text parameter stands there as it is, others as JSON.
-
-    Attributes:
-        name_begin, name_end: around the name.
-        key_begin, key_end: around a parameter's key; its value follows.
-        value_end: behind the value.
-        end: behind the parameters.
-        typed: what stands behind a key that says whether its value is text, as ``" string="``.
-    """
-
-    name_begin: str
-    name_end: str
-    key_begin: str
-    key_end: str
-    value_end: str
-    end: str
-    typed: str = ""
-
-
-@dataclass(frozen=True)
-class PythonCall:
-    """A call is Python: ``f(a=1, b='x')``."""
-
-
-@dataclass(frozen=True)
-class GemmaCall:
-    """A call is a name and an object without quotes around keys, and with tokens around texts: ``f{a:<|"|>x<|"|>}``.
-
-    Attributes:
-        prefix: stands before the name.
-        quote: stands before and behind a text.
-    """
-
-    prefix: str = "call:"
-    quote: str = '<|"|>'
-
-
-@dataclass(frozen=True)
-class HarmonyCall:
-    """A call is a message with a recipient, ``functions.f``. Reasoning and answer are messages of other channels."""
-
-    start: str = "<|start|>"
-    channel: str = "<|channel|>"
-    constrain: str = "<|constrain|>"
-    message: str = "<|message|>"
-    end: str = "<|end|>"
-    call: str = "<|call|>"
-    stop: str = "<|return|>"
-    prefix: str = "functions."
-
-
-Call = JsonCall | NamedCall | TaggedCall | PythonCall | GemmaCall | HarmonyCall
-
-
-@dataclass(frozen=True)
-class Calls:
-    """How the calls of an answer are spelled.
-
-    Attributes:
-        call: one of them.
-        section, section_end: around all of them.
-        begin, end: around each.
-        separator: between two.
-        text_after: the template writes an answer's text behind its calls.
-        bare: an answer may begin with a call that has no marker before it; then only offered tools are called so.
-        marker: what may stand before calls that are bare.
-    """
-
-    call: Call
-    section: str = ""
-    begin: str = ""
-    end: str = ""
-    separator: str = ""
-    section_end: str = ""
-    text_after: bool = False
-    bare: bool = False
-    marker: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """One format.
-
-    Attributes:
-        name: of the format, for people.
-        calls: None where a model calls no tools.
-        reasoning: None where a model doesn't show any.
-        signs: texts that a rendered conversation with a call has, where its model uses this format.
-        words: texts that the template itself has then, where rendering isn't enough.
-    """
-
-    name: str
-    calls: Calls | None = None
-    reasoning: Reasoning | None = None
-    signs: tuple[str, ...] = ()
-    words: tuple[str, ...] = field(default=())
-
+from .gemma_call import GemmaCall
+from .harmony_call import HarmonyCall
+from .json_call import JsonCall
+from .named_call import NamedCall
+from .notation import Calls, Reasoning, Spelling
+from .python_call import PythonCall
+from .tagged_call import TaggedCall
 
 THINK = Reasoning("<think>\n", "\n</think>\n\n")
 _THINK_CLOSE = Reasoning("<think>", "</think>")
 
 
 def _dsml(name: str, section: str, space: str = "") -> Spelling:
-    """DeepSeek's markup; its versions differ in the section's name and in a space."""
+    """Returns a format of DeepSeek's markup; its versions differ in the section's name and in a space."""
     tag = f"<｜DSML｜{space}"
     close = f"</｜DSML｜{space}"
     call = TaggedCall(
@@ -312,10 +169,10 @@ FORMATS: tuple[Spelling, ...] = (
         ('{"name": "', '"parameters": '),
     ),
 )
-"""Formats with calls, the more special first: the first whose signs are all there is taken."""
+"""Formats with calls, special ones first: the first with all its signs in a rendered call is the model's."""
 
 REASONING = Spelling("reasoning", None, THINK, ("<think>",))
-"""Reasoning, and no calls."""
+"""The format of a model with reasoning that calls no tools."""
 
 PLAIN = Spelling("plain")
-"""Text alone."""
+"""The format of text alone."""

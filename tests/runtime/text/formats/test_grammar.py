@@ -14,7 +14,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from enginewright.runtime.shared.errors import RequestError
 from enginewright.runtime.text.chat_format import FORMATS, ChatFormat
-from enginewright.runtime.text.chat_format_table import PLAIN, REASONING, GemmaCall, PythonCall
+from enginewright.runtime.text.formats.gemma_call import GemmaCall
+from enginewright.runtime.text.formats.python_call import PythonCall
+from enginewright.runtime.text.formats.table import PLAIN, REASONING
 from tests.runtime.shared.closed_schemas import DIGIT, thing
 from tests.runtime.text.chat_streams import (
     TOOLS,

@@ -10,8 +10,8 @@ from transformers.utils.chat_parsing import parse_response
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.chat_format import FORMATS
-from enginewright.runtime.text.chat_format_response import UnknownShapeError, converted, of_response_template
-from enginewright.runtime.text.chat_format_table import PLAIN
+from enginewright.runtime.text.formats.response_template import UnknownShapeError, converted, of_response_template
+from enginewright.runtime.text.formats.table import PLAIN
 from enginewright.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.chat_streams import BY_NAME, TOOLS, byte_tokenizer, written
 

@@ -14,7 +14,12 @@ from typing import Any
 
 import msgspec
 
-from .chat_format_table import Call, Calls, GemmaCall, HarmonyCall, JsonCall, NamedCall, Reasoning, Spelling, TaggedCall
+from .gemma_call import GemmaCall
+from .harmony_call import HarmonyCall
+from .json_call import JsonCall
+from .named_call import NamedCall
+from .notation import Calls, Notation, Reasoning, Spelling
+from .tagged_call import TaggedCall
 
 _THINKING = ("thinking", "reasoning", "reasoning_content")
 _PART = re.compile(
@@ -80,7 +85,7 @@ def _calls(one: Mapping[str, Any]) -> Calls:
         return Calls(HarmonyCall())
     if content == "json" and not named:
         name, keys = _keys(one.get("transform"))
-        call: Call = JsonCall((keys,) if keys != "arguments" else ("arguments", "parameters"), name)
+        call: Notation = JsonCall((keys,) if keys != "arguments" else ("arguments", "parameters"), name)
         if one.get("transform_each"):
             return Calls(call, section=f"{before} [", separator=", ", section_end=f"]{close}")
         return Calls(call, begin=before, end=close)
@@ -162,7 +167,7 @@ def _joined(parts: Sequence[str | None]) -> str:
 def _first(calls: Calls) -> str:
     """The marker that a call begins with."""
     call = calls.call
-    lead = call.name_begin if isinstance(call, TaggedCall) else call.prefix if isinstance(call, GemmaCall) else ""
+    lead = call.lead if isinstance(call, (TaggedCall, GemmaCall)) else ""
     return "".join(((calls.begin or calls.section) + lead).split())
 
 
