@@ -85,13 +85,13 @@ def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
             _put_complex(queries[h], decode[h].conj(), a, b)
     if layout.rest:
         rest = torch.tensor(layout.rest)
-        own, theirs = q[..., rest], k[..., rest].flatten(1)  # [T, G, g, m], [T, G*m]
-        met = torch.einsum("tgni,tgnj->gij", own, own) / len(q)
-        mixed, made = low_rank(theirs.T @ theirs / len(k), met, len(rest))  # [m, G*m], [G*m, m]
+        plain_queries, theirs = q[..., rest], k[..., rest].flatten(1)  # [T, G, g, m], [T, G*m]
+        met = torch.einsum("tgni,tgnj->gij", plain_queries, plain_queries) / len(q)
+        mixed, expand = low_rank(theirs.T @ theirs / len(k), met, len(rest))  # [m, G*m], [G*m, m]
         keys[rest[:, None, None], torch.arange(heads)[None, :, None], rest[None, None, :]] = mixed.unflatten(
             1, (heads, -1)
         )
-        for h, part in enumerate(made.unflatten(0, (heads, -1))):
+        for h, part in enumerate(expand.unflatten(0, (heads, -1))):
             queries[h][rest[:, None], rest[None, :]] = part.T
     return KeyFit(keys.flatten(1), queries)
 
@@ -108,9 +108,9 @@ def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, to
     direction = direction * (largest.conj() / largest.abs().clamp(min=TINY))
     encode, decode = direction.conj() * weight, direction / weight
     # So is its size: k' is as large as keys are, for whatever rounds it.
-    made = (encode * k).sum(1).abs().square().mean(0).sqrt()  # [F]
+    merged_size = (encode * k).sum(1).abs().square().mean(0).sqrt()  # [F]
     size = k.abs().square().mean((0, 1)).sqrt()
-    scale = torch.where((made > TINY) & (size > TINY), size / made.clamp(min=TINY), torch.ones_like(size))
+    scale = torch.where((merged_size > TINY) & (size > TINY), size / merged_size.clamp(min=TINY), torch.ones_like(size))
     return encode * scale, decode / scale
 
 
@@ -146,9 +146,9 @@ def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tupl
         u, _, v = torch.linalg.svd(mean @ covariance @ encode.T)
         turn = u @ v
         encode, decode = turn @ encode, decode @ turn.T
-        made, wanted = (torch.einsum("ij,jk,ik->", m, covariance, m) for m in (encode, mean))
-        if made > TINY and wanted > TINY:
-            scale = (wanted / made).sqrt()
+        encoded_size, mean_size = (torch.einsum("ij,jk,ik->", m, covariance, m) for m in (encode, mean))
+        if encoded_size > TINY and mean_size > TINY:
+            scale = (mean_size / encoded_size).sqrt()
             encode, decode = encode * scale, decode / scale
     return encode, decode
 

@@ -73,11 +73,11 @@ class GroupKvHeads(Pass):
         if options.calibrated:
             sweep = _Sweep(program, sites, options, context)
             sweep.run()
-            found = sweep.found
+            mixes_of_sites = sweep.found
             result.metrics += sweep.metrics
         else:
-            found = {site: plain_mixes(program, site, count) for site, count in sites.items()}
-        for number, (site, mixes) in enumerate(found.items()):
+            mixes_of_sites = {site: plain_mixes(program, site, count) for site, count in sites.items()}
+        for number, (site, mixes) in enumerate(mixes_of_sites.items()):
             if mixes.note:
                 result.rejected.append(Rejection(site.k.linear.name, site.path, mixes.note))
             result.metrics += [
@@ -96,7 +96,7 @@ def _file(context: PassContext, number: int) -> Path | None:
 
 def sites_to_group(program: Program, options: KvOptions, rejected: list[Rejection]) -> list[tuple[Site, int]]:
     """The attentions that are to have fewer heads, and how many; those that can't are added to ``rejected``."""
-    found: list[tuple[Site, int]] = []
+    to_group: list[tuple[Site, int]] = []
     for attention in program.nodes_of(ew.attention.default):
         path = join_where(attention.meta[WHERE])
         heads = int(program.value(bound_arguments(attention)["k"]).shape[1])
@@ -109,14 +109,14 @@ def sites_to_group(program: Program, options: KvOptions, rejected: list[Rejectio
         elif reason := _why_not_reordered(program, site):
             rejected.append(Rejection(attention.name, path, reason))
         else:
-            found.append((site, count))
-    return found
+            to_group.append((site, count))
+    return to_group
 
 
 def _why_not_reordered(program: Program, site: Site) -> str | None:
-    given = bound_arguments(site.attention)
+    arguments = bound_arguments(site.attention)
     for name in ("sinks", "slopes"):
-        if given[name] is not None and program.weight_of(given[name]) is None:
+        if arguments[name] is not None and program.weight_of(arguments[name]) is None:
             return f"its {name}, one for each query head, are computed"
     return None
 
@@ -175,19 +175,19 @@ def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> l
 
 def regroup_site(program: Program, site: Site, mixes: HeadMixes, file: Path | None = None) -> None:
     """New projections, views and attention in place of a site's. ``file``: where the largest matrices are kept."""
-    attention, given = site.attention, bound_arguments(site.attention)
+    attention, arguments = site.attention, bound_arguments(site.attention)
     value_size = int(program.value(site.v.pre).shape[2])
     with program.inserting_before(attention):
-        q = given["q"]
+        q = arguments["q"]
         if mixes.queries is not None or mixes.reordered:
             rows = site.q.rows[list(mixes.order)]
-            own = mixes.queries
-            matrices = torch.eye(rows.shape[1]).expand(len(rows), -1, -1) if own is None else own
+            mix = mixes.queries
+            matrices = torch.eye(rows.shape[1]).expand(len(rows), -1, -1) if mix is None else mix
             q = _projected(program, site.q, "q", Mix.of(rows.tolist(), matrices), len(rows))
         k = _projected(program, site.k, "k", _mix(site.k, mixes, mixes.keys), len(mixes.groups))
         v = _projected(program, site.v, "v", _mix(site.v, mixes, mixes.values), len(mixes.groups))
-        per_head = {name: _reordered(program, given[name], mixes) for name in ("sinks", "slopes")}
-        changed: dict[str, Any] = {**given, "q": q, "k": k, "v": v, **per_head}
+        per_head = {name: _reordered(program, arguments[name], mixes) for name in ("sinks", "slopes")}
+        changed: dict[str, Any] = {**arguments, "q": q, "k": k, "v": v, **per_head}
         new = program.call(attention.target, *changed.values(), where=attention.meta[WHERE])  # type: ignore[arg-type]
     program.replace(attention, new)
     columns = (torch.tensor(mixes.order)[:, None] * value_size + torch.arange(value_size)).flatten()
@@ -206,10 +206,10 @@ def _mix(branch: Branch, mixes: HeadMixes, matrices: torch.Tensor) -> Mix:
 
 def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: int) -> Node:
     """A projection of its own for these heads [T, N, D], with a branch's norms and rotations behind it."""
-    given, where = bound_arguments(branch.linear), branch.linear.meta[WHERE]
-    weight = _named(program, branch, given["weight"], letter, mix)
-    bias = None if given["bias"] is None else _named(program, branch, given["bias"], letter, mix)
-    linear = program.call(ew.linear.default, given["x"], weight, bias, where=where)
+    arguments, where = bound_arguments(branch.linear), branch.linear.meta[WHERE]
+    weight = _named(program, branch, arguments["weight"], letter, mix)
+    bias = None if arguments["bias"] is None else _named(program, branch, arguments["bias"], letter, mix)
+    linear = program.call(ew.linear.default, arguments["x"], weight, bias, where=where)
     value = program.call(aten.view.default, linear, [-1, heads, branch.rows.shape[1]], where=branch.pre.meta[WHERE])
     for node in branch.post:
         value = program.call(node.target, value, *node.args[1:], where=node.meta[WHERE], **node.kwargs)  # type: ignore[arg-type]

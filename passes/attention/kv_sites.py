@@ -79,15 +79,15 @@ def attention_paths(program: Program) -> dict[str, int]:
 
 def find_site(program: Program, attention: Node) -> Site | str:
     """The surroundings of an attention, or why its heads can't be grouped."""
-    given = bound_arguments(attention)
+    arguments = bound_arguments(attention)
     branches: dict[str, Branch] = {}
     for name in ("q", "k", "v"):
-        if sum(user.target is ew.attention.default for user in given[name].users) > 1:
+        if sum(user.target is ew.attention.default for user in arguments[name].users) > 1:
             return f"{name} is read by another attention as well"
-        found = _branch(program, given[name])
-        if isinstance(found, str):
-            return f"{name} {found}"
-        branches[name] = found
+        branch = _branch(program, arguments[name])
+        if isinstance(branch, str):
+            return f"{name} {branch}"
+        branches[name] = branch
     if branches["v"].post:
         return f"v goes through {branches['v'].post[0].target}"
     ropes = [branches[name].rope for name in ("q", "k")]
@@ -135,11 +135,11 @@ def _branch(program: Program, value: Node) -> Branch | str:
 def _why_not_linear(program: Program, node: Node) -> str | None:
     if node.target is not ew.linear.default:
         return f"does not come from a linear, but from {node.target}"
-    given = bound_arguments(node)
-    if given.get("activation") or given.get("residual") is not None:
+    arguments = bound_arguments(node)
+    if arguments.get("activation") or arguments.get("residual") is not None:
         return "comes from a linear that has an activation or a residual"
     for name in ("weight", "bias"):
-        argument = given[name]
+        argument = arguments[name]
         if argument is None:
             continue
         if program.weight_of(argument) is None:

@@ -73,9 +73,9 @@ class HeadObserver:
         def own(name: str, value: Any) -> Any:
             return value[heads] if name in _PER_QUERY_HEAD and value is not None else value
 
-        given = [own(name, value) for name, value in zip(names, args, strict=False)]
+        positional = [own(name, value) for name, value in zip(names, args, strict=False)]
         named = {name: own(name, value) for name, value in kwargs.items()}
-        result: torch.Tensor = self._fast.compute(node, [q, k, v, *given[3:]], named)
+        result: torch.Tensor = self._fast.compute(node, [q, k, v, *positional[3:]], named)
         return result
 
 
@@ -85,5 +85,7 @@ def layout_of(program: Program, site: Site) -> RopeLayout:
     rope = site.k.rope
     if rope is None:
         return RopeLayout.from_sizes(size, 0, False)
-    given = bound_arguments(rope)
-    return RopeLayout.from_sizes(size, int(program.value(given["table"]).shape[-1]) // 2, bool(given["interleaved"]))
+    arguments = bound_arguments(rope)
+    return RopeLayout.from_sizes(
+        size, int(program.value(arguments["table"]).shape[-1]) // 2, bool(arguments["interleaved"])
+    )

@@ -118,8 +118,8 @@ def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
     if options.method == "calibrated":
         mixes = _calibrated(seen, mixes, before)
     context, output = _applied(seen, mixes)
-    made, wanted = context.flatten(1) @ output.T, before.flatten(1) @ seen.output.T
-    return Regrouped(mixes, context, output, relative_error(made, wanted))
+    regrouped, original = context.flatten(1) @ output.T, before.flatten(1) @ seen.output.T
+    return Regrouped(mixes, context, output, relative_error(regrouped, original))
 
 
 def _order(groups: tuple[tuple[int, ...], ...], each: int) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def _order(groups: tuple[tuple[int, ...], ...], each: int) -> tuple[int, ...]:
 def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes:
     heads, queries = seen.k.shape[1], seen.q.shape[1]
     each, size = queries // heads, seen.k.shape[2]
-    keys, made, values, outputs = [], [], [], []
+    keys, query_mixes, values, outputs = [], [], [], []
     note = ""
     for j, group in enumerate(start.groups):
         mine = list(start.order[j * len(group) * each : (j + 1) * len(group) * each])
@@ -138,13 +138,13 @@ def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes
         if seen.normed:
             mix, chosen = _best_unmixed(seen, mine, group)
             note = f"{note}, {chosen}" if note else f"a norm stands behind the keys, which no mix passes: {chosen}"
-            own = torch.eye(size, dtype=torch.float64).expand(len(group), size, size)
+            query_mix = torch.eye(size, dtype=torch.float64).expand(len(group), size, size)
         else:
             fitted = fit_keys(q, k, seen.layout)
-            mix, own = fitted.keys, fitted.queries
+            mix, query_mix = fitted.keys, fitted.queries
         keys.append(mix)
-        made.append(own.repeat_interleave(each, 0))  # [G*g, D, D]
-        value, output = _fit_values(seen, before[:, mine], mine, group, mix, made[-1])
+        query_mixes.append(query_mix.repeat_interleave(each, 0))  # [G*g, D, D]
+        value, output = _fit_values(seen, before[:, mine], mine, group, mix, query_mixes[-1])
         values.append(value)
         outputs.append(output)
     return HeadMixes(
@@ -152,7 +152,7 @@ def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes
         start.order,
         torch.stack(keys),
         torch.stack(values),
-        None if seen.normed else torch.cat(made),
+        None if seen.normed else torch.cat(query_mixes),
         torch.stack(outputs),
         note,
     )
@@ -170,8 +170,8 @@ def _fit_values(
     columns = seen.output.unflatten(1, (-1, value_size))[:, mine].double()  # [H, n, Dv]
     covariance = torch.zeros(heads * value_size, heads * value_size, dtype=torch.float64)
     for i, head in enumerate(mine):
-        given = seen.attend(q[:, i : i + 1], k, v, torch.tensor([head]))[:, 0].double()  # [T, G*Dv]
-        covariance += given.T @ given / (len(given) * len(mine))
+        head_output = seen.attend(q[:, i : i + 1], k, v, torch.tensor([head]))[:, 0].double()  # [T, G*Dv]
+        covariance += head_output.T @ head_output / (len(head_output) * len(mine))
     read = columns.unflatten(1, (heads, each))
     weights = torch.einsum("hgia,hgib->gab", read, read)
     encode, decode = low_rank(covariance, weights, value_size)
@@ -185,13 +185,13 @@ def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[
     heads, size = len(group), seen.k.shape[2]
     k = seen.k[:, list(group)]
     q = seen.after_q(seen.q[:, mine]).double().unflatten(1, (heads, -1))  # [T, G, g, D]
-    wanted = seen.after_k(k).double()
+    keys = seen.after_k(k).double()
     met = torch.einsum("tgni,tgnj->gij", q, q) / len(q)
     names = ["the mean of heads " + " and ".join(map(str, group)), *(f"those of head {h}" for h in group)]
     mixes = [mean_of_heads(heads, size), *(one_of_heads(i, heads, size) for i in range(heads))]
     errors = []
     for mix in mixes:
-        off = wanted - seen.after_k((k.flatten(1) @ mix.float().T)[:, None]).double()  # [T, G, D]
+        off = keys - seen.after_k((k.flatten(1) @ mix.float().T)[:, None]).double()  # [T, G, D]
         errors.append(float(torch.einsum("tgi,gij,tgj->", off, met, off)))
     best = min(range(len(mixes)), key=errors.__getitem__)
     return mixes[best], names[best]

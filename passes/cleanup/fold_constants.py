@@ -79,8 +79,8 @@ def _range(program: Program, node: Node) -> Source:
     args, kwargs = node.args, {k: v for k, v in node.kwargs.items() if k == "dtype"}
 
     def read() -> torch.Tensor:
-        made: torch.Tensor = call(*args, **kwargs)
-        return made
+        value: torch.Tensor = call(*args, **kwargs)
+        return value
 
     return Source(f"{COMPUTED}{node.name}", tuple(value.shape), value.dtype, read)
 
@@ -103,8 +103,8 @@ def _short(node: Node) -> str:
 
 
 def _expression(program: Program, node: Node) -> WeightExpr:
-    if node.target in _SPECIAL and (found := _SPECIAL[node.target](program, node)) is not None:
-        return found
+    if node.target in _SPECIAL and (special := _SPECIAL[node.target](program, node)) is not None:
+        return special
     assert isinstance(node.target, torch._ops.OpOverload)
     val = program.value(node)
     kwargs = tuple(sorted(node.kwargs.items()))

@@ -27,14 +27,14 @@ def _freeze(value: Any) -> Hashable:
 
 def _repeated(program: Program) -> list[str]:
     seen: set[Hashable] = set()
-    found = []
+    repeats = []
     for node in program.graph.nodes:
         if node.op == "call_function":
             key = _key(node)
             if key in seen:
-                found.append(f"{node.name} repeats an earlier call of {node.target}")
+                repeats.append(f"{node.name} repeats an earlier call of {node.target}")
             seen.add(key)
-    return found
+    return repeats
 
 
 class MergeCommonSubexpressions(Pass):

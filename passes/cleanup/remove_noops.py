@@ -39,9 +39,9 @@ class When(Pattern):
     holds: Callable[[Program, Node], bool]
 
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
-        for found in fits(program, self.pattern, value, match):
+        for fit in fits(program, self.pattern, value, match):
             if self.holds(program, value):
-                yield found
+                yield fit
 
 
 def _same_shape(program: Program, node: Node) -> bool:
@@ -77,12 +77,12 @@ def _adjoin(program: Program, node: Node) -> bool:
 
 def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
     """(base, dim, start, stop) of the slice that a cat of adjoining slices is."""
-    given = bound_arguments(node)
-    parts: list[Node] = given["tensors"]
-    dim: int = given["dim"] % program.value(node).dim()
-    found = [slice_bounds(program, p) for p in parts]
-    bounds = [b for b in found if b is not None]
-    if len(bounds) != len(found) or any(b[0] is not bounds[0][0] or b[1] != dim or b[4] != 1 for b in bounds):
+    arguments = bound_arguments(node)
+    parts: list[Node] = arguments["tensors"]
+    dim: int = arguments["dim"] % program.value(node).dim()
+    all_bounds = [slice_bounds(program, p) for p in parts]
+    bounds = [b for b in all_bounds if b is not None]
+    if len(bounds) != len(all_bounds) or any(b[0] is not bounds[0][0] or b[1] != dim or b[4] != 1 for b in bounds):
         return None
     if any(a[3] != b[2] for a, b in pairwise(bounds)):
         return None
@@ -202,9 +202,9 @@ class SplitToSlices(Rule):
     def rewrite(self, program: Program, match: Match) -> Node:
         split, index = match.root.args[0], match.root.args[1]
         assert isinstance(split, Node) and isinstance(index, int)
-        given = bound_arguments(split)
-        x, pieces = given["self"], split.meta["val"]
-        index, dim = index % len(pieces), given["dim"] % program.value(x).dim()
+        arguments = bound_arguments(split)
+        x, pieces = arguments["self"], split.meta["val"]
+        index, dim = index % len(pieces), arguments["dim"] % program.value(x).dim()
         if split.target is aten.unbind.int:
             return program.call(aten.select.int, x, dim, index, where=match.where)
         sizes = [int(program.expression(p.shape[dim])) for p in pieces]
@@ -243,9 +243,11 @@ class DropEmptyParts(Rule):
     pattern = When(Call(aten.cat.default), _has_empty_parts)
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        given = bound_arguments(match.root)
-        parts = [p for p in given["tensors"] if not _is_empty(program, p)]
-        return parts[0] if len(parts) == 1 else program.call(aten.cat.default, parts, given["dim"], where=match.where)
+        arguments = bound_arguments(match.root)
+        parts = [p for p in arguments["tensors"] if not _is_empty(program, p)]
+        return (
+            parts[0] if len(parts) == 1 else program.call(aten.cat.default, parts, arguments["dim"], where=match.where)
+        )
 
 
 class RemoveNoops(RewritePass):

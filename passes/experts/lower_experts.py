@@ -46,8 +46,8 @@ def _lower(program: Program, node: Node) -> Node:
     experts = int(program.value(a["gate_up"]).shape[0])
     routed = program.call(ew.route_experts.default, a["expert_ids"], experts, where=where)
     order, rows, starts = (program.call(operator.getitem, routed, i, where=where) for i in range(3))
-    taken = program.call(ew.take_rows.default, a["x"], rows, where=where)  # [T*k, H]
-    y = program.call(ew.grouped_linear.default, taken, starts, a["gate_up"], a["gate_up_bias"], where=where)
+    x = program.call(ew.take_rows.default, a["x"], rows, where=where)  # [T*k, H]
+    y = program.call(ew.grouped_linear.default, x, starts, a["gate_up"], a["gate_up_bias"], where=where)
     y = _activation(program, y, a, where)  # [T*k, I]
     y = program.call(ew.grouped_linear.default, y, starts, a["down"], a["down_bias"], where=where)
     return program.call(ew.combine_experts.default, y, order, a["expert_weights"], where=where)

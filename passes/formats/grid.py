@@ -98,8 +98,8 @@ def find_scales_and_offsets(
             values = grid.quantized(groups, scales.float()[..., None], offsets.float()[..., None])
             off = values * scales.float()[..., None] + offsets.float()[..., None] - groups
             error = (off.square() * weights).sum(-1)
-            for kept, new in zip(best, (scales, offsets), strict=True):
-                kept.copy_(torch.where(error < least, new, kept))
+            for old, new in zip(best, (scales, offsets), strict=True):
+                old.copy_(torch.where(error < least, new, old))
             least = torch.minimum(error, least)
             middle, mean = (values * weights).sum(-1) / total, (groups * weights).sum(-1) / total
             centred = (values - middle[..., None]) * weights

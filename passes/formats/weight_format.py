@@ -35,8 +35,8 @@ class WeightFormat(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         stored = self.stored
-        if (wanted := stored.activation) != self.activation:
-            raise ValueError(f"storage {self.storage!r} goes with activation {wanted!r}, not {self.activation!r}")
+        if (activation := stored.activation) != self.activation:
+            raise ValueError(f"storage {self.storage!r} goes with activation {activation!r}, not {self.activation!r}")
         groups = {"group_size": self.group_size, "activation_group_size": self.activation_group_size}
         for key, size in groups.items():
             if size and not stored.group_sizes:

@@ -49,17 +49,17 @@ def evaluation_bytes(
             live[node] = size(node)
         elif node.op == "call_function":
             # What an index takes out of a tuple is the tuple's; the tuple goes with its last index.
-            own = 0 if tuple_element(node) or node is until else size(node)
+            result_bytes = 0 if tuple_element(node) or node is until else size(node)
             extra = None if working is None else working.get(node)
             if extra is None:
                 arguments = tensor_arguments(node)
                 weights = sum(size(a) for a in arguments if a.op == "get_attr")
                 values = max((size(a) for a in arguments if a.op != "get_attr"), default=0)
-                extra = (0 if tuple_element(node) else _TEMPORARIES * max(own, values)) + 2 * weights
-            most = max(most, sum(live.values()) + own + extra)
+                extra = (0 if tuple_element(node) else _TEMPORARIES * max(result_bytes, values)) + 2 * weights
+            most = max(most, sum(live.values()) + result_bytes + extra)
             if node is until:
                 break
-            live[node] = own
+            live[node] = result_bytes
         for used in node.all_input_nodes:
             if last_use[used] is node:
                 live.pop(used, None)

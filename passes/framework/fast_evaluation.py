@@ -66,9 +66,9 @@ class WeightCache:
 
     def get(self, key: tuple[WeightExpr, ...], make: Callable[[], torch.Tensor], program: Program) -> torch.Tensor:
         """The value kept for ``key``, or what ``make`` gives; ``program`` is the one that is running."""
-        found = self._values.get(key)
-        if found is not None:
-            return found
+        cached = self._values.get(key)
+        if cached is not None:
+            return cached
         value = make()
         size = value.numel() * value.element_size()
         if self._make_room(size, program):
@@ -198,8 +198,8 @@ class FastEvaluation:
         """The value, of values that are in memory still where a pass has put weights together."""
         if not isinstance(expr, Concat):
             return expr.evaluate()
-        kept = [self.cache.find(base) for base in expr.bases]
-        return torch.cat([b.evaluate() if k is None else k for b, k in zip(expr.bases, kept, strict=True)], expr.dim)
+        cached = [self.cache.find(base) for base in expr.bases]
+        return torch.cat([b.evaluate() if k is None else k for b, k in zip(expr.bases, cached, strict=True)], expr.dim)
 
 
 def decoded(
@@ -230,9 +230,9 @@ def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
     """Attention of one request after the other: no scores between tokens that can't see each other."""
     results = []
     for i, (start, stop) in enumerate(request_spans(given)):
-        own = of_one_request(given, start, stop)
+        arguments = of_one_request(given, start, stop)
         if target is not ew.attention.default:
             blocks = -(-int(given["kv_len"][i]) // given["k_cache"].shape[1])
-            own |= {"block_table": given["block_table"][i : i + 1, :blocks], "kv_len": given["kv_len"][i : i + 1]}
-        results.append(target(**own))
+            arguments |= {"block_table": given["block_table"][i : i + 1, :blocks], "kv_len": given["kv_len"][i : i + 1]}
+        results.append(target(**arguments))
     return torch.cat(results)

@@ -59,10 +59,10 @@ class KvOptions(Section):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
-        given = self.kv_heads is not None or bool(self.overrides)
-        if given and self.searched:
+        fixed = self.kv_heads is not None or bool(self.overrides)
+        if fixed and self.searched:
             raise ValueError("kv_heads says what max_kl or max_cache_bytes_per_token would look for: give one of them")
-        if not given and not self.searched:
+        if not fixed and not self.searched:
             raise ValueError("it needs kv_heads, or a budget: max_kl or max_cache_bytes_per_token")
         return self
 
@@ -85,26 +85,30 @@ class KvOptions(Section):
         name = f"recipe {recipe}: attention"
         left = set(present)
         for override in self.overrides:
-            own = {path for path in present if fnmatchcase(path, override.layers)}
-            if not own & left:
-                what = "matches no attention" if not own else "has no effect: earlier overrides match all that it does"
+            matching = {path for path in present if fnmatchcase(path, override.layers)}
+            if not matching & left:
+                what = (
+                    "matches no attention"
+                    if not matching
+                    else "has no effect: earlier overrides match all that it does"
+                )
                 paths = sorted(present)
                 raise RecipeError(
                     f"{name}.overrides: layers {override.layers!r} {what}",
                     hint=f"Attentions are called {paths[0]} to {paths[-1]}." if paths else "The model has none.",
                 )
-            left -= own
+            left -= matching
         for path, heads in present.items():
-            wanted = self.heads_of(path, heads)
+            kv_heads = self.heads_of(path, heads)
             divisors = [d for d in range(1, heads + 1) if heads % d == 0]
-            if wanted > heads:
+            if kv_heads > heads:
                 raise RecipeError(
-                    f"{name}: kv_heads is {wanted} for {path}, which has {heads}",
+                    f"{name}: kv_heads is {kv_heads} for {path}, which has {heads}",
                     hint=f"Heads can only become fewer: {_listed(divisors)}.",
                 )
-            if heads % wanted:
+            if heads % kv_heads:
                 raise RecipeError(
-                    f"{name}: kv_heads is {wanted} for {path}, which does not divide its {heads}",
+                    f"{name}: kv_heads is {kv_heads} for {path}, which does not divide its {heads}",
                     hint=f"Take one of {_listed(divisors)}.",
                 )
         if all(self.heads_of(path, heads) == heads for path, heads in present.items()):

@@ -141,24 +141,24 @@ class Call(Pattern):
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
         if not isinstance(value, Node) or value.op != "call_function" or value.target not in self.targets:
             return
-        given = bound_arguments(value)
-        names = list(given)
-        if len(self.args) > len(names) or any(k not in given for k in self.kwargs):
+        arguments = bound_arguments(value)
+        names = list(arguments)
+        if len(self.args) > len(names) or any(k not in arguments for k in self.kwargs):
             return
-        wanted = list(zip(names, self.args, strict=False)) + list(self.kwargs.items())
-        orders = [wanted]
+        patterns = list(zip(names, self.args, strict=False)) + list(self.kwargs.items())
+        orders = [patterns]
         if value.target in COMMUTATIVE and len(self.args) == 2:
             orders.append([(names[0], self.args[1]), (names[1], self.args[0]), *self.kwargs.items()])
         for order in orders:
-            yield from self._arguments(program, order, given, match, value)
+            yield from self._arguments(program, order, arguments, match, value)
 
     def _arguments(
         self, program: Program, wanted: list[tuple[str, Any]], given: dict[str, Any], match: Match, node: Node
     ) -> Iterator[Match]:
         if not wanted:
-            found = match.copy()
-            found.covered.append(node)
-            yield found
+            extended = match.copy()
+            extended.covered.append(node)
+            yield extended
             return
         (name, pattern), rest = wanted[0], wanted[1:]
         for partial in fits(program, pattern, given[name], match):
@@ -188,9 +188,9 @@ def _sequence(program: Program, patterns: list[Any], values: list[Any], match: M
 
 def _bind(name: str, value: Any, match: Match) -> Iterator[Match]:
     if name not in match.bound:
-        found = match.copy()
-        found.bound[name] = value
-        yield found
+        extended = match.copy()
+        extended.bound[name] = value
+        yield extended
     elif match.bound[name] is value or (not isinstance(value, Node) and match.bound[name] == value):
         yield match
 

@@ -62,8 +62,8 @@ class Pruning(Section):
         """Returns these options with a multiple that the groups of all these formats divide, too."""
         sizes = [self.multiple]
         for f in formats:
-            given = (f.group_size, f.activation_group_size, f.stored.multiple)
-            sizes += [size for size in given if size]
+            group_sizes = (f.group_size, f.activation_group_size, f.stored.multiple)
+            sizes += [size for size in group_sizes if size]
         return self.model_copy(update={"multiple": lcm(*sizes)})
 
     def share(self, kind: Kind, path: str) -> float:

@@ -34,7 +34,7 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
     requests = range(len(sequences))
     starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))  # [B+1]
     positions = torch.cat([torch.arange(len(s)) for s in sequences])  # [T]
-    given = {
+    inputs = {
         IDS: torch.cat([s.long() for s in sequences]),
         POSITIONS: positions,
         Q_START: starts,
@@ -45,18 +45,18 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
     for group in program.cache_groups:
         width = -(-int(lengths.max()) // group.block_size)  # blocks of the longest
         table = torch.arange(len(sequences) * width).view(-1, width)  # [B, M]
-        given[group_port(BLOCK_TABLE, group.name)] = table
-        given[group_port(SLOTS, group.name)] = table[owner, positions // group.block_size] * group.block_size + (
+        inputs[group_port(BLOCK_TABLE, group.name)] = table
+        inputs[group_port(SLOTS, group.name)] = table[owner, positions // group.block_size] * group.block_size + (
             positions % group.block_size
         )
         for layer in group.layers:
             for plane in group.planes:
                 shape = (table.numel(), group.block_size, *plane.shape)
-                given[f"{plane.name}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
+                inputs[f"{plane.name}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
     # The captured form has a table and slots as well, which nothing reads.
-    given |= {name: torch.zeros((len(sequences), 1)) for name in (BLOCK_TABLE,) if name in program.inputs}
-    given |= {name: torch.zeros(len(positions)) for name in (SLOTS,) if name in program.inputs}
-    return {name: given[name].to(program.value(node).dtype) for name, node in program.inputs.items()}
+    inputs |= {name: torch.zeros((len(sequences), 1)) for name in (BLOCK_TABLE,) if name in program.inputs}
+    inputs |= {name: torch.zeros(len(positions)) for name in (SLOTS,) if name in program.inputs}
+    return {name: inputs[name].to(program.value(node).dtype) for name, node in program.inputs.items()}
 
 
 Item = TypeVar("Item")

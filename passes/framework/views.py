@@ -64,8 +64,8 @@ def slice_bounds(program: Program, node: object) -> tuple[Node, int, int, int, i
     """
     if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
         return None
-    given: list[Any] = [*node.args, *([None] * (5 - len(node.args)))]
-    base, dim, start, stop, step = given
+    padded: list[Any] = [*node.args, *([None] * (5 - len(node.args)))]
+    base, dim, start, stop, step = padded
     shape = program.shape(base)
     dim = (dim or 0) % len(shape)
     if not shape[dim].is_Integer or any(isinstance(a, Node) for a in (start, stop, step)):

@@ -91,8 +91,8 @@ class WeightFormats(Section):
 
     @model_validator(mode="after")
     def _weights_change_or_stay(self) -> Self:
-        for name, wanted, does in (("smooth", self.smooth, "scales"), ("rotate", self.rotate, "rotates")):
-            if wanted and self.keep_blocks:
+        for name, enabled, does in (("smooth", self.smooth, "scales"), ("rotate", self.rotate, "rotates")):
+            if enabled and self.keep_blocks:
                 raise ValueError(f"keep_blocks keeps a file's integers, and {name} {does} weights: leave one out")
         return self
 

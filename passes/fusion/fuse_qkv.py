@@ -52,12 +52,12 @@ class FuseQkv(Pass):
         result = PassResult()
         order = {node: i for i, node in enumerate(program.graph.nodes)}
         for attention in program.nodes_of(ew.attention.default):
-            given = bound_arguments(attention)
-            found = [_projection(given[name]) for name in ("q", "k", "v")]
-            linears = list(dict.fromkeys(n for n in found if n is not None))
-            if None not in found and len(linears) == 1:
+            arguments = bound_arguments(attention)
+            projections = [_projection(arguments[name]) for name in ("q", "k", "v")]
+            linears = list(dict.fromkeys(n for n in projections if n is not None))
+            if None not in projections and len(linears) == 1:
                 continue  # one linear already
-            if reason := _why_not(program, found, linears):
+            if reason := _why_not(program, projections, linears):
                 where = join_where(attention.meta[WHERE])
                 result.rejected.append(Rejection(attention.name, where, reason))
                 continue
@@ -80,14 +80,14 @@ def _why_not(program: Program, found: list[Node | None], linears: list[Node]) ->
 
 def _stored_alike(program: Program, linears: list[Node]) -> list[list[Node]]:
     """The linears, those together whose weights are stored in the same format."""
-    found: list[list[Node]] = []
+    groups: list[list[Node]] = []
     for linear in linears:
-        same = next((some for some in found if why_kept_apart(program, [some[0], linear]) is None), None)
+        same = next((some for some in groups if why_kept_apart(program, [some[0], linear]) is None), None)
         if same is None:
-            found.append([linear])
+            groups.append([linear])
         else:
             same.append(linear)
-    return found
+    return groups
 
 
 def _projection(value: object) -> Node | None:

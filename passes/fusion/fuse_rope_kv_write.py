@@ -58,15 +58,25 @@ def _why_not(program: Program, attention: Node, q: Node, write: Node) -> str | N
 
 
 def _fuse(program: Program, attention: Node, q: Node, write: Node) -> None:
-    given = bound_arguments(write)
-    k = given["k"]
-    stored = () if given["dtype"] == "f32" else (given["dtype"],)
+    arguments = bound_arguments(write)
+    k = arguments["k"]
+    stored = () if arguments["dtype"] == "f32" else (arguments["dtype"],)
     (query, table, interleaved), key = q.args, k.args[0]
     # Before attention, where all of it is there.
     with program.inserting_before(attention):
         fused = program.call(
             ew.rope_kv_write.default,
-            *(given["k_cache"], given["v_cache"], query, key, given["v"], table, given["slots"], interleaved, *stored),
+            *(
+                arguments["k_cache"],
+                arguments["v_cache"],
+                query,
+                key,
+                arguments["v"],
+                table,
+                arguments["slots"],
+                interleaved,
+                *stored,
+            ),
             where=where_of([q, k, write]),
         )
         rotated, *caches = (program.call(operator.getitem, fused, i, where=fused.meta[WHERE]) for i in range(3))

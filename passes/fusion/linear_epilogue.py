@@ -38,8 +38,10 @@ def why_no_epilogue(program: Program, linear: Node) -> str | None:
 
 def with_epilogue(program: Program, linear: Node, where: tuple[str, ...], **changes: Any) -> Node:
     """The linear once more, with an ``activation`` or a ``residual``."""
-    given = bound_arguments(linear) | changes
-    positional = [value for name, value in given.items() if name not in _EPILOGUE]
-    named = {name: given[name] for name, nothing in _EPILOGUE.items() if name in given and given[name] != nothing}
+    arguments = bound_arguments(linear) | changes
+    positional = [value for name, value in arguments.items() if name not in _EPILOGUE]
+    named = {
+        name: arguments[name] for name, nothing in _EPILOGUE.items() if name in arguments and arguments[name] != nothing
+    }
     assert callable(linear.target)
     return program.call(linear.target, *positional, where=where, **named)

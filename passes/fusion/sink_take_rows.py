@@ -90,9 +90,9 @@ def _sink(program: Program, take: Node) -> bool:
     tokens = program.shape(value)[0]
     source = value.args[0] if _results(value) else value
     assert isinstance(source, Node)
-    taken = {a: _take(program, a, rows, take) for a in _token_arguments(program, source, tokens)}
+    rows_of = {a: _take(program, a, rows, take) for a in _token_arguments(program, source, tokens)}
     with program.inserting_before(take):
-        new = _rebuild(program, source, taken)
+        new = _rebuild(program, source, rows_of)
         if source is not value:  # an equal call for each result; merging common subexpressions leaves one
             new = program.call(operator.getitem, new, value.args[1], where=value.meta[WHERE])
     for user in list(value.users):
@@ -126,7 +126,7 @@ def _is_token_local(program: Program, node: Node) -> bool:
     node = node.all_input_nodes[0] if _results(node) else node
     if not shape or not _token_arguments(program, node, shape[0]):
         return False
-    given = bound_arguments(node)
+    arguments = bound_arguments(node)
     if node.target in _EW:
         return len(shape) > 1
     if node.target in _ELEMENTWISE:
@@ -136,12 +136,12 @@ def _is_token_local(program: Program, node: Node) -> bool:
     first = node.all_input_nodes[0]
     rank = len(program.shape(first))
     if node.target in _OF_OTHER_DIMENSIONS:
-        dims = dims_of(given, rank)
+        dims = dims_of(arguments, rank)
         return bool(dims) and 0 not in dims
     if node.target in (aten.permute.default, aten.transpose.int):
-        return dimension_order(given, rank)[0] == 0
+        return dimension_order(arguments, rank)[0] == 0
     if node.target is aten.unsqueeze.default:
-        return bool(given["dim"] % (rank + 1) != 0)
+        return bool(arguments["dim"] % (rank + 1) != 0)
     if node.target in RESHAPES or node.target is aten.expand.default:
         return size_arguments(shape) is not None
     return False

@@ -114,9 +114,9 @@ class MixedColumns(WeightExpr):
         return torch.float32
 
     def evaluate(self) -> torch.Tensor:
-        base, kept = self.base.evaluate().float(), torch.tensor(self.kept)
+        base, columns = self.base.evaluate().float(), torch.tensor(self.kept)
         removed = others(self.kept, base.shape[1])
-        return base[:, kept].addmm_(base[:, removed], self.mix.values)
+        return base[:, columns].addmm_(base[:, removed], self.mix.values)
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return Chosen(self.base, 1, self.kept).parts(axis)

@@ -99,8 +99,8 @@ class Clipped(Prequantized):
 
 def share_of(choices: torch.Tensor) -> torch.Tensor:
     """Indices into SHARES -> float32 shares, of the same shape."""
-    found: torch.Tensor = torch.tensor(SHARES)[choices.long()]
-    return found
+    shares: torch.Tensor = torch.tensor(SHARES)[choices.long()]
+    return shares
 
 
 def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Tensor | float) -> Codes:

@@ -35,11 +35,11 @@ class Dequantized(WeightExpr):
 
     def evaluate(self) -> torch.Tensor:
         size = self.shape[-1]
-        found = self.values.evaluate().float()  # first: it leaves the others what they are to give
-        found *= self._spread(self.scales, size)
+        floats = self.values.evaluate().float()  # first: it leaves the others what they are to give
+        floats *= self._spread(self.scales, size)
         if self.offsets is not None:
-            found += self._spread(self.offsets, size)
-        return found
+            floats += self._spread(self.offsets, size)
+        return floats
 
     def _spread(self, factors: WeightExpr, size: int) -> torch.Tensor:
         return factors.evaluate().float().repeat_interleave(self.group_size or size, -1)[..., :size]

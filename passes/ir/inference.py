@@ -63,14 +63,14 @@ class Inferences:
         return type(argument), argument  # 1, 1.0 and True are equal, and promote types differently
 
     def _description(self, value: FakeTensor) -> object:
-        found = self._described.get(id(value))
-        if found is None:
+        entry = self._described.get(id(value))
+        if entry is None:
             if value.constant is not None or value.layout != torch.strided:
                 raise TypeError("a value that its description doesn't determine")
             sizes = (*value.shape, None, *value.stride(), value.storage_offset())
-            own = (value.dtype, value.device, value.is_conj(), value.is_neg(), *(self._key(s) for s in sizes))
-            found = self._described[id(value)] = value, own
-        return found[1]
+            description = (value.dtype, value.device, value.is_conj(), value.is_neg(), *(self._key(s) for s in sizes))
+            entry = self._described[id(value)] = value, description
+        return entry[1]
 
 
 def _consists_of(value: object, symbols: Collection[sympy.Symbol]) -> bool:

@@ -17,19 +17,19 @@ def keep(tensors: Sequence[torch.Tensor], file: Path | None) -> tuple[str, Calla
     Returns the SHA-256 of their bits, and what gives them, reading the file each time that it is called. Raises
     CapacityError naming the file if it can't be written.
     """
-    kept = [tensor.contiguous() for tensor in tensors]
+    contiguous = [tensor.contiguous() for tensor in tensors]
     digest = hashlib.sha256()
-    for tensor in kept:
+    for tensor in contiguous:
         digest.update(tensor.numpy().data)
     if file is None:
-        return digest.hexdigest(), lambda: kept
+        return digest.hexdigest(), lambda: contiguous
     try:
-        torch.save(kept, file)
+        torch.save(contiguous, file)
     except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
         raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
 
     def read() -> list[torch.Tensor]:
-        found: list[torch.Tensor] = torch.load(file, weights_only=True)
-        return found
+        loaded: list[torch.Tensor] = torch.load(file, weights_only=True)
+        return loaded
 
     return digest.hexdigest(), read

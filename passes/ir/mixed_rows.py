@@ -46,14 +46,14 @@ class Mix:
             PassError: the two don't fit together, or a number isn't finite.
             CapacityError: the file can't be written.
         """
-        kept = matrices.float()
+        floats = matrices.float()
         chosen = tuple(tuple(int(i) for i in block) for block in indices)
-        if len(chosen) != kept.shape[0] or {len(block) for block in chosen} != {kept.shape[2]}:
-            raise PassError(f"matrices {tuple(kept.shape)} for {len(chosen)} blocks of {len(chosen[0])} indices")
-        if not torch.isfinite(kept).all():
+        if len(chosen) != floats.shape[0] or {len(block) for block in chosen} != {floats.shape[2]}:
+            raise PassError(f"matrices {tuple(floats.shape)} for {len(chosen)} blocks of {len(chosen[0])} indices")
+        if not torch.isfinite(floats).all():
             raise PassError("a mix of rows has numbers that are not finite")
-        digest, read = keep([kept], file)
-        return Mix(chosen, kept.shape[1], digest, lambda: read()[0])
+        digest, read = keep([floats], file)
+        return Mix(chosen, floats.shape[1], digest, lambda: read()[0])
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,16 @@ class MixedRows(WeightExpr):
         """Lists the parts along ``axis``: of each block all that it is made of, mixed into its indices."""
         if axis != self.axis:
             return self.base.parts(axis)
-        found: list[Part] = []
+        parts: list[Part] = []
         for block in self.mix.indices:
             first = True
             for start, stop in _runs(block):
                 for part in Slice(self.base, axis, start, stop).parts(axis):
                     whole = first and part.mixed is None and part.size == self.mix.size == len(block)
                     mixed = None if whole else self.mix.size if first else 0
-                    found.append(Part(part.source, part.start, part.stop, part.axis, mixed))
+                    parts.append(Part(part.source, part.start, part.stop, part.axis, mixed))
                     first = False
-        return _joined(found)
+        return _joined(parts)
 
     def describe(self) -> str:
         return f"mixed({self.base.describe()}, {self.axis}, {self.mix.digest[:8]})"
@@ -120,12 +120,12 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Neighbours that go on where the one before ends are one."""
-    found: list[Part] = []
+    joined: list[Part] = []
     for part in parts:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         plain = part.mixed is None and last is not None and last.mixed is None
         if plain and last is not None and (last.source, last.stop, last.axis) == (part.source, part.start, part.axis):
-            found[-1] = Part(last.source, last.start, part.stop, last.axis)
+            joined[-1] = Part(last.source, last.start, part.stop, last.axis)
         else:
-            found.append(part)
-    return tuple(found)
+            joined.append(part)
+    return tuple(joined)

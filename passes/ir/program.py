@@ -71,8 +71,8 @@ class Program:
     @property
     def output(self) -> Node:
         """The node that returns; its first argument is a tuple."""
-        found: Node = next(n for n in reversed(self.graph.nodes) if n.op == "output")
-        return found
+        node: Node = next(n for n in reversed(self.graph.nodes) if n.op == "output")
+        return node
 
     @property
     def logits(self) -> Node:
@@ -105,11 +105,11 @@ class Program:
         assert shape_env is not None
         expr = shape_env.simplify(size.node.expr)
         key = expr, len(self.symbols)  # passes add symbols, and none goes
-        found = self._expressions.get(key)
-        if found is None:
+        named = self._expressions.get(key)
+        if named is None:
             names = {s: named_symbol(name) for s, name in self.symbols.items()}
-            found = self._expressions[key] = sympy.sympify(expr).xreplace(names)
-        return found
+            named = self._expressions[key] = sympy.sympify(expr).xreplace(names)
+        return named
 
     def affine(self, size: int | torch.SymInt) -> Affine:
         """A size as an Affine of T, B and R. Raises PassError if it isn't one."""
@@ -164,9 +164,9 @@ class Program:
         """
         if expr is not None:
             name = self.weights.add(name, expr)
-        found: list[Node] = [n for n in self.graph.nodes if n.op == "get_attr" and n.target == name]
-        if found:
-            return found[0]
+        nodes: list[Node] = [n for n in self.graph.nodes if n.op == "get_attr" and n.target == name]
+        if nodes:
+            return nodes[0]
         anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
         with self.graph.inserting_before(anchor):
             node = self.graph.create_node("get_attr", name, (), {}, name=_identifier(name))

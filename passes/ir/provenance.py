@@ -63,5 +63,5 @@ def op_and_where(node: torch.fx.Node) -> str:
 
 def layer_path(path: str) -> str:
     """The path up to its first number, "model.layers.3" of "model.layers.3.mlp.down_proj"; "" if it has none."""
-    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
-    return found[0] if found else ""
+    match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
+    return match[0] if match else ""

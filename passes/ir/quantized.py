@@ -98,10 +98,10 @@ class Quantized(WeightExpr):
         codes = _empty(self.base.shape, self.format)
         counts = QuantizationCounts()
         for i, member in enumerate(members):
-            part, found = _codes(member, self.format)
+            part, part_counts = _codes(member, self.format)
             for to, value in zip(_tensors(codes), _tensors(part), strict=True):
                 to[i] = value[0]
-            counts += found
+            counts += part_counts
         self._shared.counts = counts
         return codes
 
@@ -163,8 +163,8 @@ class QuantizedScales(_Factors):
 
     def evaluate(self) -> torch.Tensor:
         """Evaluates as ``QuantizedValues.evaluate`` does, or returns the scales that an earlier call of it left."""
-        found = self._shared.codes.pop("scales", None)
-        return self.codes().scales if found is None else found
+        scales = self._shared.codes.pop("scales", None)
+        return self.codes().scales if scales is None else scales
 
     def describe(self) -> str:
         return f"scales({self.base.describe()}, {self.format.group_size})"
@@ -176,11 +176,11 @@ class QuantizedOffsets(_Factors):
 
     def evaluate(self) -> torch.Tensor:
         """Evaluates as ``QuantizedScales.evaluate`` does."""
-        found = self._shared.codes.pop("offsets", None)
-        if found is None:
-            found = self.codes().offsets
-        assert found is not None
-        return found
+        offsets = self._shared.codes.pop("offsets", None)
+        if offsets is None:
+            offsets = self.codes().offsets
+        assert offsets is not None
+        return offsets
 
     def describe(self) -> str:
         return f"offsets({self.base.describe()}, {self.format.group_size})"
@@ -229,8 +229,8 @@ def _empty(shape: Shape, code_format: CodeFormat) -> Codes:
 
 def round_rows(rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
     """Rows [N, K] float32 by the format's own rounding, which looks at nothing but them."""
-    found = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
-    return _in_blocks(found, rows, code_format) if code_format.scale_block else found
+    result = ROUNDINGS[code_format.storage].round(rows, code_format.group_size, code_format.offsets)
+    return _in_blocks(result, rows, code_format) if code_format.scale_block else result
 
 
 def _in_blocks(found: RoundedRows, rows: torch.Tensor, code_format: CodeFormat) -> RoundedRows:
@@ -287,20 +287,26 @@ def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantizati
             count = math.prod(expr.shape)
             return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
         case Concat() | Stack():
-            found = [_codes(b, code_format) for b in expr.bases]
+            members = [_codes(b, code_format) for b in expr.bases]
             join = torch.cat if isinstance(expr, Concat) else torch.stack
-            joined = [join(kind, expr.dim) for kind in zip(*(_tensors(c) for c, _ in found), strict=True)]
-            return Codes(*joined), sum((n for _, n in found), QuantizationCounts())
+            joined = [join(kind, expr.dim) for kind in zip(*(_tensors(c) for c, _ in members), strict=True)]
+            return Codes(*joined), sum((n for _, n in members), QuantizationCounts())
         case Slice():
             codes, counts = _codes(expr.base, code_format)
             cut = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
-            kept = math.prod(expr.shape) if counts.kept == counts.values else 0  # which ones are cut off isn't known
-            return Codes(*cut), QuantizationCounts(math.prod(expr.shape), counts.saturated, counts.vanished, kept)
+            kept_values = (
+                math.prod(expr.shape) if counts.kept == counts.values else 0
+            )  # which ones are cut off isn't known
+            return Codes(*cut), QuantizationCounts(
+                math.prod(expr.shape), counts.saturated, counts.vanished, kept_values
+            )
         case Chosen():
             codes, counts = _codes(expr.base, code_format)
             left = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
-            kept = math.prod(expr.shape) if counts.kept == counts.values else 0
-            return Codes(*left), QuantizationCounts(math.prod(expr.shape), counts.saturated, counts.vanished, kept)
+            kept_values = math.prod(expr.shape) if counts.kept == counts.values else 0
+            return Codes(*left), QuantizationCounts(
+                math.prod(expr.shape), counts.saturated, counts.vanished, kept_values
+            )
         case Cast():
             return _codes(expr.base, code_format)
         case _:
@@ -316,12 +322,12 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
     counts = QuantizationCounts(value.numel())
     for start in range(0, len(flat), step):
         rows = flat[start : start + step].float()
-        found = round_rows(rows, code_format)
-        made = [t for t in (found.values, found.scales, found.offsets) if t is not None]
-        for to, part in zip(_tensors(codes), made, strict=True):
+        result = round_rows(rows, code_format)
+        tensors = [t for t in (result.values, result.scales, result.offsets) if t is not None]
+        for to, part in zip(_tensors(codes), tensors, strict=True):
             to[start : start + step] = part
-        counts += QuantizationCounts(0, found.saturated, found.vanished)
-        if not _finite(made[1:], size, code_format):
+        counts += QuantizationCounts(0, result.saturated, result.vanished)
+        if not _finite(tensors[1:], size, code_format):
             raise _error(expr, value)
     return Codes(*(t.unflatten(0, expr.shape[:-1]) for t in _tensors(codes))), counts
 

@@ -66,8 +66,8 @@ def _untrained(value: Any) -> Any:
     if not isinstance(value, WeightExpr):
         return value
     expression: Any = value  # all of them are dataclasses
-    given = {f.name: getattr(value, f.name) for f in fields(expression) if f.init}
-    return replace(expression, **{name: _untrained(one) for name, one in given.items()})
+    values = {f.name: getattr(value, f.name) for f in fields(expression) if f.init}
+    return replace(expression, **{name: _untrained(one) for name, one in values.items()})
 
 
 def trainable_weights(weights: WeightStore) -> dict[str, tuple[str, ...]]:

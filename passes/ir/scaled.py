@@ -99,7 +99,7 @@ def rotated(value: torch.Tensor, how: Rotated) -> torch.Tensor:
 @cache
 def hadamard(size: int) -> torch.Tensor:
     """The orthogonal Hadamard matrix of a power of two, [size, size] float64, by Sylvester's construction."""
-    found = torch.ones(1, 1, dtype=torch.float64)
-    while len(found) < size:
-        found = torch.cat((torch.cat((found, found), 1), torch.cat((found, -found), 1)))
-    return torch.div(found, size**0.5)
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return torch.div(matrix, size**0.5)

@@ -32,8 +32,8 @@ def best_two(scores: torch.Tensor) -> torch.Tensor:
     """Which to keep of [.., K]: True for the two largest of every four; of equal ones those that come first."""
     quads = scores.unflatten(-1, (-1, QUAD))
     order = torch.sort(quads, dim=-1, descending=True, stable=True).indices[..., :KEPT]
-    kept = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)
-    return kept.flatten(-2)
+    mask = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)
+    return mask.flatten(-2)
 
 
 def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:

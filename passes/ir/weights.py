@@ -185,17 +185,17 @@ class Slice(WeightExpr):
         if axis != self.dim:
             return parts
         cut: list[Part] = []
-        at, kept = 0, False
+        at, overlaps = 0, False
         for part in parts:
             low, high = max(self.start - at, 0), min(self.stop - at, part.size)
-            if part.mixed == 0 and kept:  # it goes with the one before
+            if part.mixed == 0 and overlaps:  # it goes with the one before
                 cut.append(part)
             if part.mixed != 0:
-                kept = low < high
+                overlaps = low < high
             if low < high:
-                own = (low, high) if part.mixed is None else (0, part.stop - part.start)
+                span = (low, high) if part.mixed is None else (0, part.stop - part.start)
                 mixed = None if part.mixed is None else high - low
-                cut.append(Part(part.source, part.start + own[0], part.start + own[1], part.axis, mixed))
+                cut.append(Part(part.source, part.start + span[0], part.start + span[1], part.axis, mixed))
             at += part.size
         return tuple(cut)
 
@@ -303,17 +303,17 @@ class Apply(WeightExpr):
         return result
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        found: dict[Part, None] = {}
+        origins: dict[Part, None] = {}
         for base in self._bases():
             if not base.shape or not self.shape_after:  # a number, or what is summed up in one
-                found.update(dict.fromkeys(base.parts(0)))
+                origins.update(dict.fromkeys(base.parts(0)))
                 continue
             aligned = len(base.shape) - len(self.shape_after) + axis  # axes align on the right, as in broadcasting
             if aligned >= 0 and base.shape[aligned] == self.shape_after[axis]:
-                found.update(dict.fromkeys(base.parts(aligned)))
+                origins.update(dict.fromkeys(base.parts(aligned)))
             else:
-                found.update(dict.fromkeys(base.parts(0)))
-        return tuple(found)
+                origins.update(dict.fromkeys(base.parts(0)))
+        return tuple(origins)
 
     def describe(self) -> str:
         def text(arg: object) -> str:

@@ -269,11 +269,11 @@ class Builder:
     def reshaped(self, view: View, shape: Sequence[Affine]) -> View:
         """``view`` under another shape, copied first if strides can't express that."""
         shape = tuple(shape)
-        found = reshape(view, shape)
-        if found is None:
-            found = reshape(self.copy(view), shape)
-        assert found is not None, "a dense view has every shape"
-        return found
+        reshaped = reshape(view, shape)
+        if reshaped is None:
+            reshaped = reshape(self.copy(view), shape)
+        assert reshaped is not None, "a dense view has every shape"
+        return reshaped
 
     def unit(self, view: View) -> View:
         """``view`` with unit inner stride, copied if need be."""

@@ -154,13 +154,13 @@ def _reduce(kind: str) -> Handler:
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         view = b.cast(b.view(a["self"]))
         reduced = dims_of(a, view.rank) or list(range(view.rank))  # an empty list means all, too
-        kept = [d for d in range(view.rank) if d not in reduced]
-        ordered = permute(view, [*kept, *reduced])
-        width = elements(ordered.shape[len(kept) :])
+        unreduced = [d for d in range(view.rank) if d not in reduced]
+        ordered = permute(view, [*unreduced, *reduced])
+        width = elements(ordered.shape[len(unreduced) :])
         if not width.is_constant:
             raise b.unsupported(f"{b.form.target} doesn't reduce over tokens")
         # Kept dimensions become one: the kernel takes rank 4, and no more than [rows, C] is needed.
-        flat = b.unit(b.reshaped(ordered, (elements(ordered.shape[: len(kept)]), width)))
+        flat = b.unit(b.reshaped(ordered, (elements(ordered.shape[: len(unreduced)]), width)))
         out = b.result(node)
         target = reshape(out, (flat.shape[0], Affine(1)))
         assert target is not None, "a reduction's output is dense"

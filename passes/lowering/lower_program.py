@@ -116,22 +116,24 @@ def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
 
 def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packing]:
     """Returns the storage of each weight that products read, in panels or rows, by its name in the program."""
-    found: dict[str, Packing] = {}
+    packings: dict[str, Packing] = {}
     packed = _PACKED if form.panels else {**_PACKED, ew.embedding.default: ("table",)}
     for node in program.nodes_of(*packed):
-        given = bound_arguments(node)
+        arguments = bound_arguments(node)
         for argument in packed[node.target]:
-            expr = program.weight_of(given[argument])
+            expr = program.weight_of(arguments[argument])
             if expr is not None and expr.dtype in _PACKINGS and not form.panels:
-                found[str(given[argument].target)] = _in_rows(expr.dtype, given, form)
+                packings[str(arguments[argument].target)] = _in_rows(expr.dtype, arguments, form)
             elif expr is not None and expr.dtype in _PACKINGS:
                 packing = _PACKINGS[expr.dtype]
                 if packing.dtype == "i8":
-                    packing = _of_scales(given, expr.shape[-1]) if argument in _FACTORS else _of_integers(given, expr)
-                if expr.dtype != torch.float16 and is_two_of_four(expr) and _only_products(given[argument]):
+                    packing = (
+                        _of_scales(arguments, expr.shape[-1]) if argument in _FACTORS else _of_integers(arguments, expr)
+                    )
+                if expr.dtype != torch.float16 and is_two_of_four(expr) and _only_products(arguments[argument]):
                     packing = Packing("sparse32", packing.dtype)
-                found[str(given[argument].target)] = packing
-    return found
+                packings[str(arguments[argument].target)] = packing
+    return packings
 
 
 def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packing:
@@ -199,11 +201,11 @@ def _call(builder: Builder, node: Node, values: Mapping[Node, Value]) -> Value:
             return values[argument]
         return builder.program.affine(argument.meta["val"])
 
-    given = bound_arguments(node)
+    arguments = bound_arguments(node)
     if (cat := _only_cat(node)) is not None:
         _promise(builder, node, cat)
     try:
-        return handler(builder, node, {k: _resolve(v, value) for k, v in given.items()})
+        return handler(builder, node, {k: _resolve(v, value) for k, v in arguments.items()})
     except ValueError as e:
         raise builder.unsupported("a size or an offset is not affine in T, B and R") from e
 

@@ -38,9 +38,9 @@ def _last(b: Builder, node: Node, view: View, dim: int) -> None:
 
 def _as(out: View, shape: tuple[Affine, ...]) -> View:
     """A result in the shape that its operands were flattened to."""
-    found = reshape(out, shape)
-    assert found is not None, f"an output of shape {out.shape} can't be written as {shape}"
-    return found
+    reshaped = reshape(out, shape)
+    assert reshaped is not None, f"an output of shape {out.shape} can't be written as {shape}"
+    return reshaped
 
 
 def _rows(b: Builder, view: View) -> View:

@@ -140,10 +140,10 @@ def _as_type(b: Builder, view: View, like: View) -> View:
 
 def cat_places(b: Builder, node: Node, out: View) -> list[View]:
     """The part of a cat's buffer that each of its arguments fills."""
-    given = bound_arguments(node)
-    dim = given["dim"] % out.rank
+    arguments = bound_arguments(node)
+    dim = arguments["dim"] % out.rank
     places, at = [], Affine()
-    for tensor in given["tensors"]:
+    for tensor in arguments["tensors"]:
         size = b.shape(tensor)[dim]
         places.append(slice_view(out, dim, at, size))
         at = at + size

@@ -38,9 +38,9 @@ class Laid:
         return sorted(self.real, key=lambda i: self._base(i))
 
     def _base(self, dim: int) -> int:
-        found = self.dims[dim]
-        assert found is not None
-        return found
+        base_dim = self.dims[dim]
+        assert base_dim is not None
+        return base_dim
 
     @property
     def rank(self) -> int:
@@ -102,8 +102,8 @@ def reshape(program: Program, value: Laid, shape: Sequence[sympy.Expr], where: t
     the base is put in the value's order first.
     """
     leading = next((i for i, size in enumerate(shape[:-1]) if size != 1), max(len(shape) - 1, 0))
-    if (found := _regroup(program, value, shape, leading, where)) is not None:
-        return found
+    if (regrouped := _regroup(program, value, shape, leading, where)) is not None:
+        return regrouped
     natural = materialize(program, Laid(value.base, tuple(d for d in value.dims if d is not None)))
     return _regroup(program, as_it_is(program, natural), shape, leading, where)
 
@@ -116,16 +116,16 @@ def _regroup(
     groups = group_sizes([base_shape[d] for d in old], list(shape[leading:]))
     if groups is None:
         return None
-    made: dict[int, list[int]] = {}  # base dimension -> result dimensions that start there
+    starts: dict[int, list[int]] = {}  # base dimension -> result dimensions that start there
     for ins, outs in groups:
         bases, outs = [old[i] for i in ins], [o + leading for o in outs]
         if [base_shape[b] for b in bases] == [shape[o] for o in outs]:
-            made.update({b: [o] for b, o in zip(bases, outs, strict=True)})
+            starts.update({b: [o] for b, o in zip(bases, outs, strict=True)})
         elif bases == list(range(bases[0], bases[0] + len(bases))):
-            made[bases[0]] = outs
+            starts[bases[0]] = outs
         else:
             return None
-    order = [o for b in sorted(made) for o in made[b]]
+    order = [o for b in sorted(starts) for o in starts[b]]
     base = view_as(program, value.base, [shape[o] for o in order], where)
     if base is None:
         return None

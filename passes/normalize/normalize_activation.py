@@ -83,9 +83,9 @@ class Gelu(Rule):
 
 def _differs(match: Match, **expected: float) -> str | None:
     for name, value in expected.items():
-        found: Any = match.get(name)
-        if found is not None and not math.isclose(found, value, rel_tol=_TOLERANCE):
-            return f"has {found} where GELU has {value:.7g}"
+        constant: Any = match.get(name)
+        if constant is not None and not math.isclose(constant, value, rel_tol=_TOLERANCE):
+            return f"has {constant} where GELU has {value:.7g}"
     return None
 
 

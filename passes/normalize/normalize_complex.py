@@ -40,9 +40,9 @@ class ComplexRotation(Rule):
 
     def rewrite(self, program: Program, match: Match) -> Node:
         x, where = match.node("x"), match.where
-        found = _table(match.node("table"))
-        assert found is not None  # check has seen to it
-        angle, steps = found
+        table = _table(match.node("table"))
+        assert table is not None  # check has seen to it
+        angle, steps = table
         cos, sin = (_made(program, f, angle, steps) for f in (aten.cos.default, aten.sin.default))
         rank, size = program.value(x).dim(), int(program.shape(x)[-1])
         even, odd = (program.call(aten.slice.Tensor, x, rank - 1, i, size, 2, where=where) for i in (0, 1))

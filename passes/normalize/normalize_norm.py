@@ -132,11 +132,11 @@ class AtenRmsNorm(Rule):
         return _last_only(match)
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        given = bound_arguments(_norm_call(match))
-        x, eps = given["input"], given["eps"]
+        arguments = bound_arguments(_norm_call(match))
+        x, eps = arguments["input"], arguments["eps"]
         if eps is None:  # torch's default is the dtype's epsilon
             eps = torch.finfo(program.value(x).dtype).eps
-        return program.call(ew.rms_norm.default, x, given["weight"], float(eps), where=match.where)
+        return program.call(ew.rms_norm.default, x, arguments["weight"], float(eps), where=match.where)
 
 
 class AtenLayerNorm(Rule):
@@ -149,8 +149,8 @@ class AtenLayerNorm(Rule):
         return _last_only(match)
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        given = bound_arguments(_norm_call(match))
-        x, weight, bias, eps = (given[k] for k in ("input", "weight", "bias", "eps"))
+        arguments = bound_arguments(_norm_call(match))
+        x, weight, bias, eps = (arguments[k] for k in ("input", "weight", "bias", "eps"))
         return program.call(ew.layer_norm.default, x, weight, bias, float(eps), where=match.where)
 
 

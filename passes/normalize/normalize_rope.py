@@ -58,8 +58,8 @@ class _RopeRule(Rule):
         x, where = match.node("x"), match.where
         cos = _table(program, match.node("cos"), x)
         assert cos is not None  # check has seen to it
-        made = where_of(a for n in ("cos", "sin") for a in match.node(n).all_input_nodes)
-        table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=made)
+        origin = where_of(a for n in ("cos", "sin") for a in match.node(n).all_input_nodes)
+        table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=origin)
         single = program.value(x).dim() == 2
         if single:
             x = program.call(aten.unsqueeze.default, x, 1, where=where)

@@ -36,8 +36,8 @@ class CopyOver(Rule):
 
     def check(self, program: Program, match: Match) -> str | None:
         x, into = (program.shape(match.node(n)) for n in ("x", "into"))
-        given = (1,) * (len(into) - len(x)) + tuple(x)
-        if any(old != new and not new.is_Integer for old, new in zip(given, into, strict=True)):
+        padded = (1,) * (len(into) - len(x)) + tuple(x)
+        if any(old != new and not new.is_Integer for old, new in zip(padded, into, strict=True)):
             return "x is spread over tokens"
         return None
 
@@ -94,18 +94,18 @@ def _parts(program: Program, node: Node, dim: int) -> list[_Part]:
     whole = [_Part(0, int(size), node, 0)]
     if node.target is not aten.slice_scatter.default or _dim(program, node) != dim:
         return whole
-    given = bound_arguments(node)
-    if given["step"] != 1 or any(isinstance(given[n], Node) for n in ("start", "end")):
+    arguments = bound_arguments(node)
+    if arguments["step"] != 1 or any(isinstance(arguments[n], Node) for n in ("start", "end")):
         return whole
-    start, stop, _ = slice(given["start"], given["end"]).indices(int(size))
+    start, stop, _ = slice(arguments["start"], arguments["end"]).indices(int(size))
     parts = []
-    for part in _parts(program, given["self"], dim):
+    for part in _parts(program, arguments["self"], dim):
         if part.start < start:
             parts.append(_Part(part.start, min(part.stop, start), part.value, part.first))
         if part.stop > stop:
             after = max(part.start, stop)
             parts.append(_Part(after, part.stop, part.value, part.first + after - part.start))
-    parts.append(_Part(start, stop, given["src"], 0))
+    parts.append(_Part(start, stop, arguments["src"], 0))
     return sorted((p for p in parts if p.start < p.stop), key=lambda p: p.start)
 
 

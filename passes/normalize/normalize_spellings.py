@@ -71,8 +71,8 @@ class IndexedPlace(Rule):
 
 
 def _only_index(match: Match) -> tuple[int, Node] | None:
-    found = [(i, n) for i, n in enumerate(match.bound["indices"]) if n is not None]
-    return found[0] if len(found) == 1 else None
+    indices = [(i, n) for i, n in enumerate(match.bound["indices"]) if n is not None]
+    return indices[0] if len(indices) == 1 else None
 
 
 def _original(node: Node) -> object:

@@ -43,9 +43,9 @@ def read_columns(program: Program, node: object) -> Columns | None:
     if node.target is aten.cat.default:
         return _read_cat(program, node)
     if node.target is aten.repeat_interleave.self_int:
-        given = bound_arguments(node)
-        inner, times = read_columns(program, given["self"]), given["repeats"]
-        if inner is None or given["dim"] not in (1, -1) or not isinstance(times, int):
+        arguments = bound_arguments(node)
+        inner, times = read_columns(program, arguments["self"]), arguments["repeats"]
+        if inner is None or arguments["dim"] not in (1, -1) or not isinstance(times, int):
             return None
         return replace(inner, columns=tuple(c for c in inner.columns for _ in range(times)))
     if node.target is aten._to_copy.default:  # ew.rope casts its table to what it rotates
@@ -75,12 +75,12 @@ def _read_product(program: Program, node: Node) -> Columns | None:
 
 
 def _read_cat(program: Program, node: Node) -> Columns | None:
-    given = bound_arguments(node)
-    parts = [read_columns(program, n) for n in given["tensors"]]
+    arguments = bound_arguments(node)
+    parts = [read_columns(program, n) for n in arguments["tensors"]]
     known = [p for p in parts if p is not None]
     if (
         len(known) != len(parts)
-        or given["dim"] not in (1, -1)
+        or arguments["dim"] not in (1, -1)
         or any(replace(p, columns=()) != replace(known[0], columns=()) for p in known)
     ):
         return None

@@ -57,10 +57,10 @@ class _Sinking:
     def visit(self, node: Node) -> None:
         with self.program.inserting_before(node):
             handler = _handler(node)
-            found = handler(self, node) if handler is not None else None
-            if found is not None:
-                self.laid[node] = found
-                if node.target in _VIEWS and found.base is self.laid_of(node.args[0]).base:
+            laid = handler(self, node) if handler is not None else None
+            if laid is not None:
+                self.laid[node] = laid
+                if node.target in _VIEWS and laid.base is self.laid_of(node.args[0]).base:
                     self.result.matched += 1
                 return
             if handler is not None:
@@ -169,11 +169,11 @@ def _expand(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _pointwise(s: _Sinking, node: Node) -> Laid | None:
-    given = tensor_arguments(node)
-    if not given or any(isinstance(a, (list, tuple)) for a in node.args):
+    tensors = tensor_arguments(node)
+    if not tensors or any(isinstance(a, (list, tuple)) for a in node.args):
         return None
     rank = s.program.value(node).dim()
-    values = {n: s.laid_of(n) for n in given}
+    values = {n: s.laid_of(n) for n in tensors}
     target = _common_order(s.program, list(values.values()), rank)
     arranged = {n: arrange(s.program, v, target, rank, broadcast=True) for n, v in values.items()}
     base = s.emit(node, *map_arg(node.args, arranged.__getitem__), **map_arg(node.kwargs, arranged.__getitem__))

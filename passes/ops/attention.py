@@ -121,11 +121,11 @@ def block_estimates(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     alone and half of the range it is Quest's bound, https://arxiv.org/abs/2406.10774.)
     """
     wide = accumulate_dtype(q)
-    own = keys.to(wide)
-    least, greatest, total = own.amin(2), own.amax(2), own[:, :, 0]
-    for i in range(1, own.shape[2]):  # in this order, as kernels have it
-        total = total + own[:, :, i]
-    center = ((total / own.shape[2] + (least + greatest) / 2) / 2).bfloat16().to(wide)
+    wide_keys = keys.to(wide)
+    least, greatest, total = wide_keys.amin(2), wide_keys.amax(2), wide_keys[:, :, 0]
+    for i in range(1, wide_keys.shape[2]):  # in this order, as kernels have it
+        total = total + wide_keys[:, :, i]
+    center = ((total / wide_keys.shape[2] + (least + greatest) / 2) / 2).bfloat16().to(wide)
     spread = ((greatest - least) / 4).bfloat16().to(wide)
     grouped = q.to(wide).unflatten(1, (keys.shape[3], -1))  # [T, Nkv, g, D]
     return torch.einsum("tngd,tmnd->tngm", grouped, center) + torch.einsum("tngd,tmnd->tngm", grouped.abs(), spread)
@@ -140,13 +140,13 @@ def _chosen(
     """
     first, last, best, below = choice
     block = torch.arange(estimates.shape[-1], device=estimates.device)
-    own = whole[:, None]  # [T, 1]
-    other = (block >= first) & (block < own - last) & (position[:, None] >= below)  # [T, M]
+    current = whole[:, None]  # [T, 1]
+    other = (block >= first) & (block < current - last) & (position[:, None] >= below)  # [T, M]
     estimates = estimates.masked_fill(~other[:, None, None], -torch.inf)
     ranks = (estimates - estimates.amax(-1, keepdim=True)).amax(2).masked_fill(~other[:, None], -torch.inf)
     ordered = ranks.sort(dim=-1, descending=True, stable=True).indices
     place = torch.empty_like(ordered).scatter_(-1, ordered, block.expand_as(ordered).contiguous())
-    return (~other[:, None] | (place < best)) & (block <= own)[:, None]
+    return (~other[:, None] | (place < best)) & (block <= current)[:, None]
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:

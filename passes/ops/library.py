@@ -42,8 +42,8 @@ def _with_needed(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         raise TypeError(f"the fake of ew.{op} takes {sorted(unknown)}, which the schema lacks")
 
     def call(*args: object, **kwargs: object) -> Any:
-        given = defaults | dict(zip(defaults, args, strict=False)) | kwargs  # defaults at the end aren't passed
-        return fake(**{name: given[name] for name in needed})
+        arguments = defaults | dict(zip(defaults, args, strict=False)) | kwargs  # defaults at the end aren't passed
+        return fake(**{name: arguments[name] for name in needed})
 
     return call
 

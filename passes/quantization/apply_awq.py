@@ -68,8 +68,8 @@ def _free(program: Program, linear: Node) -> bool:
     """Returns True if no other call reads a linear's weight, and it has yet to be rounded."""
     weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
     expr = program.weight_of(weight)
-    own = isinstance(weight, Node) and len(weight.users) == 1
-    return expr is not None and own and not keeps_integers(program, linear)
+    unshared = isinstance(weight, Node) and len(weight.users) == 1
+    return expr is not None and unshared and not keeps_integers(program, linear)
 
 
 class _Clipping:
@@ -82,8 +82,8 @@ class _Clipping:
     def choose(self, found: Found, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
         after = []
         for node, one in seen.items():
-            given = torch.ones(1, one.magnitude.shape[-1]) if found.factors is None else found.factors
-            factors = given.expand(len(one.products), -1)
+            common_factors = torch.ones(1, one.magnitude.shape[-1]) if found.factors is None else found.factors
+            factors = common_factors.expand(len(one.products), -1)
             group = node.meta[FORMAT].group_size
             each = list(zip(one.products, one.rows, factors, strict=True))
             picked = [search_clipping(p, gram_of_groups(rows, group), f) for p, rows, f in each]

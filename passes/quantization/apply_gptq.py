@@ -81,7 +81,7 @@ class ApplyGptq(Pass):
 
 def _targets(program: Program, result: PassResult) -> list[Node]:
     """Linears of few bits with a weight that isn't integers already, in the program's order."""
-    found = []
+    targets = []
     for node in program.nodes_of(*LINEARS):
         if not chooses("gptq", node.meta[FORMAT]):
             continue
@@ -93,8 +93,8 @@ def _targets(program: Program, result: PassResult) -> list[Node]:
             reason = "its file has integers of that format, which it keeps"
             result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
         else:
-            found.append(node)
-    return found
+            targets.append(node)
+    return targets
 
 
 def _fitting(
@@ -125,9 +125,9 @@ def _fitting(
     if count < len(sequences):
         reason = f"only {count} of {len(sequences)} sequences fit into the memory that there may be"
         result.rejected.append(Rejection(targets[0].name, "calibration", reason))
-    taken = spread(sequences, count)
-    result.metrics.append(Metric("calibration", TOKENS_USED, sum(map(len, taken))))
-    return taken
+    chosen = spread(sequences, count)
+    result.metrics.append(Metric("calibration", TOKENS_USED, sum(map(len, chosen))))
+    return chosen
 
 
 def _working_bytes(program: Program, node: Node) -> int:
@@ -212,27 +212,27 @@ class _Sweep:
         where, code_format = join_where(node.meta[WHERE]), CodeFormat.of(node.meta[FORMAT])
         assert code_format is not None
         grouped = len(expr.shape) == 3
-        found: list[Codes] = []
+        codes_of_matrices: list[Codes] = []
         few: list[int] = []
         worse: list[int] = []
         errors = OutputErrors()
-        for matrix, own in zip(_matrices(expr), rows, strict=True):
+        for matrix, tokens in zip(_matrices(expr), rows, strict=True):
             nearest = _nearest_codes(matrix, code_format)
-            if len(own) < FEWEST_TOKENS and grouped:
-                few.append(len(found))
-                found.append(nearest)
+            if len(tokens) < FEWEST_TOKENS and grouped:
+                few.append(len(codes_of_matrices))
+                codes_of_matrices.append(nearest)
                 continue
-            given = self._input_of(node, own)
+            inputs = self._input_of(node, tokens)
             options = self._context.formats.gptq or GptqOptions()
-            given.factor = given.factor or factorize(
-                given.hessian.sum, activation_order=options.activation_order, damping=options.damping
+            inputs.factor = inputs.factor or factorize(
+                inputs.hessian.sum, activation_order=options.activation_order, damping=options.damping
             )
             sparse = is_two_of_four(expr)
-            chosen = gptq(matrix, given.hessian.sum, code_format, given.factor, keep_zeros=sparse)
-            keeps = errors.add(given, matrix, chosen, nearest, code_format)
+            chosen = gptq(matrix, inputs.hessian.sum, code_format, inputs.factor, keep_zeros=sparse)
+            keeps = errors.add(inputs, matrix, chosen, nearest, code_format)
             if not keeps:
-                worse.append(len(found))
-            found.append(chosen if keeps else nearest)
+                worse.append(len(codes_of_matrices))
+            codes_of_matrices.append(chosen if keeps else nearest)
         if few:
             reason = f"experts {_listed(few)} got fewer than {FEWEST_TOKENS} tokens: rounded to the nearest"
             self._result.rejected.append(Rejection(node.name, where, reason))
@@ -241,7 +241,7 @@ class _Sweep:
             reason = f"{which}rounded to the nearest, which is better on held-out tokens ({errors.of_worse()})"
             self._result.rejected.append(Rejection(node.name, where, reason))
         self._result.metrics += errors.metrics(where)
-        codes = _stacked(found) if grouped else found[0]
+        codes = _stacked(codes_of_matrices) if grouped else codes_of_matrices[0]
         scratch = self._context.scratch
         file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
@@ -292,8 +292,8 @@ def _matrices(expr: WeightExpr) -> Any:
 
 
 def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
-    found = round_rows(weight, code_format)
-    return Codes(found.values, found.scales, found.offsets)
+    result = round_rows(weight, code_format)
+    return Codes(result.values, result.scales, result.offsets)
 
 
 def _stacked(codes: Sequence[Codes]) -> Codes:

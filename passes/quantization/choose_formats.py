@@ -91,15 +91,17 @@ class ChooseFormats(Pass):
             default = formats.default
             if formats.embeddings is not None and (is_table or node in heads):
                 default = formats.embeddings
-            kept = stored.get(node, frozenset())
-            own = _as_stored(kept) or default
-            chosen = _overriding(node, formats, own, used)
+            source_formats = stored.get(node, frozenset())
+            default_format = _as_stored(source_formats) or default
+            chosen = _overriding(node, formats, default_format, used)
             if chosen is None:
                 reason = _why_not_table(program, node) if is_table else _why_not_product(program, node)
-                if reason is None and len(kept) > 1:
-                    result.rejected.append(_blocks_that_differ(node, kept))
+                if reason is None and len(source_formats) > 1:
+                    result.rejected.append(_blocks_that_differ(node, source_formats))
                 weight = node.args[WEIGHT_ARGUMENT[node.target]]
-                chosen = _unless(reason, by_weight.get(weight, own) if is_table else own, node, result)
+                chosen = _unless(
+                    reason, by_weight.get(weight, default_format) if is_table else default_format, node, result
+                )
                 chosen = _without_partial_blocks(program, node, chosen, result)
                 if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
                     result.rejected.append(
@@ -133,34 +135,34 @@ def heads_of(program: Program) -> set[Node]:
     """The products that give the logits, with nothing but elementwise ops and choices of rows behind them."""
     vocabulary = program.value(program.logits).shape[-1]
     seen, open_ = {program.logits}, [program.logits]
-    found = set()
+    heads = set()
     while open_:
         node = open_.pop()
         if node.target in LINEARS:
             if program.value(node).shape[-1] == vocabulary:
-                found.add(node)
+                heads.add(node)
             continue
         for value in node.all_input_nodes:
             if value not in seen:
                 seen.add(value)
                 open_.append(value)
-    return found
+    return heads
 
 
 def _stored(program: Program, context: PassContext) -> dict[Node, frozenset[CodeFormat | None]]:
     """Finds as what integers the weights of calls are stored, if targets read these. Raises RecipeError if none is."""
-    found = {}
+    formats = {}
     for node in _of_weights(program):
         weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
         if weight is not None and (kinds := formats_of_rows(weight)) != {None}:
-            found[node] = frozenset(_kept(k, context) for k in kinds)
-    if not found:
+            formats[node] = frozenset(_kept(k, context) for k in kinds)
+    if not formats:
         raise RecipeError(
             "weights.keep_blocks is true, but no weight of this model is stored in blocks that can be kept",
             hint="Take another recipe, such as int8, or leave keep_blocks out of the recipe. Or export from a GGUF "
             "file whose tensors are quantized.",
         )
-    return found
+    return formats
 
 
 def _kept(kind: CodeFormat | None, context: PassContext) -> CodeFormat | None:
@@ -203,17 +205,17 @@ def _overriding(
     Raises PassError if the call stands for several modules that don't all have the same format.
     """
     paths = node.meta[WHERE]
-    found = [formats.override_of(path) for path in paths]
-    wanted = [own if o is None else o.format for o in found]
-    if len(set(wanted)) > 1:
-        shown = ", ".join(f"{path}: {one}" for path, one in zip(paths, wanted, strict=True))
+    overrides = [formats.override_of(path) for path in paths]
+    chosen = [own if o is None else o.format for o in overrides]
+    if len(set(chosen)) > 1:
+        shown = ", ".join(f"{path}: {one}" for path, one in zip(paths, chosen, strict=True))
         raise PassError(
             f"{join_where(paths)} became one product, and the recipe gives its parts different formats ({shown})",
             hint="Give them the same format, or turn off the fusion under [passes] in the recipe.",
         )
-    given = [o for o in found if o is not None]
-    used.update(given)
-    return wanted[0] if given else None
+    matching = [o for o in overrides if o is not None]
+    used.update(matching)
+    return chosen[0] if matching else None
 
 
 def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassResult) -> WeightFormat:

@@ -263,8 +263,8 @@ def refit_scales(
                 seen = left[:, at] @ damped[at]  # [n, K]
                 sums = [(seen * right).unflatten(-1, (count, size)).sum(-1) for right in basis]
                 gram[:, i * count + g] = torch.cat(sums, -1)
-        wanted = target @ damped
-        right_side = torch.cat([(wanted * b).unflatten(-1, (count, size)).sum(-1) for b in basis], -1)
+        projected = target @ damped
+        right_side = torch.cat([(projected * b).unflatten(-1, (count, size)).sum(-1) for b in basis], -1)
         old = [scales[part]] if offsets is None else [scales[part], offsets[part]]
         before = torch.cat(old, -1).float()
         ridge = 1e-6 * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(unknowns)

@@ -107,12 +107,12 @@ class OutputErrors:
         sizes = [float((x @ some.t()).square().sum()) for x in (given.fitted, given.held_out)]
         keeps = pairs[1][0] <= pairs[1][1]
         names = ((ERROR, NEAREST_ERROR), (HELD_OUT_ERROR, HELD_OUT_NEAREST))
-        for x, (used, near), (own, other), size in zip(
+        for x, (used, near), (chosen_error, other), size in zip(
             (given.fitted, given.held_out), names, pairs, sizes, strict=True
         ):
             if not len(x):
                 continue
-            for name, error in ((used, own if keeps else other), (near, other)):
+            for name, error in ((used, chosen_error if keeps else other), (near, other)):
                 self._sums[name] += error
                 self._outputs[name] += size
         if not keeps:
@@ -121,17 +121,17 @@ class OutputErrors:
 
     def of_worse(self) -> str:
         """The errors on held-out tokens of the matrices that were rounded to the nearest."""
-        own, nearest, size = self._worse
-        size = size or own  # outputs that are all 0 have no relative error
-        return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(own / size) ** 0.5:.4f}"
+        gptq_error, nearest, size = self._worse
+        size = size or gptq_error  # outputs that are all 0 have no relative error
+        return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(gptq_error / size) ** 0.5:.4f}"
 
     def metrics(self, where: str) -> list[Metric]:
         """None without a matrix."""
-        found = [
+        errors = [
             Metric(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
             for name, error in self._sums.items()
         ]
-        return [*found, Metric(where, DAMPING, self._damping)] if found else []
+        return [*errors, Metric(where, DAMPING, self._damping)] if errors else []
 
 
 def tensors_of(codes: Codes) -> list[torch.Tensor]:

@@ -30,14 +30,14 @@ class QuantizeEmbeddings(Pass):
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         for node in program.nodes_of(ew.embedding.default):
-            wanted = node.meta[FORMAT]
-            if not wanted.stored.integers:
+            weight_format = node.meta[FORMAT]
+            if not weight_format.stored.integers:
                 continue
             ids, table = node.args
             assert isinstance(table, Node)
             with program.inserting_before(node):
-                integers = quantized_weight(program, table, wanted)
-                kind = (wanted.stored.multiplied_bits, wanted.group_size)
+                integers = quantized_weight(program, table, weight_format)
+                kind = (weight_format.stored.multiplied_bits, weight_format.group_size)
                 new = program.call(ew.quantized_embedding.default, ids, *integers, *kind, where=node.meta[WHERE])
             program.replace(node, new)
             result.matched += 1

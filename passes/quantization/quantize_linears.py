@@ -68,14 +68,14 @@ def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tupl
 
 
 def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[Node]]) -> Node:
-    wanted, where = node.meta[FORMAT], node.meta[WHERE]
+    weight_format, where = node.meta[FORMAT], node.meta[WHERE]
     x, *between, weight, bias = node.args  # ew.grouped_linear has its starts between them
     assert isinstance(x, Node)
     assert isinstance(weight, Node)
-    key = (x, wanted.activation_group_size)
+    key = (x, weight_format.activation_group_size)
     if key not in inputs:
         activation = program.call(ew.quantize_activation.default, *key, where=where)
         inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
-    integers = quantized_weight(program, weight, wanted)
-    kinds = (wanted.stored.multiplied_bits, wanted.group_size, wanted.activation_group_size)
+    integers = quantized_weight(program, weight, weight_format)
+    kinds = (weight_format.stored.multiplied_bits, weight_format.group_size, weight_format.activation_group_size)
     return program.call(_QUANTIZED[node.target], *inputs[key], *between, *integers, bias, *kinds, where=where)

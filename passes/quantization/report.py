@@ -12,16 +12,16 @@ from ..ir.weights import WeightExpr, sources_of
 
 def already_quantized(weights: Iterable[tuple[str, WeightExpr]]) -> list[StoredWeight]:
     """The weights that their source had quantized already, by name, after they have been evaluated."""
-    found = []
+    stored = []
     for name, expr in weights:
         if isinstance(expr, QuantizedScales | QuantizedOffsets):
             continue
         kinds = dict.fromkeys(source.stored for source in sources_of(expr) if source.stored)
         if kinds:
             counts = expr.counts if isinstance(expr, QuantizedValues) else None
-            kept = counts is not None and counts.kept == counts.values
-            found.append(StoredWeight(name, " and ".join(kinds), kept))
-    return found
+            unchanged = counts is not None and counts.kept == counts.values
+            stored.append(StoredWeight(name, " and ".join(kinds), unchanged))
+    return stored
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:

@@ -42,15 +42,15 @@ class RoundWeights(Pass):
         result = PassResult()
         rounded: dict[tuple[Node, WeightFormat], Node] = {}
         for node in _left(program):
-            weight, wanted, where = _weight(node), node.meta[FORMAT], node.meta[WHERE]
+            weight, weight_format, where = _weight(node), node.meta[FORMAT], node.meta[WHERE]
             with program.inserting_before(node):
-                if (weight, wanted) not in rounded:
-                    rounded[weight, wanted] = _rounded(program, weight, wanted, where)
+                if (weight, weight_format) not in rounded:
+                    rounded[weight, weight_format] = _rounded(program, weight, weight_format, where)
                 args = list(node.args)
-                args[WEIGHT_ARGUMENT[node.target]] = rounded[weight, wanted]
+                args[WEIGHT_ARGUMENT[node.target]] = rounded[weight, weight_format]
                 assert callable(node.target)
                 new = program.call(node.target, *args, where=where)
-            new.meta[FORMAT] = wanted
+            new.meta[FORMAT] = weight_format
             program.replace(node, new)
             result.matched += 1
         return result

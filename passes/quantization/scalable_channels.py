@@ -95,23 +95,23 @@ def channels_read_by(program: Program, linears: list[Node], *, again: bool = Fal
     Args:
         again: a weight may be rounded again whose integers are known, and one that is a table of embeddings too.
     """
-    found = []
+    channels = []
     for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
         readers = tuple(n for n, _ in _users(origin) if n.target in LINEARS)
         try:
             tables = _check_readers(program, origin, again)
             producer = _producer(program, origin, readers, again)
             _check_count(program, producer, readers)
-            found.append(Channels(origin, readers, producer, tables=tables))
+            channels.append(Channels(origin, readers, producer, tables=tables))
         except _NotScalableError as e:
-            found.append(Channels(origin, tuple(n for n in linears if _origin(n.args[0]) is origin), None, str(e)))
-    return found
+            channels.append(Channels(origin, tuple(n for n in linears if _origin(n.args[0]) is origin), None, str(e)))
+    return channels
 
 
 def keeps_integers(program: Program, linear: Node) -> bool:
     """Returns True if a linear's weight is integers of its format already, and would be rounded if it changed."""
-    expr, wanted = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
-    code_format = None if wanted is None else CodeFormat.of(wanted)
+    expr, weight_format = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
+    code_format = None if weight_format is None else CodeFormat.of(weight_format)
     return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}
 
 
@@ -269,8 +269,8 @@ def _values(program: Program, attention: Node, readers: tuple[Node, ...], again:
         if node.target not in _SAME_CHANNELS or node.target is ew.take_rows.default:
             raise _NotScalableError(f"nothing before the values of {attention.name} ({node.target}) takes a scale")
         reader, node = node, node.args[0]  # type: ignore[assignment]
-    made = _rows(program, node, start, start + heads * size, readers, again)
-    return Producer(made.folds, heads=(heads, int(program.value(q).shape[-2]) // heads, size))
+    rows_producer = _rows(program, node, start, start + heads * size, readers, again)
+    return Producer(rows_producer.folds, heads=(heads, int(program.value(q).shape[-2]) // heads, size))
 
 
 def _weight_node(linear: Node) -> Node:

@@ -149,7 +149,7 @@ def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor)
         scaled = (rows * factors).unflatten(-1, (-1, size))  # [N, C, G]
         of = range_of(scaled, product.code_format)
         least = torch.full((len(rows), len(gram)), torch.inf)
-        found = torch.zeros((len(rows), len(gram)), dtype=torch.uint8)
+        indices = torch.zeros((len(rows), len(gram)), dtype=torch.uint8)
         for i, share in enumerate(SHARES):
             if product.code_format.offsets and share > 1:
                 continue
@@ -157,17 +157,17 @@ def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor)
             error = ((off @ gram) * off).sum(-1).t()  # [N, C]
             better = error < least
             least = torch.where(better, error, least)
-            found[better] = i
-        chosen.append(found)
+            indices[better] = i
+        chosen.append(indices)
     return torch.cat(chosen)
 
 
 def output_error(product: Product, factors: torch.Tensor, choices: torch.Tensor) -> float:
     """The error of a clipped weight, relative to the exact product's size; over the sampled tokens and outputs."""
-    sampled, kept = _sampled(product)
+    sampled, sampled_rows = _sampled(product)
     exact = sampled.x @ sampled.weight.t()
     groups = (sampled.weight * factors).unflatten(-1, (-1, product.code_format.group_size))
-    weight = rounded(groups, range_of(groups, product.code_format), share_of(choices[kept])).flatten(-2)
+    weight = rounded(groups, range_of(groups, product.code_format), share_of(choices[sampled_rows])).flatten(-2)
     off = _rounded_activation(sampled.x / factors, product.activation_group) @ weight.t() - exact
     return float((off / _size_of_outputs(exact, sampled.parts)).square().sum()) / len(product.parts)
 
@@ -180,8 +180,8 @@ def _sampled(product: Product) -> tuple[Product, torch.Tensor]:
         rows.append(start + spread_rows(size, most))
         parts.append(len(rows[-1]))
         start += size
-    kept = torch.cat(rows)
-    return replace(product, weight=product.weight[kept], parts=tuple(parts)), kept
+    sampled_rows = torch.cat(rows)
+    return replace(product, weight=product.weight[sampled_rows], parts=tuple(parts)), sampled_rows
 
 
 def _size_of_outputs(y: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
@@ -316,8 +316,8 @@ def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer | None) -> Seen:
     """Records the input and weight that a linear's search needs."""
-    wanted, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
-    code_format = CodeFormat.of(wanted)
+    weight_format, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
+    code_format = CodeFormat.of(weight_format)
     assert code_format is not None
     x = args[0].float().flatten(0, -2)  # [M, K]
     expr = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
@@ -333,7 +333,7 @@ def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer 
             w,
             parts,
             code_format,
-            wanted.activation_group_size if wanted.activation == "int8" else None,
+            weight_format.activation_group_size if weight_format.activation == "int8" else None,
         )
         for rows, w in zip(inputs, weights, strict=True)
     ]

@@ -69,14 +69,14 @@ class SmoothActivations(Pass):
                 metrics.append(Metric(where, name, sum(values) / max(len(values), 1)))
 
         sweep = ScaleSweep(program, scalable, linears, context, ALPHAS, True, keep)
-        given = program.weights
+        trained = program.weights
         program.weights = before_training(
-            given
+            trained
         )  # weights that training moves keep the scales that they were trained with
         try:
             sweep.run()
         finally:
-            program.weights = given
+            program.weights = trained
         scalings = [
             Scaling(one.channels, one.factors, one.folded)
             for one in sweep.found
@@ -91,10 +91,10 @@ class SmoothActivations(Pass):
 
 def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
     """Returns True if this linear multiplies integers with a rounded input, and no other pass scales its channels."""
-    wanted = linear.meta[FORMAT]
-    if not wanted.stored.integers:
+    weight_format = linear.meta[FORMAT]
+    if not weight_format.stored.integers:
         return False
-    if chooses(context.formats.method, wanted):
+    if chooses(context.formats.method, weight_format):
         return False
     expr = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
     return expr is not None and expr.dtype.is_floating_point

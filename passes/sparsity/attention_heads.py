@@ -59,19 +59,19 @@ class Heads:
         rows: dict[Node, list[int]] = {}
         places: list[tuple[int, int]] = []
         for branch, heads in branches:
-            own = rows.setdefault(branch.linear, [])
-            start = len(own)
-            own += branch.rows[list(heads)].flatten().tolist()
-            places.append((start, len(own)))
-        for linear, kept in rows.items():
+            linear_rows = rows.setdefault(branch.linear, [])
+            start = len(linear_rows)
+            linear_rows += branch.rows[list(heads)].flatten().tolist()
+            places.append((start, len(linear_rows)))
+        for linear, chosen in rows.items():
             for argument in linear.args[1:3]:
-                _choose(program, argument, kept)
+                _choose(program, argument, chosen)
             linear.meta["val"] = program.infer(linear)
         for (branch, heads), place in zip(branches, places, strict=True):
             _see_heads(program, branch, place, len(heads))
-        given = bound_arguments(site.attention)
+        arguments = bound_arguments(site.attention)
         for name in _OF_EACH_HEAD:
-            _choose(program, given.get(name), list(queries))
+            _choose(program, arguments.get(name), list(queries))
         site.attention.meta["val"] = program.infer(site.attention)
         weight, before = site.output.args[1], site.output.args[0]
         assert isinstance(weight, Node)
@@ -86,7 +86,7 @@ class Heads:
 
 def attention_heads(program: Program) -> tuple[list[Heads], list[Rejection]]:
     """All attentions whose heads can go, in order, and why others' can't."""
-    found: list[Heads] = []
+    prunable: list[Heads] = []
     rejected: list[Rejection] = []
     for node in program.nodes_of(ew.attention.default):
         site = find_site(program, node)
@@ -94,8 +94,8 @@ def attention_heads(program: Program) -> tuple[list[Heads], list[Rejection]]:
         if isinstance(site, str) or reason is not None:
             rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason or ""))
         else:
-            found.append(Heads(site))
-    return found, rejected
+            prunable.append(Heads(site))
+    return prunable, rejected
 
 
 def _why_not(program: Program, site: Site) -> str | None:
@@ -116,9 +116,9 @@ def _why_not(program: Program, site: Site) -> str | None:
             if len(node.all_input_nodes) != 1 or node.target is ew.linear.default:
                 return f"{branch.linear.name} is also read by {node.name}"
             waiting += node.users
-    given = bound_arguments(site.attention)
+    arguments = bound_arguments(site.attention)
     for name in _OF_EACH_HEAD:
-        argument = given.get(name)
+        argument = arguments.get(name)
         if isinstance(argument, Node) and (program.weight_of(argument) is None or len(argument.users) > 1):
             return f"its {name} are not its own"
     return None

@@ -79,17 +79,17 @@ def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyo
     The cheapest is removed, the costs of the others are computed anew, and so on. It stops before an input that costs
     more than ``beyond``: that is the cost of the cheapest input outside of ``some``.
     """
-    own, columns = inverse[some][:, some], weight[:, some]
+    block, columns = inverse[some][:, some], weight[:, some]
     gone: list[int] = []
     while len(gone) < min(most, len(some)):
-        scores = columns.square().sum(0) / own.diagonal().clamp(min=1e-300)
+        scores = columns.square().sum(0) / block.diagonal().clamp(min=1e-300)
         scores[gone] = torch.inf
         best = int(scores.argmin())
         if gone and float(scores[best]) > beyond:
             break
-        row = own[best] / own[best, best]
+        row = block[best] / block[best, best]
         columns = columns - columns[:, best : best + 1] * row
-        own = own - own[:, best : best + 1] * row
+        block = block - block[:, best : best + 1] * row
         gone.append(best)
     return some[gone]
 
@@ -142,8 +142,8 @@ def compensation(moments: Moments, removed: torch.Tensor, kept: torch.Tensor, da
 
     The least-squares fit of the removed inputs by the kept ones, C_rk (C_kk + damping)^-1, whatever the weight.
     """
-    own = moments.damped(damping)[kept][:, kept]
-    factor = _factor(own)
+    covariance = moments.damped(damping)[kept][:, kept]
+    factor = _factor(covariance)
     return torch.cholesky_solve(moments.sum[kept][:, removed], factor).t().float()
 
 

@@ -101,7 +101,7 @@ class _NotPrunableError(Exception):
 
 def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:
     """All in the program, in order, and those that are like one but for a reason."""
-    found: list[FeedForward] = []
+    networks: list[FeedForward] = []
     rejected: list[Rejection] = []
     order = {node: i for i, node in enumerate(program.graph.nodes)}
     for down in program.nodes_of(ew.linear.default):
@@ -109,12 +109,12 @@ def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]
         if not isinstance(first, Node) or (first.target is not ew.gated_activation.default and not _acts(first)):
             continue
         try:
-            found.append(_network(program, down, order))
+            networks.append(_network(program, down, order))
         except _NotPrunableError as e:
             rejected.append(Rejection(down.name, join_where(down.meta[WHERE]), str(e)))
     for node in program.nodes_of(ew.moe.default):
         rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), "experts keep their channels"))
-    return found, rejected
+    return networks, rejected
 
 
 def _acts(node: Node) -> bool:
@@ -151,9 +151,9 @@ def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForwar
             waiting += [(n, 1) for n in node.all_input_nodes]
         else:
             raise _NotPrunableError(f"{node.name} ({node.target}) is between the linears")
-    own = {down, *between}
+    members = {down, *between}
     for node in (*openings, *between):
-        if other := next((u for u in node.users if u not in own), None):
+        if other := next((u for u in node.users if u not in members), None):
             raise _NotPrunableError(f"{node.name} is also read by {other.name}")
     if not openings:
         raise _NotPrunableError("no linear opens it")

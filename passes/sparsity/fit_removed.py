@@ -50,8 +50,8 @@ class Fit:
 
     def expression(self, base: WeightExpr, file: Path | None) -> WeightExpr:
         """The weight from then on, of the one before. ``file``: for the mix; None keeps it in memory."""
-        kept = tuple(self.kept.tolist())
-        return Chosen(base, 1, kept) if self.mix is None else MixedColumns(base, kept, Mix.of(self.mix, file))
+        columns = tuple(self.kept.tolist())
+        return Chosen(base, 1, columns) if self.mix is None else MixedColumns(base, columns, Mix.of(self.mix, file))
 
     def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The product [T, N] of what is left of inputs [T, K] and of a weight [N, K]."""
@@ -82,13 +82,13 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
 
     def errors(removed: torch.Tensor) -> dict[float, float]:
         """By damping, on the half that isn't fitted."""
-        kept = others(removed.tolist(), weight.shape[1])
-        mixes = ((d, compensation(first, removed, kept, d)) for d in DAMPINGS)
-        return {d: output_error(second, weight, removed, kept, mix) for d, mix in mixes}
+        rest = others(removed.tolist(), weight.shape[1])
+        mixes = ((d, compensation(first, removed, rest, d)) for d in DAMPINGS)
+        return {d: output_error(second, weight, removed, rest, mix) for d, mix in mixes}
 
     least = plainly(both, weight)
-    kept = others(least.tolist(), weight.shape[1])
-    plain = output_error(second, weight, least, kept, None)
+    left = others(least.tolist(), weight.shape[1])
+    plain = output_error(second, weight, least, left, None)
     if correct:
         candidates = [
             (error, damping, criterion)
@@ -100,7 +100,7 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
             removed = criterion(both, weight)
             rest = others(removed.tolist(), weight.shape[1])
             return Fit(removed, rest, compensation(both, removed, rest, damping), error, plain)
-    return Fit(least, kept, None, plain, plain)
+    return Fit(least, left, None, plain, plain)
 
 
 def single_inputs(count: int) -> tuple[Choose, Choose]:
@@ -131,23 +131,23 @@ def fit_in_order(
     ``fittings``: of each linear the path that metrics have, and what chooses. Returns of each what goes and its weight
     from then on, and the metrics.
     """
-    found: dict[Node, tuple[Fit, WeightExpr]] = {}
+    fits: dict[Node, tuple[Fit, WeightExpr]] = {}
     metrics: list[Metric] = []
     halves = halves_of(sequences)
 
     def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
         path, fitting = fittings[node]
-        context.progress(len(found), len(fittings), path)
+        context.progress(len(fits), len(fittings), path)
         x, weight, bias = args[0], args[1].float(), args[2]
         fit, counts = fitting([Moments.from_inputs(x[half]) for half in halves], weight)
         expr = program.weight_of(node.args[1])
         assert expr is not None
         file = None if context.scratch is None else context.scratch / f"{path}.mix"
-        found[node] = fit, fit.expression(expr, file)
+        fits[node] = fit, fit.expression(expr, file)
         values = counts | {ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
         metrics.extend(Metric(path, name, float(value)) for name, value in values.items())
         return fit.apply(x, weight, bias)
 
     walk(program, dict.fromkeys(fittings, look), sequences)
     context.progress(len(fittings), len(fittings), "")
-    return found, metrics
+    return fits, metrics

@@ -34,7 +34,7 @@ def find_layers(program: Program) -> tuple[list[Layer], list[Rejection]]:
         if node.op == "call_function":
             paths = {layer_path(path) for path in node.meta[WHERE]}
             members.setdefault(paths.pop() if len(paths) == 1 else "", []).append(node)
-    found: list[Layer] = []
+    layers: list[Layer] = []
     rejected: list[Rejection] = []
     for path, nodes in members.items():
         if not path or not any(n.target is ew.attention.default for n in nodes):
@@ -43,16 +43,16 @@ def find_layers(program: Program) -> tuple[list[Layer], list[Rejection]]:
         if isinstance(layer, str):
             rejected.append(Rejection(nodes[0].name, path, layer))
         else:
-            found.append(layer)
-    return found, rejected
+            layers.append(layer)
+    return layers, rejected
 
 
 def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
-    own = set(nodes)
-    entering = {a for n in nodes for a in tensor_arguments(n) if a not in own and a.op == "call_function"}
+    members = set(nodes)
+    entering = {a for n in nodes for a in tensor_arguments(n) if a not in members and a.op == "call_function"}
     streams = []
-    for behind in (n for n in nodes if any(user not in own for user in n.users)):
-        used = _depends_on(behind, own)
+    for behind in (n for n in nodes if any(user not in members for user in n.users)):
+        used = _depends_on(behind, members)
         shape = program.shape(behind) if isinstance(behind.meta["val"], torch.Tensor) else None
         before = [a for a in entering & used if program.shape(a) == shape]
         if not before and not any(n.target is ew.attention.default for n in used):
@@ -68,14 +68,14 @@ def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
 
 def _depends_on(node: Node, own: set[Node]) -> set[Node]:
     """All that a value is made of, within some nodes and at their border."""
-    found, waiting = {node}, [node]
+    dependencies, waiting = {node}, [node]
     while waiting:
         for argument in waiting.pop().all_input_nodes:
-            if argument not in found:
-                found.add(argument)
+            if argument not in dependencies:
+                dependencies.add(argument)
                 if argument in own:
                     waiting.append(argument)
-    return found
+    return dependencies
 
 
 class LeavingOut:

@@ -90,14 +90,14 @@ def kept_channels(network: FeedForward, pruning: Pruning) -> int:
     share, step = pruning.share("channels", network.path), step_of(network, pruning)
     if not share:
         return network.width
-    kept = min(network.width, round(network.width * (1 - share) / step) * step)
-    if not kept:
+    width = min(network.width, round(network.width * (1 - share) / step) * step)
+    if not width:
         raise PassError(
             f"prune.channels: a share of {share:g} leaves {network.path} none of its {network.width} channels, "
             f"which go {step} at a time",
             hint=f"Remove a share of {1 - step / network.width:.3g} at most.",
         )
-    return kept
+    return width
 
 
 def _working(network: FeedForward) -> int:

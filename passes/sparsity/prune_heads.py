@@ -47,9 +47,9 @@ class PruneHeads(Pass):
         pruning = context.pruning
         if pruning is None or not pruning.wants("heads"):
             return PassResult()
-        found, rejected = attention_heads(program)
-        pruning.check_matched("heads", [h.path for h in found])
-        splits = {h: possible_splits(h, pruning) for h in found if pruning.share("heads", h.path)}
+        all_heads, rejected = attention_heads(program)
+        pruning.check_matched("heads", [h.path for h in all_heads])
+        splits = {h: possible_splits(h, pruning) for h in all_heads if pruning.share("heads", h.path)}
         chosen = [h for h, options in splits.items() if options]
         for heads in splits.keys() - set(chosen):
             counts = ", ".join(map(str, possible_counts(heads, pruning)))
@@ -91,15 +91,15 @@ def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
     Raises PassError if the recipe leaves none.
     """
     share = pruning.share("heads", heads.path)
-    wanted = heads.queries * (1 - share)
+    target = heads.queries * (1 - share)
     counts = possible_counts(heads, pruning)
-    if wanted < counts[0] / 2:
+    if target < counts[0] / 2:
         raise PassError(
             f"prune.heads: a share of {share:g} leaves {heads.path} none of its {heads.queries} heads; {counts[0]} can "
             "be left at the least",
             hint=f"Remove a share of {1 - counts[0] / heads.queries:.3g} at most.",
         )
-    nearest = min(reversed(counts), key=lambda count: abs(count - wanted))
+    nearest = min(reversed(counts), key=lambda count: abs(count - target))
     if nearest == heads.queries:
         return []
     return [s for s in _splits(heads, pruning) if s.groups * s.each == nearest]
@@ -170,11 +170,11 @@ def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
     """Chooses the heads that go of every group that is left, the cheapest first, until each has so many; heads of
     groups that are gone compensate for nothing."""
-    kept = heads.columns([h for m in left for h in m])
-    own, columns = moments.of_some(kept), weight[:, kept]
+    columns_left = heads.columns([h for m in left for h in m])
+    moments_left, columns = moments.of_some(columns_left), weight[:, columns_left]
     size, count = heads.value_size, len(left[0])
     gone: list[int] = []
     for number, group in enumerate(left):
         blocks = [list(range((number * count + i) * size, (number * count + i + 1) * size)) for i in range(count)]
-        gone += [group[i] for i in eliminate_blocks(own, columns, blocks, count - each, CHOICE_DAMPING)]
+        gone += [group[i] for i in eliminate_blocks(moments_left, columns, blocks, count - each, CHOICE_DAMPING)]
     return gone

@@ -82,8 +82,8 @@ class SelectSparsityMask(Pass):
         sweep = _Sweep(program, context, result, len(first))
         targets: dict[Node, Look] = {n: sweep.look for nodes in by_weight.values() for n in nodes}
         walk(program, targets, sequences)
-        for weight, kept in sweep.kept.items():
-            _replace(program, weight, kept)
+        for weight, sparse in sweep.kept.items():
+            _replace(program, weight, sparse)
         return result
 
 
@@ -141,24 +141,24 @@ class _Sweep:
             where = join_where(node.meta[WHERE])
             self._context.progress(len(self.kept), self._total, where)
             self.kept[weight] = self._choose(node, where, x.reshape(-1, x.shape[-1]), args[1].float())
-        kept = self.kept[weight].evaluate().float()
-        return finish_linear(torch.nn.functional.linear(x, kept, bias), *args[3:])
+        sparse_weight = self.kept[weight].evaluate().float()
+        return finish_linear(torch.nn.functional.linear(x, sparse_weight, bias), *args[3:])
 
     def _choose(self, node: Node, where: str, x: torch.Tensor, value: torch.Tensor) -> WeightExpr:
         expr = _expression(self._program, _weight(node))
-        kept: WeightExpr
+        sparse: WeightExpr
         if self._context.formats.sparsify != "sparsegpt":
             norms = x.square().sum(0).sqrt()[None]  # [1, K]
-            kept = TwoOfFour(expr, Factors("input norms", norms))
+            sparse = TwoOfFour(expr, Factors("input norms", norms))
         else:
-            kept = self._sparsegpt(expr, x, value, node.meta[FORMAT])
+            sparse = self._sparsegpt(expr, x, value, node.meta[FORMAT])
         sample = x[:: -(-len(x) // MEASURED) or 1]
         exact = sample @ value.t()
         by_magnitude = torch.where(best_two(value.abs()), value, 0.0)
-        for name, other in ((ERROR, kept.evaluate().float()), (MAGNITUDE_ERROR, by_magnitude)):
+        for name, other in ((ERROR, sparse.evaluate().float()), (MAGNITUDE_ERROR, by_magnitude)):
             error = (sample @ (other - value).t()).norm() / exact.norm().clamp(min=1e-30)
             self._result.metrics.append(Metric(where, name, float(error)))
-        return kept
+        return sparse
 
     def _sparsegpt(self, expr: WeightExpr, x: torch.Tensor, value: torch.Tensor, wanted: WeightFormat) -> WeightExpr:
         hessian = Hessian(x.shape[1])

@@ -47,12 +47,12 @@ def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor,
 
     Raises PassError if the weight is too large for float16 scales.
     """
-    kept = sparsegpt(weight, factor)
+    pruned = sparsegpt(weight, factor)
     if code_format.bits == 4:
         importance = hessian.diagonal() / (hessian.diagonal().mean() or 1.0)
-        scales, _ = choose_scales(kept, importance, code_format)
+        scales, _ = choose_scales(pruned, importance, code_format)
     else:
-        scales = _scales_of_8_bits(kept, code_format.group_size)
+        scales = _scales_of_8_bits(pruned, code_format.group_size)
     values = _sweep(weight, factor, scales, code_format).to(torch.int8)
     if code_format.bits == 4 and len(hessian) <= MOST_TO_REFIT:
         scales, _ = refit_scales(weight, hessian, values, scales, None, factor.damping)
@@ -84,13 +84,13 @@ def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, co
         stop = min(start + _BLOCK, len(columns))
         block = columns[start:stop]
         errors = torch.empty_like(block)
-        kept = torch.empty(0)
+        mask = torch.empty(0)
         for i, column in enumerate(block):
             at = start + i
             if i % QUAD == 0:
                 four = block[i : i + QUAD] / upper.diagonal()[at : at + QUAD, None]  # [4, N]
-                kept = best_two(four.abs().t()).t()
-            chosen = torch.where(kept[i % QUAD], column, 0.0)
+                mask = best_two(four.abs().t()).t()
+            chosen = torch.where(mask[i % QUAD], column, 0.0)
             value = chosen
             if by_group is not None:
                 scale = by_group[int(order[at]) // code_format.group_size if code_format.group_size else 0]
