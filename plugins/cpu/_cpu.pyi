@@ -85,10 +85,10 @@ class OffloadError(RuntimeError):
     args: tuple[str, int, int]
 
 class Exchange:
-    """What the ranks of a model share; each meets the others by its own, or, as threads, by one that they share."""
+    """The channel through which a model's ranks exchange values; each rank has its own, or threads share one."""
 
 class ThreadRanks:
-    """What ranks share that are threads of this process."""
+    """The shared state of ranks that are threads of this process."""
 
     def __init__(self, ranks: int) -> None: ...
     def abandon(self, problem: str) -> None:
@@ -129,7 +129,7 @@ class Executor:
     def arena_bytes(self) -> int: ...
     @property
     def ring_pairs(self) -> list[int]:
-        """What each rank has attended to, in (token, split of 512 keys) of a layer; empty where keys aren't divided."""
+        """The work of each rank in attention, in (token, split of 512 keys) of a layer; [] if keys aren't divided."""
 
     def run(
         self,
@@ -151,13 +151,13 @@ class Executor:
         """
 
 def isas() -> list[str]:
-    """What this processor can run, best first."""
+    """Returns the instruction sets that this processor can run, best first."""
 
 def ops() -> list[str]:
     """The ops that programs may have; ``step_costs.OPS`` lists them too."""
 
 def layout_depths() -> dict[str, int]:
-    """How many values along K lie side by side in each layout; ``panel_layouts.DEPTHS`` has them too."""
+    """Returns the number of adjacent values along K in each layout; ``panel_layouts.DEPTHS`` has them too."""
 
 PANEL: int
 """Rows of a panel, as ``panel_layouts.PANEL``."""
@@ -196,13 +196,13 @@ class RankLink(Exchange):
     def fd(self) -> int: ...
     @property
     def problem(self) -> str:
-        """What ``abandon`` was told; "" for nothing."""
+        """The reason passed to ``abandon``; "" if there was none."""
     @property
     def progress(self) -> list[int]:
         """By rank, a number that changes whenever the rank gets further."""
     @property
     def sleeps(self) -> bool:
-        """Whether this rank waits for others, and has done so for longer than ``spin``."""
+        """True if this rank is waiting for others, and has been for longer than ``spin``."""
     def caches(self, rank: int) -> npt.NDArray[np.uint8]:
         """The memory of a rank's KV caches: keys, then values of each layer, each from a multiple of CACHE_ALIGN."""
     def meet(self) -> None:
@@ -211,7 +211,7 @@ class RankLink(Exchange):
         """Waits until the others are through with the last step. Of rank 0, as ``post`` and ``stop``."""
     def post(self, executor: Executor, arrays: _Arrays) -> None: ...
     def begin_step(self) -> None:
-        """Where several may be in flight: rank 0 runs the next that it posted. ValueError if there is none."""
+        """Runs the next step that rank 0 posted, if several may be in flight. Raises ValueError if there is none."""
     def stop(self) -> None: ...
     def release(self) -> None:
         """Gives the memory back to the system; what was in it is zero from now on."""

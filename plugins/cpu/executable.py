@@ -46,7 +46,8 @@ TUNABLES: Mapping[str, int] = {
     "split_tiles": 1 << 20,
     "spin_microseconds": 1_000_000,
 }
-"""What ``CpuProgram`` takes as ``tuning``, and the most that each may be; plugins/cpu/tuning.h has what they mean."""
+"""The settings that ``CpuProgram`` takes as ``tuning``, each with its largest value; plugins/cpu/tuning.h explains
+them."""
 
 _PROBES = (1, 1, 1), (1, 29, 1), (2, 7, 3), (5, 1, 5)
 """Requests, tokens of each and rows of steps that ``check_memory`` lays out: sizes whose T, B and R tell each other
@@ -139,7 +140,8 @@ class CpuProgram:
 
     @property
     def ring_pairs(self) -> list[int]:
-        """What each rank has attended to where ranks divide keys, in (token, split of 512 keys) of a layer, by rank."""
+        """The work of each rank in attention where ranks divide keys: numbers of (token, split of 512 keys) of a
+        layer."""
         return self._executor.ring_pairs
 
     @property
@@ -157,7 +159,7 @@ class CpuProgram:
 
     @property
     def expert_rows(self) -> dict[str, list[int]]:
-        """How many rows each expert has been given since the program was made, by the module of the layer."""
+        """The rows that each expert has computed since the program was opened, by the layer's module."""
         return {self.lowered.steps[step].where: rows for step, rows in _cpu.expert_rows(self._executor).items()}
 
     def run(self, step: StepInput) -> StepOutput:
@@ -317,7 +319,7 @@ def _executor(
 
 
 def logprobs_wanted(sampling: SamplingBatch | None) -> int:
-    """As C++ takes it: -1 for none."""
+    """Returns the number of log-probabilities for C++: -1 for none."""
     return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
 
 

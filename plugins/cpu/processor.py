@@ -1,4 +1,4 @@
-"""What the processor calls itself, and its instructions."""
+"""Reads the processor's name and its instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself, or its architecture where the system doesn't say."""
+    """Returns the processor's name, or its architecture if the system doesn't know the name."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
     except OSError:
@@ -17,7 +17,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """What instructions the processor has, as Linux calls them; none where the system doesn't say."""
+    """Returns the processor's instruction-set flags, as Linux names them; () if the system doesn't list them."""
     try:
         found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
     except OSError:

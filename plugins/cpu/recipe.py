@@ -10,11 +10,12 @@ from ..ranks.recipe import known_partitions
 
 
 class CpuOptions(Section):
-    """What the target cpu is given.
+    """The recipe's options for the target cpu.
 
     Attributes:
-        partitions: that the model must be fit for, such as "tensor=2" or "tensor=2,pipeline=2": an export of one that
-            can't be cut so is an error. Ranks cut the program when they open the bundle, in these ways and any other.
+        partitions: partitions that the model must allow, such as "tensor=2" or "tensor=2,pipeline=2": an export of a
+            model that can't be cut so is an error. Ranks cut the program when they open the bundle, in these ways and
+            any other.
     """
 
     partitions: tuple[str, ...] = ()

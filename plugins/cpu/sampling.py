@@ -54,12 +54,12 @@ class RowSampler:
     def of_drawn(
         self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
     ) -> StepOutput:
-        """What ``sample`` gives, of tokens [R] that were drawn elsewhere.
+        """Returns the result of ``sample`` for tokens [R] that were drawn elsewhere.
 
         Args:
-            logits: [R, V] that they were drawn from; they may be left out where neither they nor logprobs are wanted.
+            logits: [R, V] that they were drawn from; may be None if neither they nor logprobs are requested.
 
-        Raises RequestError for logprobs that there aren't.
+        Raises RequestError if logprobs are requested that can't be computed.
         """
         output = StepOutput(tokens=tokens, outputs=as_outputs(logits if return_logits else None))
         if sampling.logprobs is None:

@@ -1,4 +1,4 @@
-"""Where the steps of a program spend their time, added up over any number of runs; free of torch."""
+"""Adds up the time of a program's steps over any number of runs; free of torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StepProfile:
         return sum(float(r.seconds.sum()) for r in self._runs.values())
 
     def by_op(self) -> list[StepTotal]:
-        """Those that took longest first."""
+        """Returns the totals by op, those that took longest first."""
         return self.totals(lambda step: step.op)
 
     def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:

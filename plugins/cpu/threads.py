@@ -1,4 +1,4 @@
-"""How many threads this process may use, and which cores ranks share out among them."""
+"""Finds the number of threads that this process may use, and the cores that ranks share out."""
 
 from __future__ import annotations
 

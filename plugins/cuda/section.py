@@ -16,15 +16,15 @@ from ..gpu.tiles import code_for, number_of
 
 
 class CudaSection(Record, frozen=True, kw_only=True):
-    """What a bundle says of the target beside its program.json.
+    """The target's section in a bundle's manifest, besides its program.json.
 
     Attributes:
-        compute_capabilities: of the GPUs that there are kernels for, such as "9.0". See ``kernels_for`` for others.
-        dtype: of activations, and of weights and caches that have no other format.
-        requests: most of a step.
-        chunk: most tokens of a step.
+        compute_capabilities: the capabilities of GPUs with kernels, such as "9.0". See ``kernels_for`` for others.
+        dtype: the type of activations, and of weights and caches that have no other format.
+        requests: the most requests of a step.
+        chunk: the most tokens of a step.
         partitions: ways to cut the model, such as "tensor=2", for whose ranks there are kernels.
-        assemblers: capability -> the CUDA whose assembler made its machine code, such as "13.4", where that is known.
+        assemblers: capability -> the CUDA whose assembler made its machine code, such as "13.4", if it is known.
     """
 
     compute_capabilities: Annotated[tuple[Capability, ...], Meta(min_length=1)]

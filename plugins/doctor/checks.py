@@ -1,4 +1,4 @@
-"""What is in the way of a target on a machine, as all targets' checks say it, and what several of them look at."""
+"""Findings that prevent a target from running on a machine, and checks that several targets share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .machine import Machine
 
 
 def is_older(found: str, smallest: str) -> bool:
-    """Whether the release ``found`` came before the release ``smallest``."""
+    """Returns True if the release ``found`` came before the release ``smallest``."""
     return _numbers(found) < _numbers(smallest)
 
 
@@ -79,7 +79,7 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is in the way of a target on a machine, and what it runs on, or would."""
+    """A target's problems on a machine, and the devices that it runs on, or would."""
 
     problems: tuple[Problem, ...] = ()
     on: tuple[str, ...] = ()
@@ -90,7 +90,8 @@ Check = Callable[[Machine, TargetManifest | None], Checked]
 
 
 def torch_problems(machine: Machine, extra: str) -> list[Problem]:
-    """What is in the way of PyTorch on a GPU, apart from the GPU. ``extra``: of enginewright, that installs it."""
+    """Returns the problems of PyTorch on a GPU, apart from the GPU's. ``extra``: the extra of enginewright that
+    installs it."""
     torch, built_for = machine.packages.get("torch"), machine.torch_cuda
     if torch is None:
         hint = f"Install a build of PyTorch with CUDA: pip install 'enginewright[{extra}]', or see pytorch.org"

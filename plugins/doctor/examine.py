@@ -1,4 +1,5 @@
-"""What of a bundle a machine can run, and why not the rest: ``optimize doctor``. Free of torch.
+"""Finds the parts of a bundle that a machine can run, and why it can't run the rest: ``optimize doctor``. Free of
+torch.
 
 The checks are those that executors make when they open a target; here all are made, and nothing is opened.
 """
@@ -24,14 +25,14 @@ Verdict = Literal["runs", "needs-build", "can't"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about a target.
+    """The verdict on a target.
 
     Attributes:
         target: its name.
         verdict: "runs" here; "needs-build": it can be finished here, and then runs; or it "can't".
-        reasons: all that is in the way; nothing where it runs.
-        todo: what to do about each.
-        on: what it runs on, or would; what else is worth knowing.
+        reasons: all problems; () if it runs.
+        todo: the remedy for each problem.
+        on: the devices that it runs on, or would; and further notes.
     """
 
     target: str
@@ -49,7 +50,7 @@ class Examination:
     findings: tuple[Finding, ...]
 
     def succeeds(self, named: Sequence[str] = ()) -> bool:
-        """Whether a target runs here; of ``named`` ones, whether all do."""
+        """Returns True if a target runs here; if targets are ``named``, True if all of them do."""
         running = {finding.target for finding in self.findings if finding.verdict == "runs"}
         return set(named) <= running if named else bool(running)
 
@@ -100,7 +101,7 @@ def _finding(machine: Machine, bundle: Bundle | None, name: str) -> Finding:
 
 
 def _checked(name: str, machine: Machine, target: TargetManifest | None) -> Checked:
-    """What a target's package says that it needs; nothing where it doesn't say."""
+    """Runs the check of a target's package; a package without one has no problems."""
     check: Check = getattr(part(name, "serve.doctor"), "check", lambda machine, target: Checked())
     return check(machine, target)
 

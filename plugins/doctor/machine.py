@@ -1,4 +1,4 @@
-"""What a machine has that targets run on: processor, memory, GPUs, and libraries with their versions.
+"""Reads the parts of a machine that targets depend on: processor, memory, GPUs, and libraries with their versions.
 
 Nothing heavy is loaded: versions are read from what pip wrote, and GPUs are found through the driver's own libraries.
 A target's own ``serve.doctor`` says what else it looks at: ``look(problems)`` gives fields of ``Machine``.
@@ -24,37 +24,37 @@ from ..gpu.cuda_driver import InstalledGpu, load_cuda
 PACKAGES = (
     *("enginewright", "jaxlib", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm"),
 )
-"""That targets run on, by the name that Python imports."""
+"""The packages that targets run on, by the name that Python imports."""
 
 _NVML = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is.
+    """A machine's hardware and software, as far as targets depend on it.
 
     Attributes:
-        system: such as "Linux x86_64".
-        processor: as it calls itself.
-        features: its instructions, as Linux calls them; none where it doesn't say.
-        instruction_sets: of the cpu target's kernels, those that this processor runs, best first; none if the
+        system: the operating system and architecture, such as "Linux x86_64".
+        processor: its name.
+        features: its instruction-set flags, as Linux names them; () if they aren't listed.
+        instruction_sets: instruction sets of the cpu target's kernels that this processor runs, best first; () if the
             extension module can't be loaded.
-        cores: that this process may use.
-        memory_bytes, free_bytes: all, and what may still be taken.
+        cores: the number of cores that this process may use.
+        memory_bytes, free_bytes: bytes of memory, and those still free.
         python: its version.
         packages: name -> version of those of ``PACKAGES`` that are installed, and of IREE's runtime ("iree").
-        providers: onnxruntime's.
-        onnx_operators: whether the library of our operators for onnxruntime is there.
-        xla_handlers: whether that of our handlers for XLA is.
-        pjrt_plugins: jaxlib's, that are installed beside its CPU client.
-        cuda_of: package -> the major version of CUDA that it was built for, where the name of what pip installed
-            has it (tensorrt_cu13).
-        torch_cuda: the CUDA that torch was built for; "" where it wasn't, or isn't there.
-        driver: version of NVIDIA's driver; "" where there is none.
-        cuda: the newest CUDA that it runs.
-        gpus: NVIDIA's.
-        gpu_problem: why there are none; "" where there are.
-        problems: package -> why it doesn't load, for those that were tried.
+        providers: the execution providers of onnxruntime.
+        onnx_operators: True if the library of our operators for onnxruntime is there.
+        xla_handlers: True if the library of our handlers for XLA is there.
+        pjrt_plugins: plugins of jaxlib that are installed besides its CPU client.
+        cuda_of: package -> the major version of CUDA that it was built for, if the name of the installed package has it
+            (tensorrt_cu13).
+        torch_cuda: the CUDA that torch was built for; "" if it has none, or isn't installed.
+        driver: version of NVIDIA's driver; "" if there is none.
+        cuda: the newest CUDA that the driver runs.
+        gpus: NVIDIA's GPUs.
+        gpu_problem: the reason why there are none; "" if there are.
+        problems: package -> the reason why it doesn't load, for those that were tried.
     """
 
     system: str

@@ -1,4 +1,4 @@
-"""What an emitter is: it brings a program into the form of one target and writes it into a bundle."""
+"""The interface of emitters: an emitter brings a program into the form of one target and writes it into a bundle."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def unrecorded(report: EngineReport) -> None:
 
 @dataclass(frozen=True)
 class EmitOptions:
-    """What a target may be given beside the program.
+    """The inputs of an emitter besides the program.
 
     Attributes:
         engines: the recipe's [engines].
-        context_length: the longest request of the bundle; 0 if it isn't known.
-        buckets: fixed sizes of steps. Who writes them to ``buckets.plan_path`` is served steps that are padded to them.
-        record: called with each engine that is built.
+        context_length: the longest request of the bundle, in tokens; 0 if it isn't known.
+        buckets: fixed sizes of steps. An emitter that writes them to ``buckets.plan_path`` gets steps padded to them.
+        record: a function that is called with each engine that is built.
         sections: tables of the recipe that are for one target alone.
     """
 

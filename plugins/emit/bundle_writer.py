@@ -190,7 +190,7 @@ class BundleWriter:
 
     @property
     def folder(self) -> Path:
-        """Where the bundle is until it is published; once it is complete, it can be opened there."""
+        """The folder of the bundle until it is published; once it is complete, it can be opened there."""
         return self._folder
 
     def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:

@@ -48,15 +48,15 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What ``optimize build`` built.
+    """The result of `optimize build`.
 
     Attributes:
-        built: false if the target was ready, and was left alone.
-        gpu: that the engines run on.
-        library, version: what built them, which has to run them.
+        built: False if the target was ready, and was left alone.
+        gpu: the GPU that the engines run on.
+        library, version: the library that built them; the same version has to run them.
         engines: file -> bytes.
-        scratch: file -> bytes of GPU memory that the engine needs while it runs, beside weights and caches.
-        copies: files of engines whose memory is large enough for a copy of a cache: TensorRT put copies in.
+        scratch: file -> bytes of GPU memory that the engine needs while it runs, besides weights and caches.
+        copies: files of engines whose memory is large enough for a copy of a cache, which TensorRT may have added.
     """
 
     path: str

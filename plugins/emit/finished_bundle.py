@@ -1,4 +1,4 @@
-"""What is done to a bundle that is finished: its files are hashed, a target gets further ones, its manifest changes."""
+"""Changes a finished bundle: its files are hashed, a target gets further ones, its manifest is replaced."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .weights import add_weight
 
 
 def with_own_names(lowering: Lowering, target: str) -> Lowering:
-    """The same with weights named NAME.TARGET: other targets may store them in other forms. Bytes that are the same
+    """Returns a lowering with weights named NAME.TARGET, since other targets may store them in other forms. Equal bytes
     are stored once, whatever their names."""
 
     def own(name: str) -> str:

@@ -48,12 +48,12 @@ def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
 
 
 def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:
-    """Where a weight's rows come from, as the weights index has it."""
+    """Returns the origins of a weight's rows, as the weights index has them."""
     return tuple(part_rows(part) for part in expr.parts(0))
 
 
 def part_rows(part: Part) -> SourceRows:
-    """The same of one part."""
+    """Returns the origin of the rows of one part."""
     return SourceRows(source=part.source, rows=(part.start, part.stop), axis=part.axis, mixed=part.mixed)
 
 

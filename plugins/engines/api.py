@@ -1,4 +1,4 @@
-"""What is called of TensorRT and TensorRT-RTX, which have the same Python interface: as protocols, without either."""
+"""Protocols of TensorRT and TensorRT-RTX, which have the same Python interface; neither is imported."""
 
 from __future__ import annotations
 

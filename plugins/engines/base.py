@@ -1,4 +1,4 @@
-"""What executors of TensorRT engines have in common, whatever their steps are like."""
+"""The shared parts of executors of TensorRT engines, whatever their steps are like."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadedEngines(Protocol):
     """Engines with their memory on a GPU."""
 
     def describe(self) -> dict[str, str | int]:
-        """What is worth knowing of how they ran, by name; "graph_launches" is how many steps were a graph's."""
+        """Returns notes on how they ran, by name; "graph_launches" is the number of steps that were a graph's."""
 
     def close(self) -> None:
         """Destroys graphs, contexts and engines, in this order; memory is freed afterwards."""
@@ -33,14 +33,14 @@ E = TypeVar("E", bound=LoadedEngines)
 
 
 class EngineExecutor(ABC, Generic[E]):
-    """See ``executors.base.Executor``. Everything that touches the GPU runs on a thread of its own.
+    """An executor of TensorRT engines. Everything that touches the GPU runs on a thread of its own.
 
     A subclass calls ``_start`` once it knows what ``load`` needs.
 
     Args:
-        section: of the target's manifest.
+        section: the section of the target's manifest.
         target: the target's name.
-        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+        threads: threads of the sampler on the CPU; 0 takes one for each core.
 
     Raises:
         MissingDependencyError: the library is missing.
@@ -114,7 +114,7 @@ class EngineExecutor(ABC, Generic[E]):
 
 
 def engine_section(bundle: Bundle, target: str) -> TensorRtSection:
-    """What a ready target's manifest says of its engines. Raises BundleError if that is nothing, or there are none."""
+    """Returns the engines' section of a ready target's manifest. Raises BundleError without one, or without engines."""
     section = bundle.target(target).section(TensorRtSection)
     if section is None or not section.engines:
         raise BundleError(f"{bundle.path}: target {target!r} has no engines", hint="Export the bundle again.")

@@ -135,7 +135,7 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What puts a step on the stream, when it is called, and the contexts that run it."""
+    """A function that puts a step on the stream, and the contexts that run the step."""
 
     run: Callable[[], None]
     contexts: tuple[Context, ...]
@@ -145,7 +145,7 @@ class StepWork:
 
     @property
     def capturable(self) -> bool:
-        """Whether a graph can be made of it now, as far as the library says."""
+        """True if a graph can be made of it now, as far as the library says."""
         return all(context.capturable for context in self.contexts)
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class StepWork:
 
 
 class PackedProgram(HoldsSteps, Protocol):
-    """What computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
+    """A program that computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
         """The sizes to pad to. Raises RequestError for a step that no profile holds."""
@@ -164,10 +164,10 @@ class PackedProgram(HoldsSteps, Protocol):
         """Rows of logits that it gives at once, in the profile of ``shape``."""
 
     def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
-        """What puts a step of these sizes on the stream: now, or, to ``keep`` for a graph, at any time."""
+        """Returns the work of a step of these sizes, to be run now or, with ``keep`` (for a graph), at any time."""
 
     def describe(self) -> dict[str, str | int]:
-        """What is worth knowing of its engines."""
+        """Returns notes on its engines, by name."""
 
     def close(self) -> None:
         """Destroys contexts and engines, but for what was kept: before the memory that they use is freed."""
@@ -175,7 +175,7 @@ class PackedProgram(HoldsSteps, Protocol):
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found for a step's rows, as they come: [R] and [R, V], None where nobody wants them."""
+    """Results of a step's rows, filled as they come: [R] and [R, V]; None if nobody wants them."""
 
     tokens: Int32Array | None
     logits: FloatArray | None
@@ -242,7 +242,7 @@ class PackedSteps:
         return self._sampler.sample(found.logits, step.sampling, return_logits=step.wants_logits)
 
     def describe(self) -> dict[str, str | int]:
-        """What is worth knowing, by name."""
+        """Returns notes for people, by name."""
         found: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
         found |= self._program.describe()
         return found | ({"not_captured": self.not_captured} if self.not_captured else {})
@@ -293,7 +293,7 @@ class PackedSteps:
             start += max(len(rows), 1)
 
     def _take(self, rows: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found) -> None:
-        """What the stream gives of these rows of the step."""
+        """Fills in the results of these rows of the step from the stream."""
         if found.tokens is not None:
             assert sampling is not None and self._gpu_sampler.sampler is not None
             own = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)

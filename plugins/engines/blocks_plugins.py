@@ -49,7 +49,7 @@ def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
 
 
 def caps_of(profiles: Sequence[PagedProfile]) -> ExecutorCaps:
-    """What a scheduler may plan: steps in which prompts have room."""
+    """Returns the limits for a scheduler: steps in which prompts have room."""
     tokens = max(profile.T[2] for profile in profiles if profile.phase == "prefill")
     return ExecutorCaps(max_tokens=tokens, max_requests=max(profile.B[2] for profile in profiles), shared_blocks=True)
 
@@ -61,16 +61,16 @@ def limits_of(profiles: Sequence[PagedProfile]) -> StepLimits:
 
 
 class PagedEngines:
-    """See ``tensorrt_blocks.PackedProgram``.
+    """Engines in the paged form. Implements `block_runs.PackedProgram`.
 
     Args:
-        engines: loaded.
-        profiles: of each.
-        section: what they take and give.
-        memory: of all steps, with its cache groups.
+        engines: loaded engines.
+        profiles: the profile of each.
+        section: their inputs and outputs.
+        memory: the memory of all steps, with its cache groups.
 
     Raises:
-        BundleError: an engine takes or gives something else than ``section`` says.
+        BundleError: an engine's inputs or outputs differ from ``section``.
         CapacityError: there is no memory for what engines need while they run.
     """
 

@@ -25,17 +25,17 @@ from .segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, Segme
 
 
 class SegmentProgram:
-    """See ``tensorrt_blocks.PackedProgram``.
+    """Engines of segments, with kernels between them. Implements `block_runs.PackedProgram`.
 
     Args:
-        bundle: with the weights.
+        bundle: the bundle with the weights.
         target: the target's name.
-        schedule: of the target.
+        schedule: the target's schedule.
         engines: segment -> its engine, loaded.
-        memory: of all steps, with the schedule's cache groups.
+        memory: the memory of all steps, with the schedule's cache groups.
 
     Raises:
-        BundleError: an engine isn't what the schedule says, or a kernel can't be read.
+        BundleError: an engine differs from the schedule, or a kernel can't be read.
         CapacityError: there is no memory for weights and activations.
     """
 

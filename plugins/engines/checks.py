@@ -1,4 +1,4 @@
-"""What a TensorRT engine needs of a machine, compared with what is there: before anything of TensorRT is called.
+"""Compares the needs of a TensorRT engine with a machine, before anything of TensorRT is called.
 
 TensorRT itself says "plugin not found", or nothing, where a library, a driver or a GPU is not the right one.
 """
@@ -89,7 +89,7 @@ def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem |
 
 
 def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: PagedProfile) -> bool:
-    """Whether an engine's own memory has room for a copy of a cache.
+    """Returns True if an engine's own memory has room for a copy of a cache.
 
     TensorRT may insert copies of what is aliased. Activations are far smaller than a cache of as many blocks as the
     profile allows (4 million by default), so that the engine's ``device_memory_size_v2`` tells.

@@ -1,4 +1,4 @@
-"""What targets of TensorRT's engines need of a machine."""
+"""Checks whether a machine can run targets of TensorRT's engines."""
 
 from __future__ import annotations
 

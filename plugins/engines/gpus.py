@@ -23,10 +23,10 @@ def check_kernels(capabilities: Sequence[str]) -> None:
 
 
 CUDA_DEFAULT = ("8.0", "9.0", "10.0", "12.0")
-"""What the cuda target's kernels are compiled for by default: code for 8.0 runs on 8.6 and 8.9 too."""
+"""The compute capabilities of the cuda target's kernels by default: code for 8.0 runs on 8.6 and 8.9 too."""
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")
-"""What engines are built for by default: Ampere, Ada and Blackwell. More of them make no larger engine."""
+"""The compute capabilities of engines by default: Ampere, Ada and Blackwell. More of them make no larger engine."""
 
 
 def check_suited(capabilities: Sequence[str]) -> None:

@@ -109,7 +109,8 @@ class Library:
         return f": {text[:_MOST_SAID]}" if text else ""
 
     def context_config(self, engine: EngineApi, *, captured: bool = False) -> Any:
-        """How contexts of an engine are made: their memory is ours, and TensorRT-RTX captures graphs by itself.
+        """Returns the configuration of an engine's contexts: their memory is ours, and TensorRT-RTX captures graphs by
+        itself.
 
         RTX compiles kernels for a shape while a general one runs already, so that it alone knows when to capture. What
         we capture together with other things has its kernels compiled before it runs.
@@ -136,12 +137,12 @@ class Library:
 
     @property
     def captures_itself(self) -> bool:
-        """Whether the library makes CUDA graphs of what runs."""
+        """True if the library makes CUDA graphs of runs."""
         return hasattr(self._module, "CudaGraphStrategy")
 
     @property
     def tells_capturable(self) -> bool:
-        """Whether a context says if a graph can be made of it."""
+        """True if a context knows whether a graph can be made of it."""
         return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:
@@ -204,7 +205,7 @@ class Engine:
 
     @property
     def runtime_cache(self) -> str:
-        """Whether compiled kernels were found, for people; "" where the library keeps none."""
+        """A note for people on whether compiled kernels were found; "" if the library keeps none."""
         return "" if self._cache is None else self._cache.state
 
     def close(self) -> None:
@@ -233,7 +234,7 @@ class Context:
 
     @property
     def capturable(self) -> bool:
-        """Whether a graph can be made of a run, as far as the library says: TensorRT-RTX compiles as it runs."""
+        """True if a graph can be made of a run, as far as the library says: TensorRT-RTX compiles as it runs."""
         check = getattr(self._api, "is_stream_capturable", None)
         return check is None or bool(check(self._device.stream))
 
@@ -268,7 +269,7 @@ class Context:
 
 
 def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
-    """What is worth knowing of them, by name."""
+    """Returns notes on engines, by name."""
     caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
     found: dict[str, str | int] = {
         "contexts": sum(engine.contexts for engine in engines),
@@ -310,7 +311,8 @@ def open_library(section: TensorRtSection, where: str) -> Library:
 
 
 def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Whether an engine takes and gives what its manifest says. Inputs of ``optional`` may have been dropped.
+    """Checks that an engine's inputs and outputs are those of its manifest. Inputs of ``optional`` may have been
+    dropped.
 
     Raises BundleError naming what is missing and what is too much.
     """

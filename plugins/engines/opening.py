@@ -1,4 +1,4 @@
-"""How targets of TensorRT's engines are opened, whichever form their engines have."""
+"""Opens targets of TensorRT's engines, whichever form their engines have."""
 
 from __future__ import annotations
 

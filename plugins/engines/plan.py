@@ -38,12 +38,12 @@ _AGAIN = "Copy the bundle again, or export it again."
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """What a plan says of itself.
+    """The header of a plan.
 
     Attributes:
-        bytes: of the whole file.
-        version: of the library that built it, such as "1.7.1.116"; it has to be run by the same.
-        compute_capabilities: of the GPUs that it runs on, such as "8.9", in rising order.
+        bytes: the size of the whole file.
+        version: the version of the library that built it, such as "1.7.1.116"; the same has to run it.
+        compute_capabilities: capabilities of the GPUs that it runs on, such as "8.9", in rising order.
     """
 
     bytes: int

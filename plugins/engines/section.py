@@ -51,7 +51,7 @@ class ProfileSection(Record, frozen=True, kw_only=True):
         check_ranges(B=self.B, S=self.S, R=self.R)
 
     def holds(self, requests: int, tokens: int, rows: int) -> bool:
-        """Whether a step of these sizes runs in it."""
+        """Returns True if a step of these sizes runs in it."""
         return all(a <= n <= c for n, (a, _, c) in ((requests, self.B), (tokens, self.S), (rows, self.R)))
 
 

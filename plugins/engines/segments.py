@@ -42,7 +42,7 @@ LOGITS = "logits"
 """The buffer [R, V] of 32-bit floats that a step leaves its result in."""
 
 STEP_INPUTS = ("ids", "positions", "rows")
-"""What segments read of a ``contracts.StepInput``: i32 [T], [T] and [R]."""
+"""The arrays of a ``contracts.StepInput`` that segments read: i32 [T], [T] and [R]."""
 
 TensorDtype = Literal["f32", "f16", "bf16", "fp8", "i64", "i32", "i8", "i4", "u8", "bool"]
 """fp8 is e4m3; of i4 two values are in a byte, the first in its low half, and of such weights that an engine takes for
@@ -127,7 +127,7 @@ class SegmentProfile(Record, frozen=True, kw_only=True):
         check_ranges(T=self.T, R=self.R)
 
     def holds(self, tokens: int, rows: int) -> bool:
-        """Whether a step of these sizes runs in it."""
+        """Returns True if a step of these sizes runs in it."""
         return self.T[0] <= tokens <= self.T[2] and self.R[0] <= rows <= self.R[2]
 
 
@@ -318,7 +318,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
 
 
 def segments_path(target: str) -> str:
-    """Where a target's schedule is in the bundle."""
+    """Returns the path of a target's schedule in the bundle."""
     return f"{target_folder(target)}/{SEGMENTS_FILE}"
 
 

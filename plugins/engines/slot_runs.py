@@ -43,13 +43,13 @@ scratch memory."""
 
 @dataclass(frozen=True)
 class Shape:
-    """What a run is bound to; equal ones share a graph.
+    """The sizes that a run is bound to; runs with equal ones share a graph.
 
     Attributes:
-        choice: what runs it.
+        choice: the engine and profile that run it.
         first: its first slot.
         batch, length: [B, S] of its tokens.
-        rows: of logits.
+        rows: rows of logits.
     """
 
     choice: Choice
@@ -128,7 +128,7 @@ class EngineSlots:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens can be drawn here."""
+        """True if tokens can be drawn here."""
         return self._sampler.sampler is not None
 
     @property
@@ -137,7 +137,7 @@ class EngineSlots:
         return () if self._sampler.sampler is None else self._sampler.sampler.lacks
 
     def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
-        """See ``slot_steps.Draws``; where there is a sampler."""
+        """Draws the tokens of a run. Implements `slot_steps.Draws`, if there is a sampler."""
         assert self._sampler.sampler is not None
         tokens = np.empty(len(run.wanted), np.int32)
         found = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
@@ -173,7 +173,7 @@ class EngineSlots:
             self._device.zero(cache.address, cache.row_bytes * self._slots)
 
     def describe(self) -> dict[str, str | int]:
-        """See ``tensorrt_base.LoadedEngines``."""
+        """Returns notes on how the engines ran, by name."""
         return {
             "graph_launches": self.graph_launches,
             "sampling": self._sampler.where,

@@ -1,1 +1,2 @@
-"""What GPU targets share: Triton kernels, the CUDA driver, sampling. Only what needs Triton imports it, when needed."""
+"""The shared parts of GPU targets: Triton kernels, the CUDA driver, sampling. Triton is imported only where it is
+needed."""

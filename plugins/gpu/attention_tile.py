@@ -1,4 +1,4 @@
-"""What a program of the attention kernels does with one tile of queries: online softmax over a range of keys.
+"""Attention of one tile of queries, in a program of the attention kernels: online softmax over a range of keys.
 
 Keys are visited in tiles of KEYS at absolute positions, by online softmax (Milakov and Gimelshein, 2018,
 https://arxiv.org/abs/1805.02867) in base 2. C is what the kernel is compiled for, see ``AttentionConstants``.
@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """What a cache holds, in the queries' type, exactly but for float32 to 16 bits; without its scale, and of "e4m3"
+    """Converts a cache's codes to the queries' type, exactly but for float32 to 16 bits; without its scale, and "e4m3"
     divided by 256. Tensor cores take that: no factor has to be multiplied into each element."""
     if FORMAT == "e4m3":
         return e4m3_to_half(codes).to(DTYPE)
@@ -84,7 +84,7 @@ def _places(
     PAGES: tl.constexpr,
     CLAMP: tl.constexpr,
 ) -> tl.tensor:
-    """Where the keys from ``start`` on lie, int64 [KEYS] in [P*K]: in blocks a to d, or, of PAGES 0, in the table's."""
+    """Returns the places of keys from ``start`` on, int64 [KEYS] in [P*K]: by blocks a to d, or by table (PAGES 0)."""
     offset = tl.arange(0, KEYS)
     if PAGES == 0:
         key = start + offset

@@ -46,19 +46,19 @@ class DeviceArray:
     shape: tuple[int, ...]
 
     def stride(self, dim: int, /) -> int:
-        """See ``Operand``."""
+        """Returns the number of elements from one to the next along a dimension."""
         return int(np.prod(self.shape[dim + 1 :], dtype=np.int64))
 
     def data_ptr(self) -> int:
-        """See ``Operand``."""
+        """Returns its address."""
         return self.address
 
     def storage_offset(self) -> int:
-        """See ``Operand``; as if the array began at address 0."""
+        """Returns its offset in elements, as if the array began at address 0."""
         return self.address // self.dtype.itemsize
 
     def element_size(self) -> int:
-        """See ``Operand``."""
+        """Returns the bytes of an element."""
         return self.dtype.itemsize
 
 
@@ -70,7 +70,7 @@ _ALIGNMENT = 16
 
 
 def in_order(kernel: KernelName, given: Mapping[str, Argument]) -> dict[str, Argument]:
-    """What ``kernel`` takes of ``given``, as ``ARGUMENTS`` has it; None for what isn't there."""
+    """Returns the arguments that ``kernel`` takes, in the order of ``ARGUMENTS``; None for missing ones."""
     return {name: given.get(name) for name in ARGUMENTS[kernel]}
 
 
@@ -93,7 +93,7 @@ class Call:
     stages: int = 1
 
     def spec(self, capability: int) -> KernelSpec:
-        """What the kernel is compiled for. The same for calls that differ in sizes alone."""
+        """Returns the specification that the kernel is compiled for; equal for calls that differ in sizes alone."""
         typed, loose = [], []
         for name, value in self.arguments.items():
             if isinstance(value, int):

@@ -27,7 +27,7 @@ def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
 
 
 CUBIN, PTX = "machine code", "PTX"
-"""What a driver loads: code for one GPU, or what it translates itself."""
+"""The two kinds of code that a driver loads: for one GPU, or for translation by the driver itself."""
 
 
 def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[int, str]:
@@ -135,7 +135,7 @@ class CarriedKernels:
         return self._device.launcher(self._loaded[stem], *sizes, arguments)
 
     def _kernel(self, call: Call) -> CompiledKernel:
-        """What the bundle has for a call, read once."""
+        """Returns the bundle's kernel for a call, which is read once."""
         stem = call.spec(self._capability).stem
         if stem not in self._read:
             self._read[stem] = read_by_stem(self._folder, stem)

@@ -125,7 +125,7 @@ class GpuSampler:
         self._device.upload(self._lists.address, lists)
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """See ``SamplingMemory``."""
+        """Allocates a zeroed array on the device, for `SamplingMemory`."""
         of = np.dtype(dtype)
         nbytes = of.itemsize * int(np.prod(shape, dtype=np.int64))
         address = self._device.allocate(nbytes)

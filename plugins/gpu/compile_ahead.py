@@ -63,7 +63,7 @@ class CompiledKernel:
         return self.spec.warps * THREADS_OF_WARP
 
     def constant(self, name: str) -> Constant:
-        """What the kernel was compiled with; KeyError for a name that it lacks."""
+        """Returns a constant that the kernel was compiled with. Raises KeyError for an unknown name."""
         return dict(self.spec.constants)[name]
 
 
@@ -134,7 +134,7 @@ def _version() -> str:
 
 
 def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
-    """What Triton makes of a kernel, with the last two of its steps ours."""
+    """Compiles a kernel by Triton, with its last two stages replaced by ours."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -248,7 +248,7 @@ def spec_document(spec: KernelSpec) -> dict[str, Any]:
 
 
 def spec_of(document: Any) -> KernelSpec:
-    """What ``spec_document`` made, or a kernel's metadata, was made for."""
+    """Returns the specification that ``spec_document`` wrote, or that is in a kernel's metadata."""
     return KernelSpec(
         kernel=document["kernel"],
         capability=document["capability"],

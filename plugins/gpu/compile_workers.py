@@ -155,7 +155,7 @@ class _Worker:
                     pipe.close()
 
     def _ended(self, spec: KernelSpec) -> EnginewrightError:
-        """What to say of a process that ended without an answer."""
+        """Returns the error for a process that ended without an answer."""
         status = self._child.wait()
         what = f"{spec.kernel} for compute capability {spec.capability}: the process that compiles it"
         if status == -signal.SIGKILL:

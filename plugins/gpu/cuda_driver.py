@@ -98,7 +98,7 @@ class Device(Protocol):
         """Waits for the stream."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """What ``work`` puts on the stream, as a graph; it isn't run."""
+        """Returns the work that ``work`` puts on the stream as a graph, without running it."""
 
     def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
         """A kernel of a cubin, that uses so many bytes of shared memory."""
@@ -111,7 +111,7 @@ class Device(Protocol):
     def launcher(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> Callable[[], None]:
-        """What does that again and again with these arguments, which are put together once."""
+        """Returns a function that launches a kernel with these arguments, which are packed once."""
 
     def enter(self) -> None:
         """Makes its context the calling thread's."""

@@ -1,4 +1,5 @@
-"""Whether a process can still use its GPU: after some errors of CUDA every later call fails, until the process ends."""
+"""Checks that a process can still use its GPU: after some errors of CUDA every later call fails until the process
+ends."""
 
 from __future__ import annotations
 

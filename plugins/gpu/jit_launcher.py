@@ -31,7 +31,7 @@ class JitLauncher:
         self._capability, self._interpreted = capability, interpreted
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """See ``TileOf``."""
+        """Returns the tile for a shape."""
         return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
 
     def resident(self, call: Call) -> int:
@@ -39,7 +39,7 @@ class JitLauncher:
         return 4
 
     def bind(self, call: Call) -> Callable[[], object]:
-        """What runs a call, at any time."""
+        """Returns a function that runs a call, at any time."""
         interpret_bfloat16()
         function: Any = kernel_function(call.kernel)[call.grid]
         constants = taken_constants(call.kernel, call.constants)
@@ -49,7 +49,7 @@ class JitLauncher:
 
 @cache
 def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
-    """See ``choose_tile``; the interpreter takes any."""
+    """Returns the tile for a shape: any for the interpreter, otherwise that of ``choose_tile``."""
     if interpreted:
         return next(attention_tiles(shape.tile_case(decode=decode), gpu_of(capability)))
     return choose_tile(shape, capability, decode=decode)

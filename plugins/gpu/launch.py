@@ -149,7 +149,8 @@ def decode_work(
     split_keys: int = SPLIT_KEYS,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What there is to attend to in a step of one token a request: int32, how many parts, then (request, part) of each.
+    """Lists the work of attention in a step of one token a request: int32, the number of parts, then (request, part) of
+    each.
 
     Made on the device, so that one CUDA graph does for all contexts: ``blocks`` is the room of a request in the table.
     All layers of one window share it. ``out``: int32, of ``work_size`` integers or more.

@@ -21,7 +21,7 @@ def _finite(logits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _penalized(logits: tl.tensor, penalty: tl.tensor) -> tl.tensor:
-    """What can't be drawn from stays so."""
+    """Penalizes logits; those that can't be drawn stay so."""
     y = _finite(tl.where(logits < 0, logits * penalty, logits / penalty))
     return tl.where((tl.abs(logits) == float("inf")) | (logits != logits), logits, y)
 

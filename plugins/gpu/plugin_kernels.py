@@ -25,7 +25,7 @@ TACTICS = 1
 
 @dataclass(frozen=True)
 class Launch(Generic[Number]):
-    """How a kernel is launched; ``integers`` are its arguments between inputs and outputs."""
+    """The launch of a kernel; ``integers`` are its arguments between inputs and outputs."""
 
     grid: tuple[Number | int, Number | int, Number | int]
     threads: int

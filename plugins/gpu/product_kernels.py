@@ -237,7 +237,7 @@ def unpack_kernel(
     WIDTH: tl.constexpr,
     BY_GROUP: tl.constexpr,
 ) -> None:
-    """What a weight [N, K] stands for -> out [N, K], rounded to its type.
+    """Dequantizes a weight [N, K] -> out [N, K], rounded to its type.
 
     Grid (tiles of ROWS rows, tiles of WIDTH columns). The other names are those of ``product_kernel``.
     """

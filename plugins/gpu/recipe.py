@@ -27,24 +27,24 @@ def known_gpus(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class EnginesSection(Section):
-    """What the targets that build engines do; others leave it alone.
+    """The recipe's options for targets that build engines; others ignore them.
 
     Attributes:
-        gpus: compute capabilities; none: what a target has as its default.
-        form: of the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
-        dtype: of activations and caches, and of weights that have no other format; None: bf16 for the target cuda, f16
-            for the others.
-        offsets: of int4 with an offset for each group: "keep" computes with them, "requantize" makes other integers of
-            the weight, without offsets; "refuse" is an error.
-        context: most tokens of a request with its answer, which slots are made for; None: the model's context.
-        requests: most of a decode step; None: what buckets have, or 16.
-        prompts: most of a step of prompts; None: 4.
-        chunk: most tokens of a prompt in a step; None: what buckets have, or 512.
-        caches: of the target tensorrt: how engines write into them. "aliased" declares it to TensorRT, which may insert
-            copies; "ordered" hides it, and attention waits for a result of the write.
-        blocks: of the target tensorrt: most blocks of a cache; None: 4,194,304, which fill any GPU.
-        partitions: of the target cuda: ways to cut a model, such as "tensor=2", for whose ranks there are kernels too.
-        large_tiles: of the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
+        gpus: compute capabilities; () for the target's default.
+        form: for the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
+        dtype: the type of activations and caches, and of weights that have no other format; None for bf16 in the target
+            cuda, f16 in the others.
+        offsets: the treatment of int4 with an offset for each group: "keep" computes with them, "requantize" makes
+            other integers of the weight, without offsets; "refuse" is an error.
+        context: most tokens of a request with its answer, which slots are made for; None for the model's context.
+        requests: most requests of a decode step; None for the buckets' most, or 16.
+        prompts: most prompts of a step; None for 4.
+        chunk: most tokens of a prompt in a step; None for the buckets' most, or 512.
+        caches: for the target tensorrt: how engines write into caches. "aliased" declares it to TensorRT, which may
+            insert copies; "ordered" hides it, and attention waits for a result of the write.
+        blocks: for the target tensorrt: most blocks of a cache; None for 4,194,304, which fill any GPU.
+        partitions: for the target cuda: ways to cut a model, such as "tensor=2", for whose ranks there are kernels too.
+        large_tiles: for the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
             memory, which TensorRT may refuse to launch.
     """
 

@@ -42,7 +42,7 @@ are the same."""
 
 
 def missing_kernels(folder: Path, capability: int) -> tuple[SamplingKernel, ...]:
-    """Those that a bundle's folder doesn't have for a GPU since it is older than they are."""
+    """Returns the kernels that a bundle's folder lacks for a GPU, since it is older than they are."""
     return tuple(kernel for kernel in _CARRIED_LATER if not any(folder.glob(f"{kernel}-sm{capability}-*.json")))
 
 
@@ -52,7 +52,8 @@ def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
 
 
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Where arrays of so many words begin that are uploaded as one, at multiples of 16 bytes, and how many it has."""
+    """Returns the starts, in words, of arrays of these lengths that are uploaded as one, at multiples of 16 bytes, and
+    its length."""
     found, at = {}, 0
     for name, length in lengths.items():
         found[name] = at
@@ -124,7 +125,7 @@ _LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="see
 
 
 def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-    """Where each list's tokens begin among the packed ones."""
+    """Returns the start of each list's tokens among the packed ones."""
     found, at = {}, 0
     for start, names in _LISTS.items():
         found[start] = at
@@ -133,7 +134,7 @@ def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
 
 
 def drawing_of(sampling: SamplingBatch) -> Drawing:
-    """What the rows ask for."""
+    """Returns the options of sampling that the rows use."""
     random = sampling.temperature > 0
     return Drawing(
         penalties=sampling.repetition_penalty is not None and sampling.seen is not None and len(sampling.seen) > 0,

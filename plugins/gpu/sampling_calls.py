@@ -20,7 +20,7 @@ _PASSES, _NEAREST_PASSES = 8, 12
 
 @dataclass(frozen=True)
 class Drawing:
-    """What the rows of a step ask for; what none asks for isn't launched.
+    """The options of sampling that the rows of a step use; kernels of unused ones aren't launched.
 
     Attributes:
         penalties: some row has a repetition penalty.
@@ -42,7 +42,7 @@ class Drawing:
 
 
 class SamplingMemory(Generic[Memory]):
-    """What the kernels leave for one another, for up to ``rows`` rows of ``vocab`` tokens.
+    """The memory that the sampling kernels share, for up to ``rows`` rows of ``vocab`` tokens.
 
     ``new`` makes memory of a shape, and of a type by the name that numpy and torch have for it.
     """

@@ -80,7 +80,7 @@ def choose_largest_kernel(
 def _kept(
     logits: tl.tensor, token: tl.tensor, cut_keys: tl.tensor, cut_tokens: tl.tensor, row: tl.tensor, CUTS: tl.constexpr
 ) -> tl.tensor:
-    """Whether tokens come no later than each of the first CUTS cuts of the row; cuts are [2, R]."""
+    """Returns True for tokens that come no later than each of the first CUTS cuts of the row; cuts are [2, R]."""
     key = key_of(logits)
     keep = key >= 0
     rows = tl.num_programs(0)
@@ -132,8 +132,8 @@ def range_after(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """What a pass found, [R, C, 16] counts and weights -> the new beginning of the key, tokens and weight above it, and
-    how many tokens lie in that range."""
+    """Turns a pass's results, [R, C, 16] counts and weights, into the new beginning of the key, the tokens and the
+    weight above it, and the number of tokens in that range."""
     piece = tl.arange(0, ROOM)
     which = tl.arange(0, 16)
     at = (row * C + piece)[:, None] * 16 + which[None, :]
@@ -167,7 +167,7 @@ def _wanted(
     C: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """How many tokens, or how much weight, a row keeps, float64."""
+    """Returns the number of tokens, or the weight, that a row keeps, float64."""
     if BY_WEIGHT:
         piece = tl.arange(0, ROOM)
         total = tl.sum(tl.load(sums + row * C + piece, mask=piece < C, other=0.0), axis=0)

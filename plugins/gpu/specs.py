@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: arguments, constants and grid, for launching and for compiling ahead. Without Triton.
+"""The specifications of kernels: arguments, constants and grid, for launching and for compiling ahead. Without Triton.
 
 Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they may be TensorRT's symbolic shapes too.
 """
@@ -111,7 +111,7 @@ class AttentionShape:
 
     @property
     def quantized(self) -> bool:
-        """Whether the cache has scales."""
+        """True if the cache has scales."""
         return self.cache not in get_args(FloatType)
 
     @property
@@ -125,7 +125,7 @@ class AttentionShape:
         return max(width_of(self.head_size), width_of(self.value_size))
 
     def tile_case(self, *, decode: bool) -> TileCase:
-        """What its tile is chosen for: for decoding, or for prompts."""
+        """Returns the case that its tile is chosen for: decoding, or prompts."""
         return TileCase(max(self.head_size, self.value_size), self.group, self.dtype, self.cache, decode)
 
 
@@ -174,7 +174,7 @@ def write_format(cache: CacheFormat) -> str:
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """What code of attention is compiled for, by the names that specs have. Its kernels take all of it as one: C."""
+    """The constants of attention kernels, by the names that specs have. A kernel takes all of them as one: C."""
 
     Q_HEADS: int
     KV_HEADS: int
@@ -334,7 +334,7 @@ def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_
 
 
 def aligned(floats: int) -> int:
-    """So many floats, and as many more as make a multiple of 16 bytes."""
+    """Rounds a number of floats up to a multiple of 16 bytes."""
     return -(-floats // 4) * 4
 
 

@@ -83,7 +83,7 @@ class Stored:
 
 
 def laid_by_group(weight: Stored) -> Stored:
-    """The same weight in the order in which products read it fastest, if it has whole groups of a multiple of 32."""
+    """Returns a weight in the order in which products read it fastest, if it has whole groups of a multiple of 32."""
     scales, group = weight.scales, weight.group
     if weight.by_group or scales is None or not group or group % 32:
         return weight
@@ -221,7 +221,7 @@ def work_call(
     split_keys: int = SPLIT_KEYS,
     q_start: torch.Tensor | None = None,
 ) -> Call:
-    """What there is to attend to in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``).
+    """Lists the work of attention in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``).
 
     With ``q_start`` [B + 1]: of those requests that have one token.
     """
@@ -368,7 +368,7 @@ def product_call(
 
 
 def unpack_call(weight: Stored, out: torch.Tensor, gpu: GpuLimits) -> Call:
-    """What a weight [N, K] stands for -> out [N, K], rounded to its type."""
+    """Dequantizes a weight [N, K] -> out [N, K], rounded to its type."""
     values, form = weight.read(gpu)
     rows, depth = out.shape
     width = min(power_of_2(depth), 256)
@@ -399,9 +399,10 @@ def split_product_calls(
     activation: str = "",
     tile: ProductTile | None = None,
 ) -> list[Call]:
-    """As ``product_call`` for one weight, with K in parts where few rows would keep few multiprocessors busy.
+    """Returns the calls of ``product_call`` for one weight, with K in parts if few rows would keep few multiprocessors
+    busy.
 
-    Parts are added in their order, but other than in one piece: a result's last bits hang on how many rows there are.
+    Parts are added in their order, so that a result's last bits depend on the number of rows.
     ``scratch``: float32, ``split_scratch`` of them.
     """
     (rows, depth), columns = x.shape, out.shape[1]

@@ -14,7 +14,7 @@ from .cache_kernels import e4m3_to_half, store_heads
 
 @triton.jit
 def stored_to_float(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """What a weight holds, without its scale, as float32: "float", "int8", "fp8" (of that type) or "e4m3" (bytes)."""
+    """Converts a weight's codes to float32, without its scale: "float", "int8", "fp8" (its type) or "e4m3" (bytes)."""
     return e4m3_to_half(codes).to(tl.float32) * 256.0 if FORMAT == "e4m3" else codes.to(tl.float32)
 
 
@@ -69,7 +69,7 @@ def embedding_kernel(
 
 @triton.jit
 def _row_at(row: tl.tensor, INNER: tl.constexpr, OUTER_STRIDE: tl.constexpr, STRIDE: tl.constexpr) -> tl.tensor:
-    """Where row ``row`` of [.., INNER, C] begins."""
+    """Returns the offset at which row ``row`` of [.., INNER, C] begins."""
     return (row // INNER) * OUTER_STRIDE + (row % INNER) * STRIDE
 
 

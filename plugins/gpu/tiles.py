@@ -1,4 +1,4 @@
-"""How big a kernel's tiles are, by GPU, type and head size; what a GPU can do. Plain numbers: Triton isn't needed.
+"""The sizes of a kernel's tiles, by GPU, type and head size, and the limits of GPUs. Plain numbers, without Triton.
 
 ``shared_memory`` is the most that one thread block may use, in bytes: table "Technical Specifications per Compute
 Capability" of the CUDA C++ Programming Guide.
@@ -83,7 +83,7 @@ _BOUND_FROM = 90
 
 
 def machine_code_runs(made_for: int, on: int) -> bool:
-    """Whether a cubin for one capability runs on a GPU of another: of the same major number, and not an older one."""
+    """Returns True if a cubin for one capability runs on another: of the same major number, and not an older one."""
     return made_for == on or (made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on)
 
 
@@ -99,7 +99,7 @@ def code_for(on: int, made_for: Iterable[int]) -> int | None:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program of the attention kernel works on.
+    """The tile of a program of the attention kernel.
 
     ``queries`` tokens of a request with all heads of a group, in ``rows`` rows of a product (a power of 2), meet
     ``keys`` keys at a time.
@@ -129,13 +129,14 @@ def decode_rows(group: int) -> int:
 
 @dataclass(frozen=True)
 class TileCase:
-    """What a tile is chosen for.
+    """The case that a tile is chosen for.
 
     Attributes:
-        head_size: of the wider of keys and values.
+        head_size: the wider of the sizes of keys and values.
         group: query heads of a key/value head.
-        dtype: of the queries.
-        decode: steps of one token a request.
+        dtype: the type of the queries.
+        cache: the format of the cache.
+        decode: True for steps of one token a request.
     """
 
     head_size: int
@@ -146,7 +147,7 @@ class TileCase:
 
 
 def looks_ahead(tile: Tile, gpu: GpuLimits) -> bool:
-    """Whether the kernel looks blocks up a step before it copies their keys, so that copies may be several steps ahead.
+    """Returns True if the kernel looks up blocks a step before it copies their keys, so that copies may be steps ahead.
 
     Triton 3.9 fails at that where it has the tensor cores of 10.0 multiply.
     """
@@ -205,10 +206,10 @@ def _halves(most: int, least: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ProductTile:
-    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time.
+    """The tile of one program of the product: its rows and columns, and ``depth`` along K at a time.
 
-    ``swap``: as the transpose of weight @ x^T. ``programs``: K is cut where there are much fewer; 0: it never is.
-    ``rounded``: of weights that are rounded to the type of x.
+    ``swap``: computed as the transpose of weight @ x^T. ``programs``: K is cut if there are far fewer programs; 0:
+    never. ``rounded``: for weights that are rounded to the type of x.
     """
 
     rows: int
@@ -278,7 +279,7 @@ def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile
 
 
 PRODUCT_ROWS = sorted({tile.rows for tiles in NARROW_PRODUCTS.values() for tile in tiles})
-"""How many rows a product may have that is summed in parts, at most: one number for each tile."""
+"""The most rows of a product that is summed in parts: one number for each tile."""
 
 _LEAST_PART = 512
 """The least elements along K that one program of a product sums."""
@@ -299,7 +300,7 @@ def part_of_product(
 
 
 def tiles_file(capability: int) -> Path:
-    """Where the tiles that were measured on a GPU are: a line of JSON for each case."""
+    """Returns the path of a GPU's measured tiles: a line of JSON for each case."""
     return Path(__file__).with_name(f"tiles_sm{capability}.jsonl")
 
 
@@ -311,7 +312,7 @@ def measured_tiles(capability: int) -> dict[TileCase, Tile]:
 
 
 def read_tiles(path: Path) -> dict[TileCase, Tile]:
-    """What ``write_tiles`` wrote. Raises TargetError, with the line, for what isn't that."""
+    """Reads the file of ``write_tiles``. Raises TargetError, with the line, for anything else."""
     found = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -83,7 +83,7 @@ def _group_query(program: Program, node: Node) -> GroupQuery | str:
 
 
 def _is_own(write: object) -> bool:
-    """Whether one attention alone reads both caches that a call has written."""
+    """Returns True if one attention alone reads both caches that a call has written."""
     if not isinstance(write, Node) or write.target is not ew.kv_write.default:
         return False
     readers = {reader for cache in write.users for reader in cache.users}
@@ -91,7 +91,8 @@ def _is_own(write: object) -> bool:
 
 
 def _rotation(program: Program, q: Node, k: Node, size: int) -> tuple[Node | None, bool]:
-    """What q and k are both rotated by, if it is a table of a request's own places and of a size that is taken."""
+    """Returns the table that rotates both q and k, if it has a request's own positions and an allowed size, and its
+    order."""
     if q.target is not ew.rope.default or k.target is not ew.rope.default:
         return None, False
     first, second = bound_arguments(q), bound_arguments(k)

@@ -70,7 +70,8 @@ class LayoutBuilder(GraphBuilder):
     # ---- values
 
     def value(self, node: object) -> str:
-        """As of a standard file, [N, X], unless the call being emitted takes values as they lie."""
+        """Returns a value as [N, X], as in a standard file, unless the call being emitted takes values in their own
+        layout."""
         name = super().value(node)
         if not isinstance(node, Node) or node not in self.by_request or self._as_it_lies:
             return name
@@ -109,7 +110,7 @@ class LayoutBuilder(GraphBuilder):
         return made
 
     def _says_all(self, shape: str) -> bool:
-        """Whether a shape says every size by itself; a 0 says that it is the input's."""
+        """Returns True if a shape states every size by itself; a 0 would copy the input's size."""
         tensor = self.initializers.get(shape)
         return tensor is None or bool(np.all(numpy_helper.to_array(tensor)))
 

@@ -153,7 +153,7 @@ def graph_model(b: GraphBuilder) -> onnx.ModelProto:
 
 
 def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
-    """What a builder has collected, as a graph called ``name`` that takes ``inputs`` in this order."""
+    """Returns a builder's nodes as a graph called ``name`` that takes ``inputs`` in this order."""
     nodes = _live(b)  # first: it drops constants, too
     values = [b.inputs[given] for given in inputs]
     domains = sorted({"", *(node.domain for node in nodes)})
@@ -217,7 +217,7 @@ def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
 
 
 def _input_order(b: GraphBuilder) -> list[str]:
-    """Those of every model first, then masks, then caches by layer."""
+    """Returns the inputs in order: those of every model first, then masks, then caches by layer."""
     return sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
 
 

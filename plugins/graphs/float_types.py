@@ -29,7 +29,7 @@ _WIDE = frozenset(
     | {"ReduceSum", "ReduceMean", "ReduceMax"}
 )
 _NO_FLOATS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Shape"})
-"""What they give isn't a float, whatever they get."""
+"""The operators whose results aren't floats, whatever their inputs are."""
 
 
 def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], narrow: int) -> int | None:

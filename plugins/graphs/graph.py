@@ -97,7 +97,7 @@ class GraphBuilder:
     def ops(
         self, kind: str, inputs: Sequence[str], results: int, names: Sequence[str] = (), **attributes: Any
     ) -> tuple[str, ...]:
-        """The same with several results."""
+        """Adds a call of a standard operator with several results, and returns their names."""
         types: list[int] = []
         if self.floats != "f32":
             inputs, types = self._operands(kind, inputs)
@@ -112,7 +112,7 @@ class GraphBuilder:
         return outputs
 
     def once(self, key: object, make: Callable[[], str]) -> str:
-        """What ``make`` gives, made at the first call with this key."""
+        """Returns the result of ``make``, which runs at the first call with this key."""
         if key not in self._computed:
             self._computed[key] = make()
         return self._computed[key]
@@ -238,7 +238,7 @@ class GraphBuilder:
         return str(tensor.name)
 
     def _is_multiplied(self, node: Node) -> bool:
-        """Whether a weight is a matrix of products, or a table, and nothing else."""
+        """Returns True if a weight is a matrix of products, or a table, and nothing else."""
         return len(self.program.weights[str(node.target)].shape) > 1 and all(u.target in _PRODUCTS for u in node.users)
 
     def _integers_of(self, name: str) -> str:

@@ -44,7 +44,7 @@ def product(b: GraphBuilder, x: object, weight: Node) -> str:
 
 
 def finish(b: GraphBuilder, y: str, a: Mapping[str, Any]) -> str:
-    """What a linear's arguments say comes behind its product: bias, activation, residual."""
+    """Adds what a linear's arguments have after its product: bias, activation, residual."""
     if a["bias"] is not None:
         y = b.op("Add", y, b.cast(a["bias"], _F32))
     if a["activation"]:

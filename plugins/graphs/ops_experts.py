@@ -29,7 +29,7 @@ aten, ew = torch.ops.aten, torch.ops.ew
 _F32 = torch.float32
 _SAME = frozenset({*ELEMENTWISE, ew.gated_activation.default, operator.getitem, aten.alias.default, aten.clone.default})
 _ALONG_LAST = frozenset(ops_of("slice", "split"))
-"""What is the same to a spread value if it works along the last dimension, which these count from the end."""
+"""The ops that treat a spread value alike if they work along the last dimension, which they count from the end."""
 
 
 def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def _integers(bits: int, offsets: object) -> Stored:
 
 
 def _offset_product(b: GraphBuilder, x: str, a: Mapping[str, Any], rank: int) -> str | None:
-    """What offsets, if there are any, add to a product: x summed over each group [.., G], times them [.., G, N]."""
+    """Returns what offsets, if any, add to a product: x summed over each group [.., G], times them [.., G, N]."""
     if a["weight_offsets"] is None:
         return None
     groups = int(b.expressions(a["weight_offsets"])[-1])

@@ -1,4 +1,4 @@
-"""What routers are made of: softmax, the greatest few, gather and scatter."""
+"""Emits the ops of routers: softmax, top-k, gather and scatter."""
 
 from __future__ import annotations
 

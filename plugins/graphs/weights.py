@@ -24,11 +24,11 @@ from ..emit.weights import add_weight, numpy_of, part_rows
 from .float_types import FloatType
 
 Form = Literal["rows", "columns"]
-"""As the program has a weight, [.., N, K], or with its last two axes exchanged, as a product takes it: [.., K, N]."""
+"""The order of a weight's axes: the program's, [.., N, K], or with the last two exchanged for a product, [.., K, N]."""
 
 Stored = Literal["f32", "bf16", "f16", "fp8", "i8", "i4", "u4 less 8", "i4 pairs", "u4 pairs"]
-"""How the elements are stored. Those of 4 bits lie two in a byte, the first in its low half; as pairs they are the
-bytes u8 [.., K/2] to the graph, for operators that know no 4 bits. 0 .. 15 less 8 is i4: TensorRT has no u4."""
+"""The storage of elements. Those of 4 bits are two in a byte, the first in its low half; as pairs they are the bytes u8
+[.., K/2] to the graph, for operators without 4-bit types. 0 .. 15 less 8 is i4: TensorRT has no u4."""
 
 _DTYPES: Mapping[Stored, Dtype] = {"u4 less 8": "i4", "i4 pairs": "i4", "u4 pairs": "u4"}
 """The types of those that are not called as these are."""
@@ -84,7 +84,8 @@ class ExternalWeights:
         return self._tensors[key]
 
     def add_panels(self, name: str, expr: WeightExpr, packing: Packing) -> TensorProto:
-        """The same of a weight in the layout of the kernels. Those bytes are the cpu target's, if the bundle has it."""
+        """Returns the initializer of a weight in the kernels' layout. Its bytes are the cpu target's, if the bundle has
+        it."""
         label = f"{name}.{self._suffix}.panels"
         if label not in self._panels:
             use = WeightUse(name=label, dtype=packing.dtype, shape=expr.shape, layout=packing.layout)

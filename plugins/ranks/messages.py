@@ -50,16 +50,16 @@ class LostRanksError(Exception):
 
 
 class Mail:
-    """What ranks send each other.
+    """Messages between ranks.
 
     Args:
-        rank: this one.
-        machines: of each rank, its address.
+        rank: the number of this rank.
+        machines: the address of each rank's machine.
         timeout: seconds that it waits for a message.
 
     Attributes:
         moved: messages that this rank's programs have sent or received.
-        sent_bytes: of those.
+        sent_bytes: bytes of the sent ones.
     """
 
     def __init__(self, rank: int, machines: Sequence[str], timeout: float) -> None:
@@ -79,7 +79,7 @@ class Mail:
             self._group.close()
 
     def move(self, to: list[int], own: Bytes, sources: list[int], theirs: list[Bytes]) -> None:
-        """See ``_cpu.MessageExchange``. Raises SilentRankError."""
+        """Exchanges values with other ranks. Implements `_cpu.MessageExchange`. Raises SilentRankError."""
         self.moved += 1
         self.sent_bytes += len(to) * own.size
         received = [self._receive(array, source, _VALUES) for array, source in zip(theirs, sources, strict=True)]
@@ -152,7 +152,7 @@ class Mail:
 
 
 _HELLO = struct.Struct("<32sii")
-"""What begins a connection: the secret, the rank that connects, and the tag of what is sent over it."""
+"""The first bytes of a connection: the secret, the rank that connects, and the tag of what is sent over it."""
 
 
 class Connections:
@@ -326,7 +326,7 @@ def packed_step(groups: Sequence[str], step: StepInput, ports: Sequence[str] = (
 
 
 def unpacked_step(groups: Sequence[str], packed: Bytes, ports: Sequence[str] = ()) -> StepInput:
-    """What ``packed_step`` was given, without sampling and what is to be returned."""
+    """Returns the step that ``packed_step`` packed, without sampling and without the results to return."""
     numbers = packed.copy().view(np.int32)
     arrays, at = unpacked_words(numbers, port_names(groups, ports))
     count = 2 * len(groups)
@@ -349,7 +349,7 @@ def packed_copies(groups: Sequence[str], copies: Mapping[str, Int32Array]) -> By
 
 
 def unpacked_copies(groups: Sequence[str], packed: Bytes) -> dict[str, Int32Array]:
-    """What ``packed_copies`` was given."""
+    """Returns the copies that ``packed_copies`` packed."""
     numbers, at, found = packed.copy().view(np.int32), 0, dict[str, Int32Array]()
     for group in groups if packed.size else ():
         end = at + 1 + 2 * int(numbers[at])

@@ -33,7 +33,7 @@ from .records import RankReply, Report
 
 _LOOK_SECONDS = 0.25
 _REPORT_SECONDS = 3.0
-"""That a rank which seems lost has to say whom it waits for itself."""
+"""The time that a rank which seems lost has to report whom it waits for itself."""
 
 _ERRORS = {
     kind.__name__: kind for kind in (BundleError, CapacityError, MissingDependencyError, RequestError, TargetError)
@@ -41,7 +41,7 @@ _ERRORS = {
 
 
 class Places(Protocol):
-    """Where the ranks but the first live."""
+    """The places where the ranks except the first run."""
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -51,24 +51,24 @@ class Places(Protocol):
         """Has ``rank.serve_rank(address, rank, ...)`` run for each rank from 1 on."""
 
     def ended(self, rank: int) -> str:
-        """How a rank has ended, such as "was killed by SIGKILL"; "" while it runs."""
+        """Returns a description of how a rank has ended, such as "was killed by SIGKILL"; "" while it runs."""
 
     def close(self) -> None:
         """Ends them all; may be called again."""
 
 
 class OtherRanks:
-    """See the module.
+    """The ranks except the first, as rank 0 reaches them.
 
     Args:
         how: the partition, of as many ranks as there are places.
-        places: where ranks live; closed with this.
-        patience: seconds that a rank waits for what another one is to send.
+        places: the places where ranks run; closed with this.
+        patience: seconds that a rank waits for a message of another one.
 
     Attributes:
-        mail: what rank 0 and the others send each other, once they are ready.
-        store: what they joined by.
-        problem: how a rank was lost, or that this was closed; "" as long as all are there.
+        mail: messages between rank 0 and the others, once they are ready.
+        store: the store by which they joined.
+        problem: a description of how a rank was lost, or that this was closed; "" as long as all are there.
 
     Raises EnginewrightError if no port can be opened.
     """
@@ -212,7 +212,7 @@ class OtherRanks:
 
     @property
     def _several(self) -> bool:
-        """Whether they are on several machines."""
+        """True if they are on several machines."""
         return len(set(self._places.machines)) > 1
 
     @property

@@ -15,11 +15,11 @@ _LAST_BYTES, _LAST_LINES = 2000, 4
 
 
 class ProcessPlaces:
-    """See ``others.Places``: each rank is a process that runs a module, on this machine.
+    """Ranks as processes that run a module on this machine. Implements `others.Places`.
 
     Args:
-        module: what is run, with HOST:PORT and the rank's number.
-        ranks: how many there are, rank 0 included.
+        module: the module to run, with HOST:PORT and the rank's number.
+        ranks: the number of ranks, rank 0 included.
     """
 
     def __init__(self, module: str, ranks: int) -> None:
@@ -36,7 +36,7 @@ class ProcessPlaces:
         return [process.pid for process in self._processes]
 
     def start(self, address: str) -> None:
-        """See ``others.Places``. Raises CapacityError if one can't be started."""
+        """Starts the processes. Raises CapacityError if one can't be started."""
         for rank, errors in enumerate(self._errors, 1):
             command = [sys.executable, "-m", self._module, address, str(rank)]
             try:
@@ -50,7 +50,7 @@ class ProcessPlaces:
             self._processes.append(one)
 
     def ended(self, rank: int) -> str:
-        """See ``others.Places``."""
+        """Returns a description of how a rank has ended; "" while it runs."""
         process = self._processes[rank - 1]
         code = process.poll()
         if code is None:
@@ -58,7 +58,7 @@ class ProcessPlaces:
         return f"(process {process.pid}) {how_it_ended(code)}{last_lines(self._errors[rank - 1])}"
 
     def close(self) -> None:
-        """See ``others.Places``."""
+        """Kills the processes, and waits for them."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -72,7 +72,7 @@ def errors_of(rank: int) -> int:
 
 
 def how_it_ended(code: int) -> str:
-    """What a process's exit code says."""
+    """Describes a process's exit code."""
     try:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:  # a signal without a name

@@ -26,7 +26,7 @@ from .messages import LostRanksError, Mail, SilentRankError
 from .records import RankReply, Report
 
 START_SECONDS = 600.0
-"""That a rank may take to open its part."""
+"""The time that a rank may take to open its part."""
 
 GO, END = "go", "end"
 """Keys of the store: all are ready; rank 0 has ended."""
@@ -34,7 +34,7 @@ GO, END = "go", "end"
 _LOOK_SECONDS = 0.5
 
 Part = tuple[Mail, Callable[[TCPStore], None]]
-"""What a rank has opened: its mail, which isn't open yet, and what runs steps as they come, as long as it can."""
+"""A rank's opened part: its mail, which isn't open yet, and the function that runs steps until the rank ends."""
 
 
 def join(address: str, timeout: float = START_SECONDS) -> TCPStore:

@@ -1,4 +1,4 @@
-"""What recipes say of ranks."""
+"""Checks the partitions that recipes name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginewright.runtime.shared.errors import RequestError
 
 
 def known_partitions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The same. Raises ValueError for one that isn't a partition."""
+    """Returns the partitions unchanged. Raises ValueError for a text that isn't a partition."""
     for text in value:
         try:
             Partition.parse(text)

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they start and when they end. Free of torch."""
+"""Records that ranks exchange when they start and when they end. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enginewright.runtime.shared.records import Record
 
 
 class RankReply(Record, frozen=True, kw_only=True):
-    """What a rank says when it has opened its part: no ``problem``, or one, the name of its error, and what to do."""
+    """The reply of a rank that has opened its part: no ``problem``, or one, the name of its error, and a hint."""
 
     problem: str = ""
     kind: str = ""
@@ -32,7 +32,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def facts(bundle: Bundle, program: LoweredProgram, further: Mapping[str, str]) -> dict[str, str]:
-    """What a rank and rank 0 must agree on, under the names that an error says. ``program``: the rank's."""
+    """Returns the facts that a rank and rank 0 must agree on, by the names that errors use. ``program``: the rank's."""
     return {
         "version of Enginewright": metadata.version("enginewright"),
         **further,

@@ -13,11 +13,11 @@ from ..steps.x86_levels import LevelName, levels_in_order
 
 
 class StableHloOptions(Section):
-    """What the target stablehlo is given.
+    """The recipe's options for the target stablehlo.
 
     Attributes:
-        kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls.
-            None: all are compiled by XLA, and the modules run on other devices too.
+        kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls. None
+            if XLA compiles all, and the modules run on other devices too.
         iree: levels of x86-64 that IREE compiles them for ahead. Its runtime runs the best that the processor has.
         iree_cuda: compute capabilities of GPUs that IREE compiles them for, as files that nothing of ours runs.
     """

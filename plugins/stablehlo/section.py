@@ -65,7 +65,7 @@ class ModuleSection(Record, frozen=True, kw_only=True):
         return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
 
     def compiled(self, device: str) -> str:
-        """What IREE's compiler made of it for a device, a level of x86-64 or such as "sm_90"."""
+        """Returns the path of IREE's compiled module for a device, a level of x86-64 or a GPU such as "sm_90"."""
         return f"{IREE_FOLDER}/{device}/{self.name}.vmfb"
 
     @property
@@ -77,11 +77,11 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
 
 class IreeSection(Record, frozen=True, kw_only=True):
-    """What IREE's compiler made of every module.
+    """The modules that IREE compiled.
 
     Attributes:
-        version: of IREE, which made them and must run them.
-        levels: of x86-64 that they are compiled for, the plainest first.
+        version: the version of IREE that compiled them; the same must run them.
+        levels: levels of x86-64 that they are compiled for, the plainest first.
         cuda: compute capabilities that they are compiled for; nothing of ours runs those.
     """
 
@@ -91,18 +91,18 @@ class IreeSection(Record, frozen=True, kw_only=True):
 
 
 class StableHloSection(Record, frozen=True, kw_only=True):
-    """What runs a step.
+    """The modules of a target, and all that running a step needs.
 
     Attributes:
-        version: of StableHLO, that the modules are written for.
+        version: the version of StableHLO that the modules are written for.
         jaxlib: the version that compiled them when they were made.
-        modules: by phase and size.
-        caches: the layers' inputs "past", by name, in the order of the arguments.
-        weights: of the bundle, by name, in the order of the arguments.
-        cache_groups: in the program's order.
-        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        modules: modules by phase and size.
+        caches: names of the layers' inputs "past", in the order of the arguments.
+        weights: names of the bundle's weights, in the order of the arguments.
+        cache_groups: cache groups in the program's order.
+        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
         kernels: the functions of ours that modules call.
-        iree: the same modules compiled ahead by IREE, if they are.
+        iree: the same modules compiled ahead by IREE; None if they aren't.
     """
 
     version: str
@@ -124,12 +124,12 @@ class StableHloSection(Record, frozen=True, kw_only=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many places slots may have, rising; the last is their capacity."""
+        """The numbers of places that slots may have, rising; the last is their capacity."""
         return tuple(sorted({module.places for module in self.modules}))
 
     @property
     def in_blocks(self) -> bool:
-        """Whether attention is our kernels', and caches lie as it has them."""
+        """True if attention is our kernels', and caches have their layout."""
         return ATTENTION in self.kernels
 
     @property

@@ -85,20 +85,20 @@ class NarrowFile(Record, frozen=True, kw_only=True):
 
 
 class LinearIo(Record, frozen=True, kw_only=True):
-    """What runs a step in the linear form.
+    """The section of a target in the linear form: its files, and all that running a step needs.
 
     Attributes:
-        file: the standard variant's, by its path in the bundle; "" where it was made into engines and isn't kept.
-        opset: of the standard operators in it.
+        file: the standard variant's path in the bundle; "" if it was made into engines and isn't kept.
+        opset: the version of the standard operators in it.
         onnxruntime: the smallest version that runs it.
-        variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
+        variant: the kind of ``file``: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
             "kernels" those of the library ``plugins/onnx/kernels`` as well.
-        contrib, kernels: the variants beside a standard file, if they were asked for.
-        narrow: the variant of 16 bits beside it, if it was asked for.
-        accuracy_level: of products with weights of 4 bits, in onnxruntime (MatMulNBits): 1 multiplies floats, 4 rounds
-            activations to 8 bits, in the groups of the weight.
-        cache_groups: in the program's order.
-        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        contrib, kernels: the variants next to a standard file; None if they weren't requested.
+        narrow: the variant of 16 bits next to it; None if it wasn't requested.
+        accuracy_level: the level of products with weights of 4 bits in onnxruntime (MatMulNBits): 1 multiplies floats,
+            4 rounds activations to 8 bits, in the groups of the weight.
+        cache_groups: cache groups in the program's order.
+        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
     """
 
     file: str = MODEL_FILE
@@ -128,7 +128,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         return {"contrib": self.contrib, "kernels": self.kernels}
 
     def of_variant(self, variant: Variant) -> LinearIo:
-        """The same with the file of one of ``variants``."""
+        """Returns this section with the file of one of ``variants``."""
         if variant == self.variant:
             return self
         if self.narrow is not None and variant == self.narrow.dtype:

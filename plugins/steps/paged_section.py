@@ -49,21 +49,22 @@ class PagedProfile(Record, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {list(sizes)} isn't [least, best, most]")
 
     def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
-        """Whether a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
+        """Returns True if a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
         given = ((tokens, self.T), (requests, self.B), (rows, self.R), (blocks, self.M))
         return all(least <= n <= most for n, (least, _, most) in given)
 
 
 class PagedSection(Record, frozen=True, kw_only=True):
-    """What engines in the paged form are built from, and for which sizes.
+    """The section of a target in the paged form: the inputs of a build, and the sizes of steps.
 
     Attributes:
         library: the smallest version of TensorRT that can build them.
-        cache_groups: in the program's order; a ``dtype`` is that of the engines' caches.
-        profiles: one for each engine; engines have their ``phase``.
-        kernel_capabilities: of the GPUs that the target's kernels were compiled for: where it can be built.
+        cache_groups: cache groups in the program's order; a ``dtype`` is that of the engines' caches.
+        profiles: one profile for each engine; engines have their ``phase``.
+        kernel_capabilities: capabilities of the GPUs that the target's kernels were compiled for: it can be built
+            there.
         split_keys: keys of the parts that a decode step's contexts are split into.
-        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
         caches: how engines write into them: "aliased" has them as outputs, which are the memory of the inputs;
             "ordered" as inputs alone.
     """

@@ -1,4 +1,4 @@
-"""What ``optimize plan`` takes a program's steps to be, and what it asks of a target whose programs it plans.
+"""The interface of ``optimize plan``: the steps of a program, and the functions of a target that predict their time.
 
 The steps are counted by kind: layers repeat, so that a program of some hundred steps has a dozen kinds.
 """
@@ -72,14 +72,15 @@ class CountedSteps:
 
 @dataclass(frozen=True)
 class Shares:
-    """What is reached of a GPU's figures, and seconds that steps cost besides; devices.toml says where from.
+    """The shares of a GPU's figures that steps reach, and their fixed costs in seconds; devices.toml has the sources.
 
     Attributes:
-        bandwidth, compute: of what the memory and the cores do at most.
-        memory: that may be used.
+        bandwidth, compute: shares of the most that the memory and the cores do.
+        memory: the share that may be used.
         kernel: seconds of a step of the program that has hardly any work.
-        narrow: of ``compute``, what products with weights of fewer than 16 bits reach: they are dequantized on the way.
-        latency: seconds that a byte takes from memory to a multiprocessor; no more is read in them than is under way.
+        narrow: the share of ``compute`` that products with weights of fewer than 16 bits reach: they are dequantized on
+            the way.
+        latency: seconds that a byte takes from memory to a multiprocessor, which limits the bytes under way.
         between_steps: seconds of the engine for which the GPU waits.
     """
 
@@ -110,12 +111,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Device:
-    """Where steps are planned to run.
+    """The device on which steps are planned to run.
 
     Attributes:
-        gpu: None: on this machine's processor.
-        shares: of the GPU's figures that are reached.
-        threads: of this machine; 0 takes one for each core.
+        gpu: a GPU; None for this machine's processor.
+        shares: the shares of the GPU's figures that are reached.
+        threads: threads of this machine; 0 takes one for each core.
     """
 
     gpu: Gpu | None
@@ -137,7 +138,7 @@ class StepSeconds:
 
 
 class StepModel(Protocol):
-    """How long steps of one program take on one device."""
+    """A model of the time that steps of one program take on one device."""
 
     def seconds(self, sizes: StepSizes) -> float:
         """Predicts the seconds of a step of the engine."""
@@ -146,7 +147,7 @@ class StepModel(Protocol):
         """Predicts what of that isn't in kernels: the engine, between two steps."""
 
     def bound(self, sizes: StepSizes) -> str:
-        """What most of a step waits for."""
+        """Returns what most of a step waits for."""
 
 
 @dataclass(frozen=True)
@@ -177,15 +178,16 @@ def stored_formats(program: LoweredProgram) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Planning:
-    """How a target's programs are planned: what the module ``compile.plan`` of its package has as ``PLANNING``.
+    """The functions by which a target's programs are planned: ``PLANNING`` of its module ``compile.plan``.
 
     Attributes:
-        gpus: whether its programs run on GPUs; else on this machine's processor.
-        model: gives the times of a program's steps on a device; may measure, and then tells progress.
-        timed: the seconds of a step of one size, without what a model needs for all sizes.
-        formats: of a program, those that GPUs must have instructions for.
-        scratch: bytes of a step beside the program's arena: (program, requests, tokens of each) -> bytes.
-        meeting: measures the seconds of a meeting of so many ranks of one machine, which share memory.
+        gpus: True if its programs run on GPUs; False for this machine's processor.
+        model: a function for the times of a program's steps on a device; it may measure, and then reports progress.
+        timed: a function for the seconds of a step of one size, without what a model needs for all sizes.
+        formats: a function for a program's formats that GPUs must have instructions for.
+        scratch: bytes of a step besides the program's arena: (program, requests, tokens of each) -> bytes.
+        meeting: measures the seconds of a meeting of a number of ranks of one machine, which share memory; None if
+            there are no ranks.
     """
 
     gpus: bool

@@ -44,7 +44,8 @@ class Draws(Protocol):
     """Slots whose tokens can be drawn where their logits are."""
 
     def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
-        """What follows the wanted tokens of a run, [R], and their logits if asked for; options are the step's."""
+        """Draws the tokens after the wanted ones of a run, [R]. Returns them, and their logits if requested; options
+        are the step's."""
 
 
 class SlotSteps:

@@ -1,4 +1,4 @@
-"""What ``optimize tune`` times of a target's program: a few steps, with some choices and with others, in turn.
+"""Times a few steps of a target's program for ``optimize tune``, with some choices and with others, in alternation.
 
 A target that can be tuned has the module ``compile.tune`` in its package, and in it the function ``tune``: see
 ``Tune``.
@@ -38,7 +38,7 @@ _SEED = 20261120
 
 
 class Tuned(Protocol):
-    """What was found."""
+    """A result of tuning."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -106,14 +106,14 @@ def cases_of(context: int) -> tuple[Case, ...]:
 
 
 class Timed(Protocol):
-    """What is compared."""
+    """A program with some choices, whose steps are timed."""
 
     def time(self, case: int) -> float:
         """Seconds of a step of a case."""
 
 
 def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
-    """How often a step is run to take so long."""
+    """Returns how often a step is run in that time, at least once."""
     run()  # brings the weights into memory, and finds places for what is computed
     start = time.perf_counter()
     run()
@@ -164,7 +164,7 @@ def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dic
 
 
 def worth(gains: Iterable[float]) -> bool:
-    """Whether a choice is faster on average, and nowhere much slower."""
+    """Returns True if a choice is faster on average, and nowhere much slower."""
     found = list(gains)
     return mean(found) >= LEAST_GAIN and min(found) >= WORST
 

@@ -53,7 +53,7 @@ class Level:
 
     @property
     def without(self) -> str:
-        """What to do without a kernel."""
+        """A hint on how to do without a kernel."""
         if self.grid:
             return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
         return "Use --target cpu, or a recipe that doesn't need it."

@@ -59,7 +59,7 @@ _DATA_TYPES: dict[str, trt.DataType] = {name: of for of, name in _FLOATS.items()
 
 @dataclass
 class _Registered:
-    """What the plugins build for: TensorRT has one registry for the process, and a name enters it once."""
+    """The registration that the plugins build for: TensorRT has one registry per process, and a name enters it once."""
 
     capability: int
     kernels: Kernels
@@ -139,7 +139,7 @@ def _register_ordered_write() -> None:
 
 @dataclass(frozen=True)
 class _Attention:
-    """What TensorRT passes to a function of an attention plugin: of its inputs those that it looks at, and attributes.
+    """The inputs of an attention plugin that its functions read, and its attributes.
 
     ``inputs``: all of them in order.
     """

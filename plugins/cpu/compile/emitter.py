@@ -32,7 +32,7 @@ class CpuEmitter:
     name = "cpu"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``."""
+        """Returns the target's own passes, in order."""
         return [
             # Not a fusion: the recipe's KV-cache format, which other targets don't have.
             ChooseBlocks(),
@@ -49,7 +49,7 @@ class CpuEmitter:
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``."""
+        """Writes the lowered program and its weights into the bundle. Implements `Emitter.emit`."""
         lowering = lower_for_cpu(program)
         for text in options.section(CpuOptions).partitions:
             partition(lowering.program, Partition.parse(text))

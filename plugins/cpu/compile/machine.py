@@ -1,4 +1,4 @@
-"""What this machine can do at most, as measured: how fast it reads memory, and how fast it multiplies."""
+"""Measures the limits of this machine: how fast it reads memory, and how fast it multiplies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 """Bytes that a thread reads at a time: a smaller working set would leave threads without any."""
 
 MOST_BYTES = 512 << 20
-"""That are read for the bandwidth; more than any cache holds."""
+"""The bytes that are read to measure the bandwidth, more than any cache holds."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How long ranks of this machine wait for each other where they gather: timed with processes that do nothing else."""
+"""Measures how long ranks of this machine wait for each other where they gather, in processes that do nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step takes on this machine's processor, by constants that are measured here in some seconds.
+"""Predicts the time of a step on this machine's processor, by constants that are measured here in some seconds.
 
 The steps of the program are run in their order on made-up weights and caches (``step_probe``), at a few sizes: 1 to 32
 requests at 128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024.
@@ -100,7 +100,7 @@ class Grid:
 
     @property
     def prompts(self) -> tuple[StepSizes, ...]:
-        """Those that begin at the beginning."""
+        """The chunks that begin at a prompt's beginning."""
         return self.chunks[:2]
 
     @property
@@ -191,7 +191,7 @@ class CpuModel:
         return self._overhead.at(len(sizes.lengths))
 
     def bound(self, sizes: StepSizes) -> str:
-        """What most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
+        """Returns what most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
         spent = {"memory": 0.0, "products": 0.0}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
             memory = cost.memory / self._machine.bandwidth
@@ -218,7 +218,7 @@ class CpuModel:
 
 
 def elements(step: Step, sizes: StepSizes) -> int:
-    """That a step writes, or reads if it writes to a cache: what its time grows with."""
+    """Returns the number of elements that a step writes, or reads if it writes to a cache: its time grows with them."""
     operands = step.outputs or [o for o in step.inputs if o.kind == "buffer"]
     return sum(int(np.prod([sizes.at(size) for size in o.shape])) for o in operands)
 

@@ -1,4 +1,4 @@
-"""What steps take in which a request has several rows, as it has where tokens are computed ahead."""
+"""Measures steps in which a request has several rows, as when tokens are computed ahead."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
 
 
 def _known_ids(program: LoweredProgram) -> int:
-    """How many ids a step may have: rows of the table that they are looked up in, if it is in this program."""
+    """Returns the number of valid ids: rows of the table that they are looked up in; 1 if it isn't in this program."""
     tables = (s.inputs[1].shape[0].constant for s in program.steps if OPS.get(s.op) == "table")
     return min(tables, default=1)
 

@@ -20,7 +20,8 @@ from ..executable import CpuProgram
 from ..serve.executor import CpuExecutor
 
 _FILL = 0x3C
-"""What all bytes of a number are: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values don't change a step's time."""
+"""The value of all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values don't change a step's
+time."""
 
 
 class StepRunner:
@@ -63,7 +64,7 @@ class StepRunner:
         fill_caches(self.program)
 
     def step(self, sizes: StepSizes) -> StepInput:
-        """See ``random_step``."""
+        """Returns a ``random_step`` for this program."""
         return random_step(self.lowered.cache_groups, self.vocabulary, sizes)
 
 

@@ -60,15 +60,16 @@ class Tried:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What was found.
+    """The result of `optimize tune`.
 
     Attributes:
-        file: what is kept, or would be.
-        path, written: where, and whether it was.
-        gain, gains: of all choices together, as in ``Tried``.
-        candidates: how many there are; ``tried`` has those that there was time for.
-        seconds: that it took.
-        asked: seconds that it might take.
+        file: the choices that are kept, or would be.
+        path: the file's path.
+        written: True if the file was written.
+        gain, gains: gains of all choices together, as in ``Tried``.
+        candidates: the number of candidates; ``tried`` has those that there was time for.
+        seconds: the time that it took.
+        asked: the time that it was allowed, in seconds.
     """
 
     file: TuningFile
@@ -116,7 +117,7 @@ class TuneResult:
         return lines
 
     def summary(self) -> list[str]:
-        """What was chosen, and where it is kept."""
+        """Returns the choices and the path of their file, as lines for people."""
         chosen = dict(self.file.choices) | ({"threads": self.file.threads} if self.file.threads else {})
         lines = []
         if chosen:
@@ -254,7 +255,7 @@ def _is_part(tried: Tried, best: Contender) -> bool:
 
 
 def fewer_threads(cores: int) -> list[int]:
-    """What is tried beside one for each core: half as many, as where a core has two hardware threads."""
+    """Returns the numbers of threads to try besides one per core: half as many, for cores of two hardware threads."""
     return [cores // 2] if cores > 1 else []
 
 

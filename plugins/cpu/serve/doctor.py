@@ -1,4 +1,4 @@
-"""What the cpu target needs of a machine."""
+"""Checks whether a machine can run the cpu target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """What ``Machine`` says of it."""
+    """Returns the fields of ``Machine`` that this target reads."""
     return {
         "processor": processor_name(),
         "instruction_sets": _instruction_sets(problems),

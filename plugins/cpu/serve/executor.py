@@ -33,7 +33,8 @@ _OFFLOADED = "Open the bundle without offload_folder, with memory for what is to
 
 
 def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
-    """What ``optimize tune`` found here for a bundle, and a note of it for people; None and "" if it found nothing."""
+    """Returns the tuning file of `optimize tune` for a bundle on this machine, and a note for people; None and ""
+    without one."""
     if not tuning_path(bundle).exists():
         return None, ""
     from .tuning import load_tuning
@@ -42,8 +43,7 @@ def tuning_of(bundle: Bundle, isa: str | None) -> tuple[TuningFile | None, str]:
 
 
 class CpuExecutor(HostBlocks):
-    """See ``executors.base.Executor``. A step runs on the thread that asks for its result, with the interpreter lock
-    released.
+    """The executor of the cpu target. A step runs on the thread that asks for its result, without the interpreter lock.
 
     Args:
         bundle: with a ready target ``target``.
@@ -144,7 +144,7 @@ class CpuExecutor(HostBlocks):
 
     @property
     def cache_identity(self) -> bytes:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
+        """Returns the bytes that cached blocks depend on: bundle, target, numerics, version, instruction set."""
         from importlib import metadata  # later than the first token
 
         version = metadata.version("enginewright")
@@ -161,9 +161,9 @@ class CpuExecutor(HostBlocks):
         return self._program
 
     def expert_loads(self) -> dict[str, Any]:
-        """How many rows experts have been given: of each by the layer's module, and the busiest of a layer in
-        multiples of the mean. Empty for a model without experts. On several ranks also how many each has computed; of
-        a pipeline, those of the last stage."""
+        """Returns the rows that experts have computed: of each, by the layer's module, and the busiest of a layer in
+        multiples of the mean. Empty for a model without experts. With several ranks it also has the rows of each rank;
+        in a pipeline, those of the last stage."""
         layers = self._program.expert_rows
         if not layers:
             return {}

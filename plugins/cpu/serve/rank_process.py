@@ -31,11 +31,11 @@ from ..extension import cpu_extension as _cpu
 
 
 class PartSetting(Record, frozen=True, kw_only=True):
-    """What every rank needs to open its part of the model.
+    """The settings that every rank needs to open its part of the model.
 
     Attributes:
-        bundle, target, partition, blocks, threads, isa, tuning, load: as rank 0 has them.
-        same: what is the same on all ranks, by name: see ``cpu_facts``.
+        bundle, target, partition, blocks, threads, isa, tuning, load: the values that rank 0 has.
+        same: facts that must be equal on all ranks, by name: see ``cpu_facts``.
     """
 
     bundle: str
@@ -50,14 +50,14 @@ class PartSetting(Record, frozen=True, kw_only=True):
 
 
 class RankSetting(PartSetting, frozen=True, kw_only=True):
-    """What a rank of this machine is told.
+    """The settings of a rank of this machine.
 
     Attributes:
         rank: its number.
-        cores: it runs on these; on any where there are none.
+        cores: the cores it runs on; () for any.
         file: the descriptor of the shared memory.
         cache_bytes, spin, in_flight: see ``_cpu.RankLink``.
-        parent: the process of rank 0.
+        parent: the process id of rank 0.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class RankSetting(PartSetting, frozen=True, kw_only=True):
 
 
 def cpu_facts(bundle: Bundle, isa: str, program: LoweredProgram) -> dict[str, str]:
-    """See ``plugins.ranks.records.facts``."""
+    """Returns the facts that all ranks must agree on, with those of the cpu target."""
     return facts(bundle, program, {"order of sums": str(NUMERICS_VERSION), "instruction set": isa})
 
 

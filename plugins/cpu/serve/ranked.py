@@ -64,14 +64,14 @@ _ERRORS = {kind.__name__: kind for kind in (BundleError, CapacityError, RequestE
 
 
 class RankedExecutor(CpuExecutor):
-    """See the module, and ``executors.base.Executor``.
+    """The executor of several ranks on this machine.
 
     Args:
-        bundle: with a ready target ``target``.
+        bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate; the same on all ranks.
         how: the partition, of two ranks or more.
-        threads: of each rank; 0 shares the cores out, at least one a rank.
-        isa, tuning, load, target: as ``CpuExecutor`` has them.
+        threads: threads of each rank; 0 shares the cores out, at least one a rank.
+        isa, tuning, load, target: see ``CpuExecutor``.
         patience: seconds that rank 0 waits for a rank which makes no progress.
 
     Raises:
@@ -222,7 +222,7 @@ class RankedExecutor(CpuExecutor):
 
     @property
     def lost(self) -> str:
-        """How a rank was lost; "" as long as all are there."""
+        """A description of how a rank was lost; "" as long as all are there."""
         return self._link.problem
 
     @property
@@ -376,7 +376,7 @@ class RankProcesses:
                 return self._who_is_late()
 
     def _state(self) -> object:
-        """What changes as long as the others get further; None where rank 0 doesn't wait for them."""
+        """Returns a value that changes as long as the others make progress; None while rank 0 doesn't wait for them."""
         if not self._link.sleeps:
             return None
         return tuple(self._link.progress), tuple(process.cpu_ticks() for process in self._processes)
@@ -412,7 +412,7 @@ class _Process:
             self._process.stdin.flush()
 
     def read_line(self, limit: float) -> bytes:
-        """What it writes until a newline; b"" if it ended, or the limit (of ``time.monotonic()``) came first."""
+        """Returns its output up to a newline; b"" if it ended, or the limit (of ``time.monotonic()``) came first."""
         assert self._process.stdout is not None
         descriptor, line = self._process.stdout.fileno(), b""
         poll = select.poll()
@@ -471,7 +471,8 @@ Place = tuple[str, int, tuple[int, int, int]]
 
 
 def _places(program: LoweredProgram, blocks: Mapping[str, int]) -> Iterator[Place]:
-    """Where the caches of a rank's program lie, in the order in which the interpreter asks for their memory."""
+    """Yields the places of the caches of a rank's program, in the order in which the interpreter asks for their
+    memory."""
     at = 0
     for group in program.cache_groups:
         for _ in group.layers:
@@ -505,7 +506,7 @@ def _placed(ranks: int, threads: int) -> tuple[int, tuple[tuple[int, ...], ...]]
 
 @contextlib.contextmanager
 def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """What is started within runs on these cores; on any where there are none."""
+    """Has processes that are started within run on these cores; on any if there are none."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

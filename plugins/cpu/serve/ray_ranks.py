@@ -24,7 +24,7 @@ from enginewright.runtime.shared.errors import CapacityError, RequestError
 
 _REACH_SECONDS = 5.0
 _ROOM_SECONDS = 60.0
-"""That a cluster may take to give the ranks their CPUs: some may just be given back."""
+"""The time that a cluster may take to give the ranks their CPUs: some may just be given back."""
 
 
 @ray.remote(max_restarts=0, max_concurrency=1)
@@ -41,19 +41,19 @@ class _Rank:
 
 
 class RayPlaces:
-    """See the module, and ``plugins.ranks.others.Places``.
+    """Ranks as actors of a Ray cluster. Implements `plugins.ranks.others.Places`.
 
     Args:
         address: HOST:PORT of a cluster that this machine belongs to, or "auto".
-        ranks: how many there are, rank 0 included.
-        threads: of each rank, for which it takes as many CPUs; 0: as many as all can have.
+        ranks: the number of ranks, rank 0 included.
+        threads: threads of each rank, which takes that many CPUs; 0 for as many as all can have.
 
     Attributes:
-        threads: of each rank.
+        threads: threads of each rank.
 
     Raises:
         RequestError: the cluster can't be reached.
-        CapacityError: it hasn't got so many CPUs.
+        CapacityError: it doesn't have that many CPUs.
     """
 
     def __init__(self, address: str, ranks: int, threads: int = 0) -> None:
@@ -106,11 +106,11 @@ class RayPlaces:
         self.machines: tuple[str, ...] = (own, *found)
 
     def start(self, address: str) -> None:
-        """See ``plugins.ranks.others.Places``."""
+        """Starts the ranks from 1 on in their actors."""
         self._runs = [actor.serve.remote(address, rank) for rank, actor in enumerate(self._actors, 1)]
 
     def ended(self, rank: int) -> str:
-        """See ``plugins.ranks.others.Places``."""
+        """Returns a description of how a rank has ended; "" while it runs."""
         if self._closed:
             return "was ended"
         run = self._runs[rank - 1]
@@ -123,7 +123,7 @@ class RayPlaces:
         return "has ended"
 
     def close(self) -> None:
-        """See ``plugins.ranks.others.Places``; also leaves the cluster, if it was joined for this."""
+        """Ends the actors, and leaves the cluster if it was joined for them."""
         with self._closing:
             if self._closed:
                 return

@@ -33,17 +33,17 @@ from .remote_rank import RemoteSetting
 
 
 class RemoteExecutor:
-    """See the module, and ``executors.base.Executor``.
+    """The executor of ranks in other processes, on this machine or on others.
 
     Args:
-        bundle: with a ready target ``target``; it lies at the same path on all machines.
+        bundle: a bundle with a ready target ``target``, at the same path on all machines.
         blocks: cache group -> blocks to allocate; the same on all ranks.
         how: the partition, of as many ranks as there are places.
-        places: where ranks live; closed with the executor.
-        threads: of each rank.
-        isa: what all machines must have; None takes the best that this one has.
-        tuning, load, target: as ``CpuExecutor`` has them.
-        patience: seconds that a rank waits for what another one is to send.
+        places: the places where ranks run; closed with the executor.
+        threads: threads of each rank.
+        isa: the instruction set that all machines must have; None takes the best that this one has.
+        tuning, load, target: see ``CpuExecutor``.
+        patience: seconds that a rank waits for a message of another one.
 
     Raises:
         BundleError, CapacityError, RequestError: as ``RankedExecutor`` does, of any rank, whose machine is named.
@@ -137,7 +137,7 @@ class RemoteExecutor:
 
     @property
     def profile(self) -> StepProfile | None:
-        """See ``CpuExecutor``; of rank 0."""
+        """The profile of rank 0: see ``CpuExecutor``."""
         return self._own.profile
 
     @profile.setter
@@ -146,7 +146,7 @@ class RemoteExecutor:
 
     @property
     def lost(self) -> str:
-        """How a rank was lost; "" as long as all are there."""
+        """A description of how a rank was lost; "" as long as all are there."""
         return self._others.problem
 
     @property

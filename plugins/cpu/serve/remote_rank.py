@@ -28,11 +28,11 @@ from .rank_process import PartSetting, cpu_facts
 
 
 class RemoteSetting(PartSetting, frozen=True, kw_only=True):
-    """What a rank of any machine is told.
+    """The settings of a rank of any machine.
 
     Attributes:
-        machines: of each rank, its address.
-        timeout: seconds that a rank waits for what another one is to send.
+        machines: the address of each rank's machine.
+        timeout: seconds that a rank waits for a message of another one.
     """
 
     machines: tuple[str, ...]
@@ -40,7 +40,7 @@ class RemoteSetting(PartSetting, frozen=True, kw_only=True):
 
 
 def serve(address: str, rank: int) -> None:
-    """See ``plugins.ranks.rank.serve_rank``."""
+    """Runs a rank of the cpu target until rank 0 ends it."""
     serve_rank(address, rank, open_part)
 
 

@@ -1,4 +1,4 @@
-"""How the cpu target is served."""
+"""Opens the cpu target for serving."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _on_machines(asked: ExecutorArguments, address: str) -> Executor:
 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement = Placement()) -> tuple[CacheGroup, ...]:
-    """Those of all ranks together, some of which may keep the same heads."""
+    """Returns the cache groups of all ranks together; several ranks may keep the same heads."""
     if placement.partition.ranks == 1:
         return program_groups(bundle, target, context)
     return whole_groups(rank_programs(bundle, target, placement.partition), placement.partition)

@@ -1,4 +1,4 @@
-"""What ``optimize tune`` found for a bundle on a machine: a file beside the bundle, BUNDLE.tune.json.
+"""The results of `optimize tune` for a bundle on a machine: a file next to the bundle, BUNDLE.tune.json.
 
 It isn't part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
 on the kind of processor, with the number of cores, the instruction set, the version and the program that it was
@@ -56,7 +56,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
         gains: dict[str, float],
         row_seconds: Mapping[int, tuple[float, ...]] | None = None,
     ) -> TuningFile:
-        """What was measured now."""
+        """Returns a file of choices that were measured on this machine, now."""
         from importlib import metadata
 
         return cls(
@@ -105,7 +105,7 @@ class TuningFile(Record, frozen=True, kw_only=True):
 
 
 def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
-    """What is kept beside a bundle for this machine, and a note: "" if there is no file.
+    """Reads a bundle's tuning file for this machine. Returns it and a note: None and "" if there is no file.
 
     A file that can't be used isn't an error, since nothing depends on it: the note says why.
     """

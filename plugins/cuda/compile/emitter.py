@@ -36,7 +36,7 @@ from ...steps.paged_section import KERNELS_FOLDER
 from ..section import CudaSection
 
 FLOATS: Literal["bf16"] = "bf16"
-"""What activations and caches are stored in where a recipe doesn't say."""
+"""The type of activations and caches by default."""
 
 _REQUESTS, _CHUNK = 256, 2048
 
@@ -47,13 +47,16 @@ class CudaEmitter:
     name = "cuda"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``. Activations are floats of 16 bits, whatever the weights."""
+        """Returns the target's own passes, in order. Activations are floats of 16 bits, whatever the weights."""
         return [RoundKvCache(), DequantizeProducts(), FuseRopeKvWrite()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where triton is missing, too."""
+        """Writes the lowered program, its weights and kernels. Implements `Emitter.emit`.
+
+        Raises MissingDependencyError if triton is missing, too.
+        """
         engines = options.engines
         capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or FLOATS
         check_kernels(capabilities)
@@ -109,7 +112,7 @@ class CudaEmitter:
 
 
 def _cuts(partitions: Iterable[str]) -> list[Partition]:
-    """Those that the target has: a ring is the cpu target's."""
+    """Returns the partitions that the target has, of two ranks or more; rings are the cpu target's."""
     return [how for how in map(Partition.parse, partitions) if how.ring == 1 and how.ranks > 1]
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes on a GPU, by what its maker states, and shares of it that were measured on an H100.
+"""Predicts the time of a step on a GPU, by the maker's figures and the shares of them that were measured on an H100.
 
 Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
 share of the cores' peak, whichever is more (the roofline, as in an export's report), and never less than a kernel
@@ -51,7 +51,7 @@ class GpuModel:
         return self._shares.between_steps
 
     def bound(self, sizes: StepSizes) -> str:
-        """What most of a step waits for: "memory", "products", or "kernels" that hardly have work."""
+        """Returns what most of a step waits for: "memory", "products", or "kernels" that hardly have work."""
         spent = {"memory": 0.0, "products": 0.0, "kernels": self._shares.between_steps}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
             parts = dict(zip(spent, self._parts(kind.step, cost, sizes), strict=True))
@@ -114,7 +114,7 @@ int4 without offsets wasn't timed with 32 rows, and has what it has with offsets
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:
-    """Whether its products are of 32-bit floats on both sides (the cpu target multiplies fp8 as such, too)."""
+    """Returns True if its products have 32-bit floats on both sides (the cpu target multiplies fp8 as such, too)."""
     narrow = any(o.kind == "weight" and o.dtype not in ("f32", "f16") for o in step.inputs)
     return "f32" in cost.products and not narrow
 

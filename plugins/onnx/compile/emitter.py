@@ -20,15 +20,16 @@ class OnnxEmitter:
     name = "onnx"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``: onnxruntime and TensorRT fuse by themselves."""
+        """Returns no passes: onnxruntime and TensorRT fuse by themselves."""
         return []
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where the package onnx is missing, too.
+        """Writes the standard file and its variants. Implements `Emitter.emit`.
 
-        So it is where the kernels variant is asked for without its library: what is exported is run before it counts.
+        Raises MissingDependencyError if the package onnx is missing, too, or if the kernels variant is requested
+        without its library, since the export runs every file.
         """
         if options.section(OnnxSection).kernels:
             operators_library()

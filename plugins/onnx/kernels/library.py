@@ -1,4 +1,4 @@
-"""Where the library of operators for onnxruntime is."""
+"""Finds the library of operators for onnxruntime."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import kernels as package  # its path: modules and what is built may lie
 
 NAME = "libenginewright_onnxruntime.so"
 MOST_THREADS = 1024
-"""That its operators take of a session."""
+"""The most threads of a session that its operators use."""
 
 
 def find_operators() -> Path | None:
@@ -19,7 +19,7 @@ def find_operators() -> Path | None:
 
 
 def operators_library() -> Path:
-    """The same. Raises MissingDependencyError where it isn't built."""
+    """Returns the library's path. Raises MissingDependencyError if it isn't built."""
     found = find_operators()
     if found is None:
         raise MissingDependencyError(

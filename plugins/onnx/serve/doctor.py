@@ -1,4 +1,4 @@
-"""What the onnx target needs of a machine."""
+"""Checks whether a machine can run the onnx target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _idle_gpu(machine: Machine) -> tuple[str, ...]:
-    """What to install for onnxruntime to use the GPU that is there."""
+    """Returns a hint on what to install so that onnxruntime uses the GPU that is there."""
     if not machine.gpus or PROVIDERS["cuda"].full_name in machine.providers:
         return ()
     return (
@@ -56,7 +56,8 @@ def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """What ``Machine`` says of it. onnxruntime is imported, for only it knows its providers."""
+    """Returns the fields of ``Machine`` that this target reads. Imports onnxruntime, the only one to know its
+    providers."""
     return {"providers": _providers(problems), "onnx_operators": find_operators() is not None}
 
 

@@ -60,11 +60,11 @@ def _free_bytes(cuda: Cuda) -> int:
 
 
 NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
-"""What names of weights of the variant of 16 bits have."""
+"""The pattern of weights' names in the variant of 16 bits."""
 
 
 class OnnxExecutor:
-    """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
+    """The executor of the onnx target: blocks are slots, and prefill and decode alternate.
 
     A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
     other; prompts run one by one, or padded together where that costs little.
@@ -148,7 +148,8 @@ class OnnxExecutor:
 
 
 def linear_io(bundle: Bundle, target: str) -> LinearIo:
-    """What a target's steps take and give. Raises BundleError if it isn't there, not ready, or of another form."""
+    """Returns the inputs and outputs of a target's steps. Raises BundleError if it isn't there, not ready, or of
+    another form."""
     io = bundle.target(target).section(LinearIo)
     if io is None:
         raise BundleError(

@@ -55,7 +55,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "directml": Provider("DmlExecutionProvider", "onnxruntime-directml"),
     "openvino": Provider("OpenVINOExecutionProvider", "onnxruntime-openvino"),
 }
-"""What ``LLM(provider=...)`` takes; only "cpu" has been run by the tests."""
+"""The execution providers by the names of ``LLM(provider=...)``; only "cpu" has been run by the tests."""
 
 _EXTRAS = {"cuda": " (pip uninstall onnxruntime, then pip install 'enginewright[onnx-gpu]')"}
 
@@ -194,7 +194,7 @@ def _register(options: Any, operators: Path, threads: int, module: ModuleType) -
 
 
 def _errors(module: ModuleType) -> tuple[type[BaseException], ...]:
-    """What onnxruntime raises: classes of its own, which share no base below Exception."""
+    """Returns the exceptions of onnxruntime: classes of its own, which share no base below Exception."""
     state = import_module(f"{module.__name__}.capi.onnxruntime_pybind11_state")
     own = [v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception)]
     return (*own, RuntimeError, ValueError, OSError)

@@ -114,7 +114,7 @@ class SlotCaches:
         self.length = length
 
     def _length_for(self, needed: int) -> int:
-        """So many places, and some more."""
+        """Rounds a number of places up, with some to spare."""
         step = max(LENGTH_STEP, 1 << max(needed.bit_length() - 3, 0))
         return min(-(-needed // step) * step, self.capacity)
 
@@ -167,7 +167,8 @@ class SlotCaches:
 
 
 def _check_names(session: Any, io: LinearIo, path: Path, capacity: int) -> bool:
-    """Whether the file says how long slots are. Inputs that it has no use for may be missing, apart from the caches."""
+    """Returns True if the file fixes the length of slots. Inputs that it doesn't use may be missing, apart from the
+    caches."""
     caches = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
     pasts, presents = ({pair[i] for pair in caches} for i in range(2))
     small = {INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)}
@@ -241,7 +242,7 @@ class _Memory:
         self._kept, self._address = new, int(new.ctypes.data)
 
     def address(self, slot: int) -> int:
-        """Where a slot's memory begins."""
+        """Returns the address of a slot's memory."""
         return self._address + slot * math.prod(self._shape[1:3]) * self._bytes_per_place
 
     def _zeros(self) -> npt.NDArray[np.uint8]:

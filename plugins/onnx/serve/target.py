@@ -1,4 +1,4 @@
-"""How the onnx target is served."""
+"""Opens the onnx target for serving."""
 
 from __future__ import annotations
 

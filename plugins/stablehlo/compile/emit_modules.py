@@ -34,7 +34,8 @@ from .iree_files import compile_for_cuda, compile_for_level, compiler_version, d
 
 NAME = "stablehlo"
 VERSION = "1.9.0"
-"""That modules are written for: of 2025-01. What is newer reads it for five years, by StableHLO's compatibility."""
+"""The version of StableHLO that modules are written for, of 2025-01. Newer ones read it for five years, by its promise
+of compatibility."""
 
 HANDLERS: Mapping[str, Handler] = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
 

@@ -21,13 +21,16 @@ class StableHloEmitter:
     name = "stablehlo"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``: XLA and IREE fuse by themselves."""
+        """Returns no passes: XLA and IREE fuse by themselves."""
         return []
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib, onnx or IREE is missing, too."""
+        """Writes the modules of all sizes. Implements `Emitter.emit`.
+
+        Raises MissingDependencyError if jaxlib, onnx or IREE is missing, too.
+        """
         own = options.section(StableHloOptions)
         block = BLOCK if own.kernels else 1
         modules = modules_of(options.engines, options.context_length, options.buckets, block)

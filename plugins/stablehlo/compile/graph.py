@@ -168,7 +168,7 @@ class Graph:
     # ---- values
 
     def value(self, name: str) -> Value:
-        """What a name stands for; small constants of the graph are known."""
+        """Returns the value of a name; small constants of the graph are known."""
         if name not in self.values:
             self.values[name] = np.asarray(numpy_helper.to_array(self._initializers[name]))
         return self.values[name]
@@ -181,7 +181,8 @@ class Graph:
         return found
 
     def integers(self, name: str) -> list[int]:
-        """The same as a list."""
+        """Returns a value that the module's sizes decide, as a list. Raises UnsupportedModelError if tokens decide
+        it."""
         return [int(n) for n in self.known(name).reshape(-1)]
 
     def tensor(self, name: str) -> Tensor:
@@ -206,7 +207,7 @@ class Graph:
         return found
 
     def window(self, mask: str) -> int:
-        """How many places the mask of this name lets a token see; 0: all."""
+        """Returns the number of places that the mask of this name lets a token see; 0 for all."""
         return int(mask.partition("_w")[2] or 0)
 
     def cache(self, name: str) -> Cache:

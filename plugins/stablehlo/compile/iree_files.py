@@ -32,7 +32,7 @@ def compile_for_level(artifact: bytes, name: str, level: LevelName) -> bytes:
 
 
 def compile_for_cuda(artifact: bytes, name: str, capability: str) -> bytes:
-    """The same for a compute capability of NVIDIA's GPUs. Raises TargetError."""
+    """Compiles a portable artifact for a compute capability of NVIDIA's GPUs. Raises TargetError."""
     options = [f"--iree-cuda-target={device_name(capability)}"]
     return _compile(artifact, f"{name} for CUDA {capability}", "cuda", options)
 

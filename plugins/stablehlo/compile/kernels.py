@@ -18,7 +18,7 @@ from .ops_model import rotation_table
 
 
 def attends(model: onnx.ModelProto) -> bool:
-    """Whether nothing looks at the caches but attention that the kernels know: a scale and a window, and no more."""
+    """Returns True if only attention that the kernels know reads the caches: with a scale and a window, and no more."""
     masks = {value.name for value in model.graph.input}
     written = {node.output[0]: node for node in model.graph.node if node.op_type == "TensorScatter"}
     for node in model.graph.node:

@@ -132,7 +132,7 @@ class ModuleText:
         return self._typed(f"stablehlo.convert {x.name}", (x,), x.shape, kind)
 
     def bitcast(self, x: Tensor, kind: str) -> Tensor:
-        """The same bits as another type of that size."""
+        """Returns the same bits as another type of that size."""
         return self._typed(f"stablehlo.bitcast_convert {x.name}", (x,), x.shape, kind)
 
     def together(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -143,7 +143,7 @@ class ModuleText:
     # ---- shapes
 
     def broadcast(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """As NumPy does it."""
+        """Broadcasts a tensor to a shape, by NumPy's rules."""
         shape = tuple(int(size) for size in shape)
         if x.shape == shape:
             return x

@@ -1,4 +1,4 @@
-"""What a decoder is made of: products, norms, rotations, and attention over slots."""
+"""Emits the ops of decoders: products, norms, rotations, and attention over slots."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def _gather_elements(g: Graph, call: Call) -> Tensor:
 
 
 def _scatter_elements(g: Graph, call: Call) -> Tensor:
-    """The same number at every place that is named."""
+    """Writes one number to every place that is named."""
     x, index, updates = (g.tensor(name) for name in call.inputs)
     hits, _ = _hits(g, x, index, call.get("axis", 0) % len(x.shape))
     counted = g.text.reduce("add", g.text.convert(hits, "i32"), [len(x.shape) - 1])  # [.., n]

@@ -19,8 +19,8 @@ _SCORED = 128
 
 
 def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
-    """How many places slots may have, for requests of up to ``context`` tokens: the last has one more than those, or as
-    many more as make it a multiple."""
+    """Returns the numbers of places that slots may have, for requests of up to ``context`` tokens. The last is
+    ``context`` + 1, rounded up to a multiple."""
     lengths, length, last = [], _SHORTEST, -(-(context + 1) // multiple) * multiple
     while length < last:
         lengths.append(length)
@@ -31,9 +31,10 @@ def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
 def modules_of(
     engines: EnginesSection, context_length: int, buckets: BucketPlan | None, multiple: int = 1
 ) -> tuple[ModuleSection, ...]:
-    """Those of decode steps, of prompts and of prompts whose tokens are all scored, for every length of slots.
+    """Returns the modules of decode steps, of prompts and of prompts whose tokens are all scored, for each length of
+    slots.
 
-    ``multiple``: of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
+    ``multiple``: a divisor of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
     """
     context = engines.context or context_length
     if context > context_length:

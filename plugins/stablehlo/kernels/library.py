@@ -1,4 +1,4 @@
-"""Where the library of handlers for XLA's custom calls is."""
+"""Finds the library of handlers for XLA's custom calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def find_handlers() -> Path | None:
 
 
 def handlers_library() -> Path:
-    """The same. Raises MissingDependencyError where it isn't built."""
+    """Returns the library's path. Raises MissingDependencyError if it isn't built."""
     found = find_handlers()
     if found is None:
         raise MissingDependencyError(

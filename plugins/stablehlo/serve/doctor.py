@@ -1,4 +1,4 @@
-"""What the stablehlo target needs of a machine."""
+"""Checks whether a machine can run the stablehlo target."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def iree_level_problem(section: IreeSection) -> Problem:
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:
-    """What ``Machine`` says of it."""
+    """Returns the fields of ``Machine`` that this target reads."""
     return {"xla_handlers": find_handlers() is not None, "pjrt_plugins": tuple(plugins())}

@@ -29,7 +29,7 @@ from .runs import Part, Plan
 
 
 class StableHloExecutor:
-    """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
+    """The executor of the stablehlo target: blocks are slots, and prefill and decode alternate.
 
     XLA compiles a module when a step first needs it, which takes seconds for a large model, or it is found compiled.
     IREE's are compiled by the export.
@@ -87,12 +87,12 @@ class StableHloExecutor:
 
 
 class ModuleClient(Protocol):
-    """What runs modules: ``Iree``, or ``XlaModules``."""
+    """A client that loads and runs modules: ``Iree``, or ``XlaModules``."""
 
     def describe(self) -> dict[str, str | int]: ...
 
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
-        """What ``run`` takes."""
+        """Returns the executable of a module, for ``run``."""
 
     def view(self, array: Array, *, donated: bool = False) -> Any:
         """A buffer that is an array's memory; ``donated``: which a run may write to."""
@@ -101,10 +101,10 @@ class ModuleClient(Protocol):
         """The results' buffers."""
 
     def array(self, buffer: Any) -> Array:
-        """What lies in a buffer."""
+        """Returns a buffer's content."""
 
     def address(self, buffer: Any) -> int:
-        """Where it lies."""
+        """Returns a buffer's address."""
 
 
 class XlaModules(Pjrt):
@@ -133,7 +133,7 @@ class XlaModules(Pjrt):
         }
 
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
-        """See ``ModuleClient``. Raises what ``compile`` raises."""
+        """Returns the executable of a module, for ``run``. Raises the errors of ``compile``."""
         name = f"{target_folder(target)}/{module.file}"
         return self._kept.load(read_code(bundle, name), str(bundle.path / name))
 
@@ -147,12 +147,13 @@ def open_client(section: StableHloSection, provider: str | None, threads: int) -
 
 
 class ModuleSlots:
-    """See ``slot_steps.Slots``: memory of all slots, [slots, Nkv, C, D] for the keys and the values of each layer.
+    """The memory of all slots, [slots, Nkv, C, D] for the keys and the values of each layer. Implements
+    `slot_steps.Slots`.
 
-    C is the shortest of the modules' lengths that the longest request calls for. A module gets the part of it that is
-    its slots', and writes there.
+    C is the shortest of the modules' lengths that the longest request needs. A module gets the part of it that is its
+    slots', and writes there.
 
-    Raises what ``StableHloExecutor`` raises.
+    Raises the errors of ``StableHloExecutor``.
     """
 
     def __init__(
@@ -188,7 +189,8 @@ class ModuleSlots:
         self._allocate(self.length)
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
-        """See ``slot_steps.Slots``: slots become as long as the latest requests call for, and shorter again."""
+        """Sets the length of slots to what the latest requests need, longer or shorter. Implements
+        `slot_steps.Slots.fit`."""
         self._held[slot_of] = kv_len
         needed = int(self._held.max()) + 1
         length = next((n for n in self._section.lengths if n >= needed), None)
@@ -275,7 +277,7 @@ class ModuleSlots:
         self._plan = Plan(self._section.modules, length, self._count)
 
     def _weight(self, name: str, load: Load) -> Array:
-        """As it is stored; floats that NumPy has no types for are the integers of their bits."""
+        """Returns a weight in its stored form; floats that NumPy has no types for are the integers of their bits."""
         stored = in_place(self._bundle.weight(name, load))
         return stored if stored.dtype.isbuiltin == 1 else stored.view(f"u{stored.dtype.itemsize}")
 
@@ -291,7 +293,7 @@ def _blocks(slot: Array) -> Array:
 
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
-    """What a target's modules are. Raises BundleError if it isn't there, not ready, or of another kind."""
+    """Returns a target's section of modules. Raises BundleError if it isn't there, not ready, or of another kind."""
     section = bundle.target(target).section(StableHloSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no modules", hint="Export the bundle again.")

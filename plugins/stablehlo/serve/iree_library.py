@@ -29,7 +29,7 @@ from .doctor import iree_level_problem, iree_problem
 
 INSTALL = "Install it with: pip install 'enginewright[iree]'"
 PROVIDER = "iree"
-"""What ``--provider`` calls it."""
+"""The name of IREE's runtime for ``--provider``."""
 
 _LOCK = threading.Lock()
 _drivers: dict[str, tuple[Any, int]] = {}
@@ -80,7 +80,8 @@ class Iree:
         }
 
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
-        """What ``run`` takes. Raises BundleError for a file that isn't what was exported, or no module of IREE's."""
+        """Returns the executable of a module, for ``run``. Raises BundleError for a file that was changed, or isn't
+        IREE's."""
         name = f"{target_folder(target)}/{module.compiled(self._level)}"
         content = read_code(bundle, name)
         try:
@@ -117,17 +118,18 @@ class Iree:
         return [results.get_as_object(i, self._api.HalBufferView) for i in range(len(results))]
 
     def array(self, buffer: Any) -> Array:
-        """What lies in a buffer of floats: its own memory."""
+        """Returns the content of a buffer of floats, as a view of its memory."""
         found: Array = buffer.map().asarray(buffer.shape, np.dtype(np.float32))
         return found
 
     def address(self, buffer: Any) -> int:
-        """Where a buffer of floats lies."""
+        """Returns the address of a buffer of floats."""
         return self.array(buffer).ctypes.data
 
 
 def check_section(section: StableHloSection) -> IreeSection:
-    """What was compiled for IREE. Raises TargetError if nothing was, or by another version than is installed."""
+    """Returns the modules for IREE. Raises TargetError if there are none, or another version than the installed one
+    made them."""
     if section.iree is None or not section.iree.levels:
         raise TargetError(
             "provider: the bundle has no modules that IREE's runtime runs",

@@ -62,7 +62,7 @@ def load_stablehlo() -> ModuleType:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version of jaxlib is one that this module is written against."""
+    """Returns True if this module is written against that version of jaxlib."""
     return version.split(".")[:2] == TESTED.split(".")
 
 
@@ -146,7 +146,8 @@ class Pjrt:
             return b""
 
     def deserialize(self, data: bytes) -> Any:
-        """What ``serialize`` gave, which is trusted as code is; None for what isn't that of this version."""
+        """Loads the bytes of ``serialize``, which are trusted as code is; None for other bytes, or those of another
+        version."""
         try:
             return self._client.deserialize_executable(data, self._api.DeviceList(tuple(self._devices)), None)
         except (self._api.JaxRuntimeError, RuntimeError, ValueError):
@@ -202,12 +203,12 @@ class Pjrt:
         return [of_devices[0] for of_devices in results]
 
     def address(self, buffer: Any) -> int:
-        """Where a buffer lies."""
+        """Returns a buffer's address."""
         found: int = buffer.unsafe_buffer_pointer()
         return found
 
     def array(self, buffer: Any) -> Array:
-        """What lies in a buffer: its own memory where that is the CPU's."""
+        """Returns a buffer's content, as a view of its memory if that is the CPU's."""
         return np.from_dlpack(_Shared(self._api.buffer_to_dlpack_managed_tensor(buffer)))
 
 

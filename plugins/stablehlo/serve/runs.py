@@ -11,20 +11,20 @@ from ...steps.slots import Int64Array, SlotRun
 from ..section import ModuleSection
 
 _OVERHEAD = 16
-"""What a run of its own costs, in tokens: it reads the weights once more."""
+"""The cost of a run of its own, in tokens: it reads the weights once more."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one module computes.
+    """The work of one run of a module.
 
     Attributes:
-        module: whose sizes it has.
+        module: the module, whose sizes it has.
         first: the first slot.
         ids: [B, S].
-        index: [B], where in its slot each row's first token goes.
+        index: [B], the position in its slot of each row's first token.
         wanted: [R], indices into the B*S tokens.
-        order: which of the run's wanted tokens the first of these are.
+        order: indices of the run's wanted tokens that the first of these are.
     """
 
     module: ModuleSection

@@ -1,4 +1,4 @@
-"""How the stablehlo target is served."""
+"""Opens the stablehlo target for serving."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .network_builder import NetworkBuilder
 
 @dataclass(frozen=True)
 class PluginAttention:
-    """What ``build_network`` takes as its attention.
+    """The attention of ``build_network`` by our plugins.
 
     ``prefill`` attends in one launch. Steps of ``decode``, which have one token a request, split contexts into parts of
     ``split_keys`` keys and combine these.
@@ -71,6 +71,6 @@ class PluginAttention:
 
 
 def _scaled(b: NetworkBuilder) -> bool:
-    """Whether the builder's call is over caches of 8 bits."""
+    """Returns True if the builder's call is over caches of 8 bits."""
     assert b.call is not None
     return b.call.op in (QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION)

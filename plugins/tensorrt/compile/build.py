@@ -31,7 +31,7 @@ MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
 
 
 Made = tuple[tuple[EngineSection, int], ...]
-"""What was written, each with its scratch memory."""
+"""The written engines, each with the bytes of its scratch memory."""
 
 
 LIBRARY = "TensorRT"

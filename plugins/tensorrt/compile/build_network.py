@@ -24,7 +24,7 @@ _HANDLERS: Mapping[str, Handler] = {
 OPERATORS = frozenset(
     {*_HANDLERS, KV_WRITE, QUANTIZED_KV_WRITE, PAGED_ATTENTION, QUANTIZED_PAGED_ATTENTION},
 )
-"""Those that a network may have."""
+"""The operators that a network may have."""
 
 
 class AttentionLayers(Protocol):
@@ -34,7 +34,7 @@ class AttentionLayers(Protocol):
         """The two caches as they are written, and their scales."""
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
-        """What attention gives."""
+        """Returns the result of attention."""
 
 
 def build_network(

@@ -69,7 +69,7 @@ class PagedBuilder(GraphBuilder):
         }
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
-        """As of the onnx target, whose operators these are."""
+        """Returns the error of the onnx target, whose operators these are, under this target's name."""
         error = super().unsupported(reason.replace("the onnx target", "the tensorrt target"))
         return UnsupportedModelError(
             error.message, hint="This model can't run on the tensorrt target; the cpu target may take it."

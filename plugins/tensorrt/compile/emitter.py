@@ -43,13 +43,17 @@ class TensorRtEmitter:
     name = "tensorrt"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``: TensorRT fuses by itself. It gathers floats alone, and needs no offsets of int4."""
+        """Returns the target's own passes. TensorRT fuses by itself; it gathers floats alone, and needs no offsets of
+        int4."""
         return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where onnx or triton are missing, too."""
+        """Writes the network, its weights and kernels. Implements `Emitter.emit`.
+
+        Raises MissingDependencyError if onnx or triton are missing, too.
+        """
         capabilities, floats = options.engines.gpus or KERNELS_FOR, options.engines.dtype or "f16"
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))

@@ -1,4 +1,4 @@
-"""What layers are added with: tensors by their names in the description, constants, weights, and names of layers."""
+"""Adds layers to a network: tensors by their names in the description, constants, weights, and names of layers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class NetworkBuilder:
     # ---- what several kinds of calls need
 
     def cast(self, x: trt.ITensor, dtype: trt.DataType) -> trt.ITensor:
-        """The same in another type."""
+        """Returns a tensor in another type."""
         return x if x.dtype == dtype else self.out(self.network.add_cast(x, dtype))
 
     def shape(self, x: trt.ITensor) -> trt.ITensor:
@@ -141,7 +141,7 @@ class NetworkBuilder:
         return self.out(self.network.add_shape(x))
 
     def reshape(self, x: trt.ITensor, sizes: Sequence[int]) -> trt.ITensor:
-        """As ONNX has it: 0 is what the input has there, -1 is what is left over."""
+        """Reshapes a tensor as ONNX does: 0 copies the input's size, -1 takes the rest."""
         layer = self.add(self.network.add_shuffle(x))
         layer.reshape_dims = trt.Dims(list(sizes))
         return layer.get_output(0)

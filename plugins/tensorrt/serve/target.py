@@ -1,4 +1,4 @@
-"""How the tensorrt target is served."""
+"""Opens the tensorrt target for serving."""
 
 from __future__ import annotations
 

@@ -30,17 +30,17 @@ CHILD = "enginewright.plugins.tensorrt_rtx.compile.build_child"
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What to build.
+    """The inputs of a build.
 
     Attributes:
-        graph: the ONNX file; its weights lie beside it.
+        graph: the ONNX file, with its weights next to it.
         plan: the file to write.
-        compute_capabilities: such as "8.9"; at least one.
+        compute_capabilities: capabilities of GPUs, such as "8.9"; at least one.
         profiles: at least one.
         inputs, outputs: names that the network must have; the library drops an input that it thinks nothing reads.
-        lengths: attention is given how much of each slot is held (``write_index`` and the tokens of the step), so that
-            it needn't look at the rest. The graph has a mask all the same.
-        name: what progress and errors call it.
+        lengths: True if attention gets the filled length of each slot (``write_index`` and the tokens of the step), so
+            that it needn't look at the rest. The graph has a mask all the same.
+        name: the engine's name in progress and errors.
     """
 
     graph: Path
@@ -55,15 +55,15 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """What came out.
+    """The result of a build.
 
     Attributes:
-        version: of the library.
-        bytes: of the plan.
-        seconds: of parsing and building, without starting the process.
-        peak_rss_bytes: the most that the child had resident.
-        layers: of the network as it was parsed.
-        attentions: that were fused, and given lengths if that was asked for.
+        version: the version of the library.
+        bytes: the size of the plan.
+        seconds: the time of parsing and building, without starting the process.
+        peak_rss_bytes: the child's largest resident memory.
+        layers: layers of the network as it was parsed.
+        attentions: attentions that were fused, and got lengths if requested.
     """
 
     version: str
@@ -140,7 +140,7 @@ def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[in
 
 
 def _error(request: EngineRequest, answer: Mapping[str, Any], status: int, last: str) -> Exception:
-    """What to say of a child that built nothing."""
+    """Returns the error for a child that built nothing."""
     name = request.name
     reason = str(answer.get("error", ""))
     match answer.get("kind"):

@@ -108,7 +108,7 @@ def schedule_of(
     profiles: tuple[SegmentProfile, ...],
     kernels: Iterable[LayerKernels],
 ) -> SegmentSchedule:
-    """What the runtime reads."""
+    """Returns the schedule that the runtime reads."""
     return SegmentSchedule(
         dtype=floats,
         cache_groups=tuple(group.stored_as(floats) for group in program.cache_groups),

@@ -26,13 +26,17 @@ class TensorRtRtxEmitter:
     name = "tensorrt-rtx"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``: TensorRT fuses by itself. It gathers floats alone, and needs no offsets of int4."""
+        """Returns the target's own passes. TensorRT fuses by itself; it gathers floats alone, and needs no offsets of
+        int4."""
         return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where tensorrt_rtx or onnx are missing, too."""
+        """Writes the engines, or segments with kernels between them. Implements `Emitter.emit`.
+
+        Raises MissingDependencyError if tensorrt_rtx or onnx are missing, too.
+        """
         capabilities = options.engines.gpus or DEFAULT
         check_suited(capabilities)
         check_formats(capabilities, ((options.engines.dtype or "f16"),))

@@ -16,7 +16,7 @@ REQUESTS, PROMPTS, CHUNK = 16, 4, 512
 """Most requests of a decode step, most prompts of a step and most tokens of each, by default."""
 
 _BEST_REQUESTS, _BEST_CHUNK = 4, 128
-"""What kernels are chosen for within them."""
+"""The sizes within a profile that kernels are chosen for."""
 
 
 def slot_capacity(engines: EnginesSection, context_length: int) -> int:
@@ -34,7 +34,7 @@ def slot_capacity(engines: EnginesSection, context_length: int) -> int:
 
 
 def profiles_of(engines: EnginesSection, context_length: int, buckets: BucketPlan | None) -> tuple[ProfileSection, ...]:
-    """Those of decode steps by rising size, then those of prompts.
+    """Returns the profiles of decode steps by rising size, then those of prompts.
 
     Raises RecipeError naming a bucket, or a size of [engines], that the slots or the profiles can't hold.
     """

@@ -209,7 +209,7 @@ def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
 
 
 def _graph(b: SegmentBuilder, name: str) -> SegmentGraph:
-    """What a builder has collected, without what nothing reads. Its bytes don't depend on ``name``."""
+    """Returns a builder's nodes as a graph, without unread ones. Its bytes don't depend on ``name``."""
     model = model_of(b, "segment", list(b.inputs))
     read = {given for node in model.graph.node for given in node.input}
     kept = [value for value in model.graph.input if value.name in read]

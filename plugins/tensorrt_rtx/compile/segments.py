@@ -178,12 +178,12 @@ def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Nod
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Who reads a tensor itself, and not its size."""
+    """Yields the readers of a tensor itself, rather than of its size."""
     return (user for user in node.users if user.op == "output" or has_tensors(user))
 
 
 def _inputs(nodes: Sequence[Node], constants: Mapping[Node, None]) -> tuple[Node, ...]:
-    """What comes from outside, weights apart, and what is made of them alone."""
+    """Returns the inputs from outside, except weights and values computed from weights alone."""
     inside = {*nodes, *constants}
     read = (n for node in nodes for n in node.all_input_nodes if n.op != "get_attr" and has_tensors(n))
     return tuple(dict.fromkeys(n for n in read if n not in inside))

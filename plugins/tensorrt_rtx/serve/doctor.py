@@ -1,4 +1,4 @@
-"""What the tensorrt-rtx target needs of a machine."""
+"""Checks whether a machine can run the tensorrt-rtx target."""
 
 from __future__ import annotations
 

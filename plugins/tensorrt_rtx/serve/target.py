@@ -1,4 +1,4 @@
-"""How the tensorrt-rtx target is served."""
+"""Opens the tensorrt-rtx target for serving."""
 
 from __future__ import annotations
 

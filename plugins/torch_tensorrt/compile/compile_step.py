@@ -63,7 +63,7 @@ def compile_step(program: Program, path: Path) -> None:
 
 
 def _dynamic_shapes(compiled: torch.nn.Module, step: ExportedStep) -> dict[str, Any]:
-    """What varies of each argument, by its name; of several under one name (*inputs) as a tuple."""
+    """Returns the dynamic sizes of each argument, by its name; those of several under one name (*inputs) as a tuple."""
     arguments = signature(compiled.forward).parameters
     if any(argument.kind is Parameter.VAR_POSITIONAL for argument in arguments.values()):
         return dict.fromkeys(arguments, step.dynamic)

@@ -24,15 +24,15 @@ class TorchTensorRtEmitter:
     name = NAME
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``: TensorRT fuses by itself."""
+        """Returns no passes: TensorRT fuses by itself."""
         return []
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. The engines are of this machine: the same program may give other bytes.
+        """Compiles the step and writes it. The engines are of this machine: the same program may give other bytes.
 
-        Raises VerificationError if what was compiled isn't what the program is, and what ``check_machine`` raises.
+        Raises VerificationError if the compiled step differs from the program, and the errors of ``check_machine``.
         """
         check_machine()
         from .compile_step import compile_step  # needs torch_tensorrt

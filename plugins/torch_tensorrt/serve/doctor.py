@@ -1,4 +1,4 @@
-"""What the torch-tensorrt target needs of a machine."""
+"""Checks whether a machine can run the torch-tensorrt target."""
 
 from __future__ import annotations
 
