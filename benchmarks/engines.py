@@ -70,7 +70,7 @@ EXPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """What a recipe has besides, and the targets of a bundle."""
 
 NOT_MEASURED = {
-    "cuda": "needs a GPU: [an H100's figures](../build/cuda.md#on-an-h100)",
+    "cuda": "needs a GPU: [an H100's figures](../../docs/build/cuda.md#on-an-h100)",
     "tensorrt": "built only: no GPU has run it",
     "tensorrt-rtx": "built only: no GPU has run it",
 }
@@ -115,7 +115,7 @@ FOR_WHOM = {
     "tvm": "who wants one compiled library and a runtime of 5 MB; as fast as cpu here, also without our kernels",
     "stablehlo": "who runs XLA, or another device by a PJRT plugin; on a CPU take it with our kernels",
     "stablehlo, IREE": "who may install little and compile nothing where it serves, and can do with less speed",
-    "cuda": "who has an NVIDIA GPU and torch there: it was [measured on an H100](../build/cuda.md#on-an-h100)",
+    "cuda": "who has an NVIDIA GPU and torch there: it was [measured on an H100](../../docs/build/cuda.md#on-an-h100)",
     "tensorrt": "who has TensorRT on a GPU, where engines are built from these networks",
     "tensorrt-rtx": "who has an RTX GPU: engines are built here, without one",
     AHEAD: "who has torch's C++ library and steps of fixed sizes, and writes the serving around them",
@@ -279,7 +279,7 @@ def size_of_package(name: str) -> int:
 
 
 def page(figures: Mapping[str, Any], result: str) -> str:
-    """docs/inside/engines.md, of a file in benchmarks/results."""
+    """benchmarks/notes/engines.md, of a file in benchmarks/results."""
     mebi = 2.0**20
     rows = []
     for name, of in figures["rows"].items():
@@ -302,7 +302,7 @@ SmolLM2-135M with the same 32-bit floats as weights and KV cache, {figures["thre
 {figures["machine"]["processor"]}: tokens a second of a prompt of 512 tokens and of decoding 1, 8 and 16 requests,
 seconds from nothing to a first token of a short prompt, and the process's largest memory, mapped weights included. The
 best of {figures["rounds"]} rounds in turn, by `python benchmarks/engines.py MODEL.gguf FOLDER --json FILE --page
-docs/inside/engines.md` ([{result}](../../benchmarks/results/{result})).
+benchmarks/notes/engines.md` ([{result}](../../benchmarks/results/{result})).
 A decode of one follows the prompt of 512; those of 8 and 16 have 128 tokens before them.
 
 | engine | prompt 512 | decode 1 | 8 | 16 | first token, s | memory, MiB |

@@ -90,7 +90,7 @@ STILL_LONG = {
     "benchmarks/notes/speculation.md": 11,
     "docs/inside/architecture.md": 4,
     "docs/inside/bundle-format.md": 8,
-    "docs/inside/engines.md": 4,
+    "benchmarks/notes/engines.md": 4,
     "docs/inside/lowered-program.md": 2,
     "docs/inside/numerics.md": 2,
     "docs/inside/ops.md": 1,
