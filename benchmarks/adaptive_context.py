@@ -125,7 +125,7 @@ def longer(options: argparse.Namespace) -> Any:
 
 
 def name(best: int | None) -> str:
-    """How a bundle is called in what is printed."""
+    """The name of a bundle in printed lines."""
     return "all keys" if best is None else f"best {best}"
 
 
@@ -159,7 +159,7 @@ def hidden(
 
 
 def needles(path: Path, best: int | None, text: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """How well a hidden number is known, by depth and length of the context."""
+    """Measures the log-probability of a hidden number, by depth and length of the context."""
     rows = []
     with LLM(path) as llm:
         encode = llm.tokenizer.encode
@@ -214,7 +214,7 @@ WAYS: dict[str, Estimate] = {
 
 
 def choices(text: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What attention there is on the blocks that each way chooses, in layers without a window behind the first two."""
+    """Measures the attention on the blocks that each method chooses, in layers without a window after the first two."""
     files = {"pretrained_model_name_or_path": options.model.parent, "gguf_file": options.model.name}
     tokenizer, seen = AutoTokenizer.from_pretrained(**files), dict[int, tuple[torch.Tensor, torch.Tensor, float]]()
     places = torch.empty(0)

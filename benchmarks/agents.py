@@ -131,15 +131,15 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Agent:
-    """How an agent is started.
+    """The way to start an agent.
 
     Attributes:
-        tool, argument: its tool that runs a command, and the parameter that takes it; ``more`` are others. An agent
-            without tools has "" here: its model writes files.
+        tool, argument: its tool that runs a command, and the parameter that takes it; ``more``: other parameters.
+            An agent without tools has "": its model writes files.
         look: the tool that shows a picture, and the parameter that takes its path.
-        settings: files of its configuration, by their place in a home, with {url}.
-        command: a turn, from the second on with ``again`` in it.
-        variables: of its environment, with {url}.
+        settings: its configuration files, by their path in a home folder, with {url}.
+        command: the command of a turn; ``again`` is in it from the second turn on.
+        variables: environment variables, with {url}.
     """
 
     tool: str
@@ -312,10 +312,10 @@ def turn(prompt: str, agent: Agent, folder: Path) -> str:
 
 
 def reply(prompt: str, replies: Replies) -> str:
-    """What is said to a prompt of ``TEMPLATE``: by the first question, a pattern, that is found in the last message.
+    """The scripted answer to a prompt of ``TEMPLATE``, chosen by the first pattern found in the last message.
 
-    Calls if tools are offered, the first call's arguments as JSON if none are, and a sentence to any other question.
-    A call's name is a pattern too: the first such name that is offered is called.
+    Calls if tools are offered, the first call's arguments as JSON if none are, and a sentence to any other question. A
+    call's name is a pattern too: the first such name that is offered is called.
     """
     last = prompt.rpartition("<|im_start|>user\n")[2]
     calls = next((calls for asked, calls in replies if re.search(asked, last)), [])
@@ -549,7 +549,7 @@ def picture() -> bytes:
 
 
 def longest(requests: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
-    """That of the conversation, beside one for a title."""
+    """The request with the longest prompt: the conversation, not the one for a title."""
     return max(requests, key=lambda one: one["prompt"])
 
 

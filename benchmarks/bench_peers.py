@@ -132,7 +132,7 @@ def roofs_of(contenders: list[Contender], work: Workload, roofs: dict[tuple[str,
 
 
 def told(options: argparse.Namespace) -> list[str]:
-    """What the command line said that matters for the figures."""
+    """The options of the command line that affect the figures, if they differ from the defaults."""
     defaults = parser().parse_args([])
     found: list[str] = []
     for name in ("models", "formats", "engines", "tasks", "rounds", "threads", "kv_cache"):

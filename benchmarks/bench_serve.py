@@ -1,4 +1,4 @@
-"""What serving over HTTP costs, and goodput beside other servers: the same requests for each, in turn, on this machine.
+"""The costs of serving over HTTP, and goodput compared with other servers: the same requests for each, alternately.
 
     python benchmarks/bench_serve.py [--models smollm2] [--servers enginewright llama-server] [--quick] [--json FILE]
     python benchmarks/bench_serve.py --from-json FILE --page PAGE.md
@@ -52,13 +52,13 @@ START_PROMPT = "Name a colour."
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is asked of a model. ``prompt`` and ``answer`` are lengths as `optimize loadtest` has them.
+    """The load for a model. ``prompt`` and ``answer`` are lengths in the notation of `optimize loadtest`.
 
     Attributes:
-        requests: of the 16 clients together.
+        requests: total of the 16 clients.
         rates: requests a second, for ``seconds``.
         ttft, tpot: the targets.
-        patience: without a word of the server, after which a request counts as failed.
+        patience: seconds of silence after which a request counts as failed.
         context: most tokens of a request that peers are started for.
     """
 
@@ -81,7 +81,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured of a model."""
+    """The measurements of one model."""
 
     model: str
     sizes: Sizes
@@ -203,7 +203,7 @@ def asks(sizes: Sizes) -> list[str]:
 
 
 def load(url: str, *options: str) -> dict[str, Any]:
-    """What the load tool says. Raises RuntimeError."""
+    """Runs the load tool and returns its result. Raises RuntimeError."""
     command = [sys.executable, "-m", "enginewright", "loadtest", url, "--json", "--quiet", *options]
     try:
         done = subprocess.run(

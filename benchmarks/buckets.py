@@ -1,4 +1,4 @@
-"""How much padding buckets leave: ours, one size, powers of two and geometric sizes, on requests none was chosen by.
+"""The padding of buckets: ours, one size, powers of two and geometric sizes, on requests that none was chosen by.
 
     python benchmarks/buckets.py [--requests 10000] [--context-length 8192] [--update-docs]
 
@@ -46,7 +46,7 @@ class Row:
 
 
 def drawn(name: str, seed: int, requests: int, context: int) -> Histogram:
-    """So many lengths of a distribution, cut to the context."""
+    """Draws ``requests`` lengths from a distribution, cut to the context."""
     quantile = DEFAULTS[name]
     shares = np.random.default_rng(seed).uniform(1e-9, 1 - 1e-9, requests).tolist()
     return Histogram.from_counts(

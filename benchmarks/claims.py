@@ -1,4 +1,4 @@
-"""What papers and engines claim of serving, measured here beside it; ``benchmarks/notes/claims.md`` is made of it.
+"""Claims of papers and engines about serving, measured here; writes ``benchmarks/notes/claims.md``.
 
     python benchmarks/claims.py BUNDLE [--parts reservation batching ...] [--hf FOLDER] [--rounds 3] [--json FILE]
         [--page benchmarks/notes/claims.md]
@@ -281,7 +281,9 @@ def attention(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
-    """See ``attention``; memory is what the step of the prompt takes in all, with its KV cache and activations."""
+    """Measures our attention; see ``attention``. Memory is that of the prompt's step, with its KV cache and
+    activations.
+    """
     bundle = Bundle.open(options.bundle)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
     executor = CpuExecutor(bundle, dict.fromkeys(groups, length // BLOCK + 1), threads=options.threads)
@@ -298,7 +300,9 @@ def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
 
 
 def scores(options: argparse.Namespace, length: int) -> tuple[float, int]:
-    """See ``attention``; one layer's time for each of the model's."""
+    """Measures attention with all scores in memory, by torch; see ``attention``. One layer is timed for each of the
+    model's.
+    """
     import torch
 
     torch.set_num_threads(options.threads)
@@ -349,7 +353,7 @@ def formats(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def rounding(options: argparse.Namespace) -> dict[str, Any] | None:
-    """See ``kv_rounding``."""
+    """Measures the rounding of keys and values by ``kv_rounding``; None without --hf."""
     if not options.hf:
         return None
     from kv_rounding import rounded

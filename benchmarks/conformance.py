@@ -337,7 +337,7 @@ def langchain_tests(options: argparse.Namespace) -> Row:
 
 
 def canitoolcall(options: argparse.Namespace) -> Row:
-    """What ``canitoolcall probe`` says of each of its scenarios: whole, streamed, and the two compared."""
+    """Runs ``canitoolcall probe``, whose scenarios compare whole and streamed answers, and judges each."""
     python = environment("canitoolcall", CANITOOLCALL, options)
     report = options.folder / "canitoolcall.json"
     report.unlink(missing_ok=True)
@@ -485,7 +485,7 @@ def lm_eval(options: argparse.Namespace) -> Row:
 
 
 def compared(llm: Any, params: Any, context: str, choice: str, theirs: float) -> Row:
-    """Whether lm-eval's sum for a choice is the one of the library's log-probabilities."""
+    """Compares lm-eval's sum for a choice with the library's log-probabilities."""
     context, choice = context.rstrip(), context[len(context.rstrip()) :] + choice
     ids = llm.tokenizer.encode(context + choice, add_special_tokens=False)
     own = len(ids) - len(llm.tokenizer.encode(context, add_special_tokens=False))
@@ -576,7 +576,7 @@ def first_script(page: str, name: str) -> str:
 
 
 def client_packages(packages: tuple[str, ...], options: argparse.Namespace) -> Path:
-    """What runs scripts with these packages: a Python, or npm's folder of modules."""
+    """Installs packages and returns the place to run scripts with them: a Python, or npm's folder of modules."""
     name = re.sub(r"\W+", "-", packages[0])
     if "==" in packages[0]:
         return environment(name, packages, options)

@@ -77,7 +77,7 @@ NOT_MEASURED = {
 
 
 class Row(NamedTuple):
-    """What is measured of which bundle, or by which other script."""
+    """A bundle to measure, in one variant, or another script that measures."""
 
     name: str
     bundle: str
@@ -207,7 +207,7 @@ def exported(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def compiled_ahead(options: argparse.Namespace) -> dict[str, Any]:
-    """The same of AOTInductor's packages, without reading the model."""
+    """Measures the compilation of AOTInductor's packages: seconds, bytes and peak memory, without reading the model."""
     script = [sys.executable, str(Path(__file__).with_name("torch_steps.py")), "compile"]
     _, _, printed = timed([*script, str(options.model), str(options.folder / "packages")])
     found = json.loads(printed.splitlines()[-1])

@@ -384,7 +384,7 @@ class Maker:
         return 8 * weight_bytes(file) / self.captured.model_info.parameters
 
     def command(self, file: Path, prefix: Sequence[str] = ()) -> Command:
-        """What runs a file, or a bundle."""
+        """The worker that runs a GGUF file, or a bundle."""
         if file.is_dir():
             return Command(Path(sys.executable), "ours", tuple(prefix))
         return Command(self.python, ENGINES["llama.cpp"].worker, tuple(prefix))
@@ -413,7 +413,7 @@ def weight_bytes(file: Path) -> int:
 
 
 def frontier(points: Sequence[Mapping[str, Any]], cost: Callable[[Any], float]) -> list[Mapping[str, Any]]:
-    """Those that no other of them is below, at no more cost."""
+    """The points that no other one beats at the same or a lower cost."""
     kept: list[Mapping[str, Any]] = []
     for point in sorted(points, key=lambda p: (cost(p), worst(p))):
         if not kept or worst(point) < worst(kept[-1]):

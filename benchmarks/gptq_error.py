@@ -60,7 +60,7 @@ class LayerErrors:
     theirs: dict[str, float]
 
     def is_of(self, code_format: CodeFormat) -> bool:
-        """Whether the integers were of this format."""
+        """Returns True if the integers have this format."""
         return (self.group_size, self.offsets) == (code_format.group_size, code_format.offsets)
 
 
@@ -88,7 +88,7 @@ def compare(weight: torch.Tensor, hessian: torch.Tensor, layer: str, code_format
 
 
 def peer(weight: torch.Tensor, hessian: torch.Tensor, code_format: CodeFormat, observer: str) -> torch.Tensor:
-    """What llm-compressor's integers stand for, [N, K]; called as its GPTQModifier calls it."""
+    """The weights that llm-compressor's integers stand for, [N, K]; called as its GPTQModifier calls it."""
     arguments = QuantizationArgs(
         num_bits=4,
         type="int",

@@ -49,7 +49,7 @@ CACHES = ("bf16", "fp8", "int8")
 
 
 def limits(place: Place) -> dict[str, float]:
-    """What this GPU does: bytes a second of a copy (read and written), multiply-adds of bfloat16 counted twice."""
+    """Measures this GPU's peaks: bytes a second of a copy (read and written), operations of bfloat16 products."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
     copied = microseconds(place, [lambda: target.copy_(source)])
@@ -69,7 +69,7 @@ def described(launcher: Launcher, place: Place, caches: Sequence[str] = CACHES) 
 
 
 def figures(caches: Sequence[str]) -> Iterator[tuple[dict[str, Any], Attention]]:
-    """What is measured, small ones first."""
+    """Yields the attentions to measure, small ones first."""
     found = [(("decode", batch, n, kind), _decode(batch, n, kind)) for batch, n in DECODE for kind in caches]
     found += [(("prefill", 1, n, kind), _prefill(n, kind)) for n in PREFILL for kind in caches]
     for names, of in sorted(found, key=lambda item: item[1].cache_bytes):

@@ -100,7 +100,7 @@ def ask(llm: Any) -> dict[str, Any]:
 
 
 def main(bundle: str) -> None:
-    """What a model says before the fault, behind it, once more, and when it is closed."""
+    """Records a model's answers before a fault, after it, once more, and when it is closed."""
     from enginewright import LLM
 
     llm = LLM(bundle, target="cuda", trust="code", context=128, max_requests=2, memory="64MiB", speculate=None)

@@ -54,7 +54,9 @@ _CACHES = {name: dtype for dtype, name in CACHE_FORMATS_OF.items()}
 
 
 def bound(launcher: Launcher, call: Call) -> Work:
-    """What runs a call, and keeps its memory: a launcher may hold no more of it than addresses."""
+    """Binds a call to a launcher. The function also keeps the call's memory, of which a launcher may hold only
+    addresses.
+    """
     run = launcher.bind(call)
     return lambda of=call: run()
 
@@ -124,7 +126,7 @@ class AttentionStep:
         self.slopes = 0.3 * torch.rand(of.heads, device=device) if of.slopes else None
 
     def works(self, launcher: Launcher, place: Place, *, tile: Tile | None = None, listed: bool = True) -> list[Work]:
-        """What fills ``out``. ``listed``: decode steps go by the list of what there is to do, as a program's do."""
+        """The launches that fill ``out``. ``listed``: decode steps use a list of work items, as a program's do."""
         of, works = self.of, list[Work]()
         requests, blocks = self.table.shape
         splits = splits_of(blocks, BLOCK_SIZE) if of.decodes else 1
@@ -161,7 +163,7 @@ class AttentionStep:
         return works
 
     def reference(self) -> Tensor:
-        """What ``out`` must be."""
+        """The expected content of ``out``."""
         c, of = self.caches, self.of
         rest = (self.table, self.q_start, self.kv_len, of.size**-0.5, of.window, of.softcap, self.sinks, self.slopes)
         if c.key_scales is None or c.value_scales is None:
@@ -454,7 +456,7 @@ def tiled_figures() -> Iterator[tuple[Record, tuple[str, str, int]]]:
 
 
 def tiled_calls(weight: Stored, rows: int, columns: int, depth: int, place: Place) -> dict[ProductTile, list[Call]]:
-    """What multiplies random rows with a weight, by tile; those that make the same calls once."""
+    """The calls that multiply random rows with a weight, by tile; tiles that make the same calls are listed once."""
     x = torch.randn(rows, depth, device=place.device, dtype=torch.bfloat16)
     out = torch.empty(rows, columns, device=place.device, dtype=torch.bfloat16)
     scratch = torch.empty(64 * rows * columns, device=place.device)
@@ -549,7 +551,7 @@ def note(
 
 
 def roofs(machine: Machine) -> Iterator[Figure]:
-    """What the GPU does at most: bytes a second, products a second, launches, copies from and to the host."""
+    """Measures the GPU's peaks: bytes a second, products a second, launches, copies from and to the host."""
     place = machine.place()
     size = (1 << 30) if machine.gpu else (1 << 16)
     n = 8192 if machine.gpu else 64

@@ -23,7 +23,7 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where parts run, with what was ``packed``. ``free``: bytes that a rehearsal's GPU has."""
+    """The machine that runs parts, with the folder ``packed``. ``free``: bytes that a rehearsal's GPU has."""
 
     packed: Path
     mode: Mode = "gpu"
@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def section(self) -> Any:
-        """What programs were packed for."""
+        """The section that programs were packed for."""
         from gpu_places import section_of
 
         return section_of(CAPABILITY)
@@ -54,7 +54,7 @@ class Machine:
         return int(torch.cuda.mem_get_info()[0])
 
     def place(self, device: str = "cpu") -> Any:
-        """See ``gpu_places.Place``. ``device``: of a rehearsal."""
+        """The ``gpu_places.Place`` of this machine. ``device``: the device of a rehearsal."""
         from gpu_places import Rehearsal
 
         from enginewright.plugins.cuda.serve import executor as cuda_blocks

@@ -164,7 +164,7 @@ class Steps:
             yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
 
     def drawn(self) -> Iterator[Figure]:
-        """What drawing takes beside a step, by ways of drawing: of a full batch."""
+        """Yields the cost of sampling next to a step, by settings, for a full batch."""
         batch, context = (2, 40) if self._machine.mode == "interpreted" else (256, 128)
         for way in WAYS:
             names = {"figure": "drawing", "model": self._name, "batch": batch, "way": way}
@@ -277,7 +277,7 @@ class Steps:
         return {"requests": len(requests), "ms": statistics.median(times[len(times) // 4 :]) * 1e3}
 
     def _profile(self, requests: Requests) -> Record:
-        """Where a step's time goes: all of the GPU's by kind, and the kernels that take most."""
+        """Profiles a step: the GPU's time by kind of kernel, and the kernels that take most."""
         blocks = -(-max(sum(one) for one in requests) // BLOCK_SIZE)
         steps, step = self.opened(len(requests), blocks, graphs=False), self.input(requests, blocks)
         for _ in range(3 if self._machine.gpu else 1):
@@ -349,7 +349,7 @@ def _greedy(rows: int) -> SamplingBatch:
 
 
 def _kind_of(kernel: str) -> str:
-    """What a kernel of a profile does."""
+    """The purpose of a kernel in a profile."""
     if "HtoD" in kernel:
         return "upload"
     if "DtoH" in kernel:
@@ -454,7 +454,7 @@ def compare_served(machine: Machine, name: str, wanted: Record) -> Record:
 
 
 def first_difference(found: Sequence[int], wanted: Sequence[int]) -> int | None:
-    """Where two lists of tokens differ first; None where they don't."""
+    """The position of the first difference of two lists of tokens; None if they are equal."""
     return next((n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
 
 

@@ -314,7 +314,7 @@ def _config(name: str) -> PretrainedConfig:
 
 
 def _lowered(config: PretrainedConfig) -> Lowering:
-    """As the cuda target has it, in bf16; of the weights only shapes are looked at."""
+    """Lowers a model for the cuda target in bf16, from the shapes of its weights."""
     with tempfile.TemporaryDirectory() as scratch:
         config.save_pretrained(scratch)
         program, _ = capture_shapes(Path(scratch))

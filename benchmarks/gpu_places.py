@@ -24,20 +24,20 @@ from enginewright.plugins.gpu.tiles import GpuLimits, gpu_of, number_of
 
 
 def section_of(capability: str) -> CudaSection:
-    """What programs are packed for: the same where they are packed and where they run."""
+    """The section that programs are packed for; packing and running must use the same one."""
     sizes = {"requests": 256, "chunk": 2048}
     return CudaSection(compute_capabilities=(capability,), dtype="bf16", **sizes)
 
 
 class Place(Protocol):
-    """Where works run: ``cuda_blocks`` has the GPU's."""
+    """A device on which works run; ``cuda_blocks`` has the GPU's."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def gpu(self) -> GpuLimits:
-        """What kernels were compiled for."""
+        """The limits that kernels were compiled for."""
 
     @property
     def processors(self) -> int: ...
@@ -46,10 +46,10 @@ class Place(Protocol):
         """Makes its stream the calling thread's."""
 
     def launcher(self, folder: Path, section: CudaSection) -> Launcher:
-        """What launches the kernels of a folder."""
+        """The launcher of a folder's kernels."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See ``cuda_steps.Capture``."""
+        """Captures a work as a graph, as ``cuda_steps.Capture`` does."""
 
 
 class LookedUp(CarriedLauncher):
@@ -96,7 +96,7 @@ class Rehearsal:
         """Nothing is held."""
 
     def launcher(self, folder: Path, section: object) -> Launcher:
-        """See ``LookedUp``."""
+        """A launcher that only looks kernels up, unless they are interpreted."""
         return LookedUp(folder, self.gpu.capability, interpreted=self._interpreted)
 
     def lacks(self, folder: Path) -> tuple[str, ...]:

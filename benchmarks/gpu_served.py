@@ -302,7 +302,7 @@ def _prompts(count: int, shortest: int, longest: int, seed: int, vocab: int) -> 
 
 
 def late(llm: Any) -> Record:
-    """What was bound and captured while requests ran, as the executor says it; nothing where it doesn't."""
+    """The executor's counters of buffers bound and graphs captured while requests ran; empty if it has none."""
     said = llm.info()["executor"]
     return {key: value for key, value in said.items() if str(key).startswith("late")}
 

@@ -92,7 +92,7 @@ def facts(machine: Machine) -> Iterator[Figure]:
 
 
 def roofs(machine: Machine) -> Iterator[Figure]:
-    """What the GPU does at most."""
+    """Measures the GPU's peaks."""
     from gpu_kernels import roofs as found
 
     return found(machine)
@@ -236,7 +236,7 @@ def few_steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
 
 
 def drawing(machine: Machine) -> Iterator[Figure]:
-    """What drawing takes beside a step of a full batch."""
+    """Measures the cost of sampling next to a step of a full batch."""
     from gpu_models import Steps
 
     return Steps(machine, "8b-fp8").drawn()
@@ -262,7 +262,7 @@ def logits(machine: Machine) -> Iterator[Figure]:
 
 
 def transformers_beside(machine: Machine) -> Iterator[Figure]:
-    """The same sizes by transformers' continuous batching, after a round that isn't counted."""
+    """Measures transformers' continuous batching at the same sizes, after a round that isn't counted."""
     from gpu_models import transformers_figures
 
     return transformers_figures(machine, ("1b", "8b"))
@@ -420,7 +420,7 @@ def run_part(part: Part, machine: Machine, after: int, most: int | None) -> int:
 
 
 def _answers() -> bool:
-    """Whether the GPU still does what it is told; after an illegal access a process' context doesn't."""
+    """Returns True if the GPU still works; after an illegal access, a process's context doesn't."""
     import torch
 
     try:
@@ -578,7 +578,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unpacked(packed: Path, scratch: Path) -> Path:
-    """Where the files of a pack are: for the parts of a stage, which unpacked them, in ``packed`` itself."""
+    """The folder of a pack's files: ``packed`` itself if a stage has unpacked them already, otherwise ``scratch``."""
     if not (packed / "packed.tar.gz").exists():
         return packed
     with tarfile.open(packed / "packed.tar.gz") as archive:

@@ -29,7 +29,7 @@ def own_python() -> str:
 
 
 def pythons() -> tuple[str, ...]:
-    """Those that are packed for: the H200 machine's, and this one's."""
+    """The Python versions to pack for: the H200 machine's, and this one's."""
     return tuple(dict.fromkeys(("3.12", own_python())))
 
 

@@ -135,7 +135,7 @@ def products_of(program: LoweredProgram) -> tuple[list[int], list[int]]:
 
 
 def product_columns(program: LoweredProgram, product: int, write: int) -> tuple[int, int]:
-    """How many columns of a product are keys and values, and how many there are."""
+    """The number of a product's columns that are keys and values, and the number of all its columns."""
     layer = int(next(o.name for o in program.steps[write].inputs if o.kind == "cache").rpartition("/")[2])
     group = next(g for g in program.cache_groups if layer in g.layers)
     every = program.steps[product].outputs[0].shape[-1].coefficients()[0]

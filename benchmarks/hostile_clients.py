@@ -39,12 +39,12 @@ class Server:
 
 @dataclass
 class Tally:
-    """What clients sent and got.
+    """The requests of clients and their outcome.
 
     Attributes:
-        requests: by the kind of client.
-        statuses: by the kind of client and the status; 0: the connection ended without one.
-        wrong: answers that must not be, each with its reason.
+        requests: requests by the kind of client.
+        statuses: answers by the kind of client and the status; 0: the connection ended without one.
+        wrong: wrong answers, each with its reason.
         sent: bytes.
         seconds: latencies of honest clients' requests.
     """

@@ -1,4 +1,4 @@
-"""What fewer key/value heads cost a model, by each way of grouping them and before any recovery.
+"""The cost of fewer key/value heads, by each way of grouping them and before any recovery.
 
     python benchmarks/kv_heads.py [--kv-heads 1] [--tokens 2048] [--update-docs]
 
@@ -52,8 +52,12 @@ LENGTH = 256
 
 @dataclass(frozen=True)
 class Row:
-    """What one way costs. ``kl``: mean in nats a token. ``error``: mean relative error of what attentions add, squared,
-    on the calibration tokens; None if the way looks at none."""
+    """The cost of one way of grouping.
+
+    Attributes:
+        kl: mean KL from the source in nats per token.
+        error: mean squared relative error of the attentions' outputs on the calibration tokens; None if it uses none.
+    """
 
     method: str
     grouping: str

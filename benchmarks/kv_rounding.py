@@ -1,4 +1,4 @@
-"""What rounding keys and values to 8 and to 4 bits does to a model's next tokens, with and without a Hadamard rotation.
+"""The effect of rounding keys and values to 8 and 4 bits on a model's next tokens, with and without Hadamard rotation.
 
 Keys, after their rotary embedding, and values are rounded in transformers' model, in the attention over a whole text: a
 cache of that format holds the same numbers. The rotation spreads a head's largest numbers over all of it (QuaRot,

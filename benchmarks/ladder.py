@@ -1,4 +1,4 @@
-"""What each step of optimization gives: one model, from transformers' eager without a KV cache to speculation.
+"""The gain of each optimization step for one model, from transformers' eager without a KV cache to speculation.
 
     python benchmarks/ladder.py FOLDER [--rounds 3] [--json FILE] [--page benchmarks/notes/ladder.md] [--bundles WHERE]
 
@@ -163,7 +163,7 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def eager(how: str, options: argparse.Namespace, work: Workload, reference: Path | None) -> list[str]:
-    """What is run of transformers."""
+    """The command that runs transformers."""
     told = [how, str(options.folder.resolve()), work.to_json(), str(reference or "")]
     return [sys.executable, "-m", "peers.workers.eager", *told]
 
@@ -179,7 +179,10 @@ def of_eager(options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept
 
 
 def of_bundle(options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept, reference: Path | None) -> float:
-    """The same of a bundle; several requests have the bits of one, so that their KL divergence isn't measured again."""
+    """Measures tokens a second of a bundle; the rest goes into ``kept``.
+
+    Several requests compute the bits of one, so their KL divergence isn't measured again.
+    """
     bundle, ours = options.bundles / f"{rung.bundle}.bundle", Command(Path(sys.executable), "ours")
     report = run(ours.line("speed", bundle, work))
     kept |= {"bytes": report.bytes["weights"], "steps": len(Bundle.open(bundle).program("cpu").steps)}
@@ -191,7 +194,7 @@ def of_bundle(options: argparse.Namespace, rung: Rung, work: Workload, kept: Kep
 def of_speculation(
     options: argparse.Namespace, rung: Rung, work: Workload, kept: Kept, reference: Path | None
 ) -> float:
-    """The same with tokens computed ahead; ``kept`` has the speeds without it. Its tokens are compared."""
+    """Measures tokens a second with speculation, and asserts equal tokens; speeds without it go into ``kept``."""
     report: Report = run(
         Command(Path(sys.executable), "ours").line("ahead", options.bundles / f"{rung.bundle}.bundle", work)
     )

@@ -1,4 +1,4 @@
-"""How near a model's linears come to what bounds them: the read bandwidth for few rows, the multiply peak for many.
+"""The distance of a model's linears from their bounds: read bandwidth for few rows, the multiply peak for many.
 
     python benchmarks/linear.py [--storages int8 int4 int4-offsets] [--rows 1 8 512] [--model smol] [--isa avx2]
 

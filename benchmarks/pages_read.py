@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def pages_are_counted() -> bool:
-    """Whether this system keeps and tells the marks."""
+    """Returns True if this system marks pages that are read, and reports the marks."""
     try:
         clear()
         return "Referenced:" in Path("/proc/self/smaps").read_text()

@@ -1,4 +1,5 @@
-"""How far `optimize plan` is from `optimize bench` on this machine: decode steps by batch and context, and prompts.
+"""The error of `optimize plan` against `optimize bench` on this machine: decode steps by batch and context, and
+prompts.
 
     python benchmarks/plan_error.py BUNDLE ... [--rounds N] [--json FILE]
     python benchmarks/plan_error.py BUNDLE --links 1gbit,100mbit [--partitions tensor=2 pipeline=2] (as root)
@@ -84,7 +85,7 @@ def predict(bundle: Bundle, threads: int) -> dict[Size, float]:
 
 
 def run(bundle: Bundle, threads: int) -> dict[Size, float]:
-    """The same as bench finds it. Raises what ``bench`` raises."""
+    """Measures seconds by size with ``bench``. Raises what ``bench`` raises."""
     asked = BenchOptions("cpu", PROMPTS, BATCHES, CONTEXTS, STEPS, BENCH_ROUNDS, threads, MEMORY)
     found = bench(bundle, asked)
     times: dict[Size, float] = {("prompt", 1, p.tokens): p.ttft.median for p in found.prompts}
@@ -208,7 +209,7 @@ def over_link(bundle: Bundle, how: Partition, link: str, seed: int) -> tuple[flo
 
 
 def planned_over_link(path: Path, how: str, link: str) -> tuple[float, float]:
-    """The same as `optimize plan` predicts it, from kernels that are timed now."""
+    """Predicts the two times of ``over_link`` as `optimize plan` does, from kernels that are timed now."""
     context = PROMPT + WARM_UP + STEPS // 2
     asked = PlanOptions(partition=how, links=(link,), batches=(1,), context=context, prompt=PROMPT, threads=1)
     (plan,) = plan_ranks(path, asked).plans
@@ -237,7 +238,7 @@ def compare_links(path: Path, links: Sequence[str], partitions: Sequence[str], r
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """As benchmarks/notes/cpu.md has it."""
+    """Formats the table of benchmarks/notes/cpu.md."""
     lines = ["| recipe | step | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     for c in cells:
         many = f"{c.batch} request{'s' if c.batch > 1 else ''} at {c.tokens:,} tokens"

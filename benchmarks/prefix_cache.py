@@ -1,4 +1,4 @@
-"""What the prefix cache gives: time to the first token of a prompt whose beginning is known, in memory or on disk.
+"""The gain of the prefix cache: time to the first token of a prompt whose beginning is known, in memory or on disk.
 
     python benchmarks/prefix_cache.py BUNDLE [--prompt 4096] [--shared 4000] [--rounds 5] [--peers int8] [--json FILE]
 
@@ -103,7 +103,7 @@ def first_token(llm: LLM, prompt: list[int]) -> tuple[float, tuple[int, ...]]:
 
 
 def one_round(options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """See the module."""
+    """Measures one round: cold, hit, disk and rest, as the module describes them."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         with opened(options, prefix_folder=Path(folder) / "kept") as llm:

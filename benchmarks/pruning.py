@@ -1,4 +1,4 @@
-"""What pruning saves and costs: a third of the channels of every feed-forward network, in f32 and int8.
+"""The savings and costs of pruning a third of the channels of every feed-forward network, in f32 and int8.
 
     python benchmarks/pruning.py [--recipes f32 int8] [--share 0.333] [--rounds 5] [--threads 2] [--update-docs]
 
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What its bundle is called."""
+        """The name of its bundle."""
         return f"{self.recipe}-{self.kind.split(',')[0]}" + ("-plain" if self.kind == PLAIN else "")
 
 

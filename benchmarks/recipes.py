@@ -58,8 +58,7 @@ CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 
 @dataclass
 class Row:
-    """What was found of one recipe, or of what is beside. ``failure``: why there is no more.
-
+    """The result of one recipe, or of a bundle or file to compare with. ``failure``: the reason why it has no figures.
     ``path`` is None for what is exported here. ``bundle_bytes`` counts all files but the report, ``weight_bytes`` the
     weights as they are stored; ``same_answers``: the share of questions that are answered as by the reference.
     """
@@ -178,7 +177,7 @@ def _path(row: Row, folder: Path) -> Path:
 
 
 def _worker(row: Row) -> Command:
-    """What runs it. Raises WorkerError if llama.cpp can't be installed."""
+    """The worker that runs a row. Raises WorkerError if llama.cpp can't be installed."""
     if row.path is None or row.path.is_dir():
         return Command(Path(sys.executable), "ours")
     engine, python = ENGINES["llama.cpp"], peers_python(BUILD / "peers")
@@ -206,7 +205,7 @@ def _prepare(row: Row, model: Path, folder: Path, parameters: int) -> None:
 
 
 def _is_record(name: str) -> bool:
-    """Whether a tensor only says how others were scaled: no step reads it."""
+    """Returns True if a tensor only records how others were scaled: no step reads it."""
     return name.endswith(RECORDS)
 
 
@@ -220,7 +219,9 @@ class Asked:
 
 
 def _ask(reference: Path, text: Path, tokens: int, folder: Path) -> Asked:
-    """What all are asked, and how the reference answers. A model without a template for chats gets plain text."""
+    """Prepares the questions for all rows, with the reference's answers. A model without a chat template gets plain
+    text.
+    """
     asked = folder.resolve() / "reference.npz", folder.resolve() / "questions.json"
     most = Bundle.open(reference).model.context_length
     with LLM(reference, memory="512MiB") as llm:

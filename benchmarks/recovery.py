@@ -1,4 +1,4 @@
-"""What recovery brings back: fewer heads, and weights of 4 bits, on a small model trained on the spot.
+"""The gain of recovery for fewer heads and for weights of 4 bits, on a small model trained on the spot.
 
     python benchmarks/recovery.py [--model FOLDER] [--steps 1200] [--qat-steps 600] [--update-docs]
 

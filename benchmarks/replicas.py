@@ -100,7 +100,7 @@ def replicated(bundle: Path, *arguments: str) -> Iterator[tuple[int, str]]:
 
 
 def ask(url: str, path: str) -> bytes:
-    """What a GET is answered with."""
+    """The body of the response to a GET."""
     link = http.client.HTTPConnection(url.removeprefix("http://"))
     try:
         link.request("GET", path)
@@ -110,7 +110,7 @@ def ask(url: str, path: str) -> bytes:
 
 
 def props(url: str) -> dict[str, Any]:
-    """What ``/props`` says of the model."""
+    """The model's entry in ``/props``."""
     return next(iter(json.loads(ask(url, "/props"))["models"].values()))  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,7 @@ def load(url: str, *arguments: str | int, wait: bool = True) -> subprocess.Popen
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the load tool has found."""
+    """The result of the load tool, from its stdout."""
     return json.loads(process.communicate()[0])  # type: ignore[no-any-return]
 
 

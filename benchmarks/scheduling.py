@@ -100,7 +100,7 @@ def _timed(run: Any, load: Sequence[Arrival], scheduling: Scheduling | None, tar
 
 
 def served(options: argparse.Namespace) -> dict[str, Any]:
-    """The same on this machine, where the tokens are a model's, and their number what was asked for."""
+    """Measures the policies on this machine, with a model's tokens and answers of the requested lengths."""
     load = bursts(int(options.seconds * ENGINE_RATE), ENGINE_RATE, seed=7)
     found: dict[str, Any] = {"seconds": load[-1].at, "rate": ENGINE_RATE, "requests": len(load)}
     for name, scheduling in deadlines(*ENGINE_TARGETS["chat"]).items():

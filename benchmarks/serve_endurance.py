@@ -1,4 +1,4 @@
-"""What a server endures: many clients for minutes, an engine that is killed often, hostile clients, a simulated day.
+"""The endurance of a server: many clients for minutes, an engine killed often, hostile clients, a simulated day.
 
     python benchmarks/serve_endurance.py BUNDLE [--clients 200] [--seconds 300] [--kills 10] [--json FILE] [--plot FILE]
     python benchmarks/serve_endurance.py BUNDLE --parts hostile [--seconds 300] [--memory 600] [--json FILE]
@@ -153,7 +153,7 @@ class Server:
             connection.close()
 
     def props(self) -> dict[str, Any]:
-        """What ``/props`` says of the model."""
+        """The model's entry in ``/props``."""
         return next(iter(self.ask("GET", "/props")[1]["models"].values()))  # type: ignore[no-any-return]
 
     def idle(self) -> bool:
@@ -382,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def problems(found: dict[str, Any]) -> list[str]:
-    """What didn't hold, a line each; printed too."""
+    """The requirements that weren't met, a line each; printed too."""
     wrong = []
     if "load" in found:
         if found["load"]["result"]["errors"]:

@@ -1,4 +1,4 @@
-"""What 2:4 sparsity saves and costs: kernels in every storage type, and a model by each way of choosing.
+"""The savings and costs of 2:4 sparsity: kernels in every storage type, and a model pruned by each method.
 
     python benchmarks/sparsity.py [--rows 1 8 512] [--rounds 7] [--threads 2] [--kernels-only]
     python benchmarks/sparsity.py --model-only [--model PATH] [--storage int8] [--methods magnitude wanda sparsegpt]
@@ -83,7 +83,7 @@ class KernelRow:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast sparse is."""
+        """The speed of sparse kernels relative to dense ones."""
         return statistics.median(self.ratios)
 
 

@@ -1,4 +1,4 @@
-"""What other sparsity than 2:4 would cost and save: without a pattern, and in blocks of a panel. A trial, not a format.
+"""The costs and savings of patterns other than 2:4: unstructured, and in blocks of a panel. A trial, not a format.
 
     python benchmarks/sparsity_patterns.py --steps 20 [--model PATH] [--patterns NAME ..] [--update-docs]
     python benchmarks/sparsity_patterns.py --kernels-only [--rows 1 6 510] [--rounds 7] [--threads 2]
@@ -85,7 +85,7 @@ class Pattern:
 
     @property
     def bits(self) -> float:
-        """What a weight takes in int8, with places and the scales of its groups."""
+        """The bits of a weight in int8, with its position and the scales of its groups."""
         if self.block == (1, 1):  # a bit for each place, and scales for all groups
             return self.density * INT8_BITS + 1 + SCALE_BITS
         if self.block == (1, QUAD):  # 2:4: two bits for each that stays
@@ -106,7 +106,7 @@ PATTERNS = {
 
 @dataclass
 class Quality:
-    """What a pattern costs: KL in nats a token and perplexity, as pruned and after ``steps`` of training."""
+    """The cost of a pattern: KL in nats per token and perplexity, as pruned and after ``steps`` of training."""
 
     pattern: str
     density: float
@@ -240,7 +240,7 @@ class Trial:
             self.sequences = Sequences(found.training, tuple(self.measured), found.origin)
 
     def of_format(self, storage: Storage) -> Quality:
-        """The same of a dense format for the linears; tables and logits stay floats, as with patterns."""
+        """Measures a dense format for the linears; tables and logits stay floats, as with patterns."""
         context = PassContext(calibration=tuple(self.calibration))
         check = Check(self.captured.program, self.later, context, {"text": self.measured})
         dense = WeightFormat(storage=storage, group_size=GROUP, activation="int8", activation_group_size=GROUP)
@@ -279,7 +279,7 @@ def speeds(rows: Sequence[int], rounds: int, threads: int, size: int, size_bytes
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What a result says, as a table of the page."""
+    """Formats a result as a table for the page."""
     speed: dict[str, dict[int, float]] = {}
     for row in found.get("speed", []):
         speed.setdefault(row["pattern"], {})[row["rows"]] = row["speed"]

@@ -1,4 +1,4 @@
-"""What computing likely tokens ahead gives: decoding speed with ``LLM(speculate=...)`` over plain decoding.
+"""The gain of computing likely tokens ahead: decoding speed with ``LLM(speculate=...)`` over plain decoding.
 
     python benchmarks/speculation.py BUNDLE [--draft BUNDLE] [--rounds 5] [--tokens 128] [--only TASK ...] [--json FILE]
     python benchmarks/speculation.py BUNDLE --row-costs [--json FILE]

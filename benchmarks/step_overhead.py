@@ -1,4 +1,4 @@
-"""What a step costs outside of the program: our scheduler, sampler and text, on executors that compute nothing.
+"""The cost of a step outside the program: our scheduler, sampler and text, on executors that compute nothing.
 
     python benchmarks/step_overhead.py [--requests 1 16 64] [--steps 300] [--vocabulary 49152] [--json FILE]
 

@@ -1,4 +1,5 @@
-"""What answers of a given form cost, and whether they hold: MaskBench, a guided batch, drafts, a slow compilation.
+"""The cost of structured answers, and checks that they are valid: MaskBench, a guided batch, drafts, a slow
+compilation.
 
     python benchmarks/structured.py BUNDLE [--parts schemas batch drafts slow] [--maskbench FOLDER] [--json FILE]
 
@@ -61,13 +62,13 @@ SLOWEST = "JsonSchemaStore---jreleaser-1.7.0.json"
 
 @dataclass
 class Outcome:
-    """What a set of schemas came to.
+    """The result of a set of schemas.
 
     Attributes:
-        compiled, refused: schemas; ``reasons`` counts what was refused, by the first words of the error.
-        instances: that were tried; of these ``rejected`` valid ones, and ``accepted`` names invalid ones. An instance
-            with properties that its schema doesn't declare isn't counted as rejected.
-        compile_ms, mask_us: times of each.
+        compiled, refused: numbers of schemas; ``reasons`` counts the refused ones by the first words of the error.
+        instances: instances tried; ``rejected`` counts valid ones that were rejected, ``accepted`` names invalid ones
+            that were accepted. An instance with properties that its schema doesn't declare isn't counted as rejected.
+        compile_ms, mask_us: all times of compilations and of masks.
     """
 
     compiled: int = 0
@@ -157,7 +158,7 @@ def _fits_held(schema: Any, data: Any) -> bool:
 
 
 def maskbench(folder: Path, count: int) -> Iterator[tuple[str, Any, Sequence[tuple[Any, bool]]]]:
-    """So many of MaskBench's schemas, evenly spread, or all for 0, with their instances."""
+    """Yields ``count`` of MaskBench's schemas, evenly spread, or all for 0, with their instances."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise SystemExit(f"{folder} has no schemas; take maskbench/data of guidance-ai/jsonschemabench")

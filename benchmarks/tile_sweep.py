@@ -84,7 +84,7 @@ def candidates(case: TileCase, gpu: GpuLimits) -> Iterator[Tile]:
 
 
 def fits(gpu: GpuLimits, kernel: CompiledKernel) -> bool:
-    """Whether a kernel fits the GPU and needs no stack."""
+    """Returns True if a kernel fits the GPU and needs no stack."""
     return kernel.shared_memory <= gpu.shared_memory and not kernel.stack
 
 
@@ -106,7 +106,7 @@ def compile_candidates(case: TileCase, gpu: GpuLimits, compiler: KernelCompiler,
 
 
 def _specs_of(case: TileCase, tile: Tile, gpu: GpuLimits) -> list[KernelSpec]:
-    """What a step with this tile launches."""
+    """The kernels that a step with this tile launches."""
     import torch
     from gpu_kernels import AttentionStep
     from gpu_places import Rehearsal
@@ -142,13 +142,13 @@ def pack(folder: Path, gpu: GpuLimits, compiler: KernelCompiler, cases: Sequence
 
 
 def packed(folder: Path) -> dict[TileCase, list[Tile]]:
-    """What ``pack`` wrote."""
+    """Reads the candidates that ``pack`` wrote."""
     said = json.loads((folder / CANDIDATES_FILE).read_text())
     return {TileCase(**one["case"]): [Tile(**tile) for tile in one["tiles"]] for one in said}
 
 
 def times_of(case: TileCase, tiles: Iterable[Tile], timer: Timer, goes_on: Callable[[], bool]) -> dict[Tile, float]:
-    """How long each tile takes, as long as it ``goes_on``."""
+    """Times each tile, until ``goes_on`` returns False."""
     times = {}
     for tile in tiles:
         took = timer(case, tile) if goes_on() else None

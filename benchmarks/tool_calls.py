@@ -134,7 +134,7 @@ class Fixtures:
                 }
 
     def test(self, one: Any) -> Row:
-        """What comes of a fixture."""
+        """Tests a fixture and returns its outcome."""
         from canitoolcall.checks import run_checks
         from canitoolcall.chunking import DEFAULT_STRATEGIES, split
         from canitoolcall.results import Observation, ParsedToolCall, ParseResult
@@ -175,7 +175,9 @@ class Fixtures:
         return {"name": one.id, "outcome": "failed", "reason": "; ".join(wrong)}
 
     def held(self, one: Any) -> Row | None:
-        """Whether the grammar of a fixture's tools takes an answer that a template rendered; None for others."""
+        """Tests if the grammar of a fixture's tools accepts an answer that a template rendered; None for other
+        fixtures.
+        """
         from llguidance import LLMatcher, LLTokenizer
 
         name = self._format(one)
@@ -217,7 +219,7 @@ class Fixtures:
         return token >= next(least for part, least in CONTROL[one.family] if part in one.models[0])
 
     def _markers(self, one: Any) -> list[re.Match[str]]:
-        """Where an answer's text has markers that may be control tokens."""
+        """Finds the markers in an answer's text that may be control tokens."""
         names = set(self._families[one.family]["markers"]) | {"<|tool_call_argument_begin|>", '<|"|>'}
         names = {name for name in names if "function" not in name and "parameter" not in name}
         if one.family == "deepseek":

@@ -1,4 +1,4 @@
-"""What torch makes of a model's steps: transformers' eager, and packages of fixed sizes by torch's AOTInductor.
+"""The speed of a model's steps in torch: transformers' eager, and packages of fixed sizes by torch's AOTInductor.
 
     python benchmarks/torch_steps.py eager MODEL.gguf
     python benchmarks/torch_steps.py compile MODEL.gguf FOLDER

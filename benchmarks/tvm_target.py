@@ -56,7 +56,7 @@ def step_of(groups: Sequence[CacheGroup], past: int, new: int, requests: int, vo
 
 
 def eager(model: Any, past: int, new: int, requests: int, vocabulary: int) -> Callable[[], object]:
-    """The same by transformers, whose cache is cut back after each step."""
+    """A function that runs the same step in transformers, whose cache is cropped after each step."""
     ids = torch.randint(0, vocabulary, (requests, new))
     if past == 0:
         return lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1)

@@ -24,7 +24,7 @@ SYSTEM, TOOL, ANSWER, TURNS = 1500, 220, 48, 8
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is said to an engine, in tokens; ``answer`` is how many tokens each answer has."""
+    """A conversation in tokens; ``answer`` is the number of tokens of each answer."""
 
     system: list[int]
     tools: list[list[int]]

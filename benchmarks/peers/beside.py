@@ -90,7 +90,7 @@ def model_of(bundle: Path) -> str:
 
 
 def format_of(draft: Path, model: str) -> Format:
-    """What peers have of a draft model, by its recipe. Raises SystemExit for another model or recipe."""
+    """The peers' format of the same bits as a draft model's recipe. Raises SystemExit for another model or recipe."""
     if (other := model_of(draft)) != model:
         raise SystemExit(f"--draft {draft}: made from {other}, and BUNDLE from {model}; give one of the same model")
     recipe = str(Bundle.open(draft).manifest.recipe.get("name"))
@@ -101,7 +101,7 @@ def format_of(draft: Path, model: str) -> Format:
 
 
 def in_turn(runs: Runs, rounds: int, failed: dict[str, str]) -> dict[str, list[Report]]:
-    """So many rounds, another first in each; what a peer that crashed said goes to ``failed``. Ours may not crash."""
+    """Runs rounds, each in another order; the message of a peer that crashed goes to ``failed``. Ours may not crash."""
     reports: dict[str, list[Report]] = {name: [] for name in runs}
     for index in range(rounds):
         names = list(runs)

@@ -41,7 +41,7 @@ class Engine:
     lacks: tuple[str, ...] = ()
 
     def path(self, kind: Format) -> str:
-        """What it loads, in the model's folder."""
+        """The path of the file that it loads, in the model's folder."""
         return self.model.format(format=kind, gguf=GGUF[kind])
 
 

@@ -1,4 +1,4 @@
-"""What Enginewright is to reach beside the best peer of the same bits, on two cores, and why a goal isn't reached."""
+"""The goals of Enginewright against the best peer with the same bits, on two cores, and the reasons for missed ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Goal:
 
     @property
     def key(self) -> str:
-        """How reasons.toml names it."""
+        """The goal's key in reasons.toml."""
         return f"{self.model}.{self.format}.{self.figure}" + ("" if self.kind == "ratio" else f".{self.kind}")
 
 

@@ -37,7 +37,7 @@ def install(engine: Engine, python: Path) -> str | None:
 
 
 def installed(package: str, python: Path) -> bool:
-    """Whether the environment has the package, in the version that is asked for."""
+    """Returns True if the environment has the package, in the required version."""
     name, _, version = package.partition("==")
     probe = [str(python), "-c", "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))", name]
     done = subprocess.run(probe, check=False, capture_output=True, text=True)

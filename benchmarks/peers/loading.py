@@ -1,4 +1,4 @@
-"""Where things are, and modules outside of packages."""
+"""Paths of the benchmarks, and the import of modules outside packages."""
 
 from __future__ import annotations
 

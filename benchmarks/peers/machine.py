@@ -1,4 +1,4 @@
-"""What a result says of where it comes from."""
+"""The machine and the commit that a result was measured with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peers.loading import REPOSITORY
 
 
 def commit() -> str:
-    """What was measured: the commit, with -dirty if files differ from it; empty outside of a clone."""
+    """The commit that was measured, with -dirty if files differ from it; empty outside a clone."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 

@@ -26,7 +26,7 @@ class MarkedTable:
         return f"<!-- table: benchmarks/{self.script} -->"
 
     def split(self, page: Path) -> tuple[str, str]:
-        """What is before and behind the table of a page. Exits where the page has not both marks."""
+        """Splits a page into the text before and after its table. Exits if the page lacks one of the two marks."""
         before, begin, rest = page.read_text(encoding="utf-8").partition(self.begin)
         _, end, after = rest.partition(END)
         if not begin or not end:

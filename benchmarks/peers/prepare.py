@@ -41,7 +41,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Missing:
-    """What isn't compared; ``model`` and ``format`` are empty where that goes for all."""
+    """A comparison that is left out; ``model`` and ``format`` are empty if it concerns all of them."""
 
     engine: str
     model: str
@@ -51,9 +51,15 @@ class Missing:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be compared. No ``formats``: those of each model. ``prefix`` comes before every run; ``keep``: bundles
-    stay as they are; ``kv_cache``: what ours store keys and values in, instead of what their recipes say;
-    ``every_format``: formats too that models aren't compared in."""
+    """The models, formats and engines to compare.
+
+    Attributes:
+        formats: formats to compare; empty takes those of each model.
+        prefix: words before every command.
+        keep: True leaves existing bundles unchanged.
+        kv_cache: storage type of our keys and values, in place of the recipe's.
+        every_format: True also takes formats that the models aren't compared in.
+    """
 
     models: Sequence[str]
     formats: Sequence[Format]
@@ -64,7 +70,7 @@ class Asked:
     every_format: bool = False
 
     def formats_of(self, model: str) -> list[Format]:
-        """Those of a model."""
+        """The formats of a model that are compared."""
         its = MODELS[model]
         if not self.formats:
             return list(its.formats)

@@ -26,7 +26,7 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """How a worker is started: ``prefix`` (such as numactl with its arguments), the Python, the module."""
+    """The way to start a worker: ``prefix`` (such as numactl with its arguments), the Python, the module."""
 
     python: Path
     worker: str
@@ -58,7 +58,7 @@ def run(command: Sequence[str]) -> Report:
 
 
 def output(command: Sequence[str]) -> str:
-    """What a command prints. Raises WorkerError."""
+    """Runs a command and returns its stdout. Raises WorkerError."""
     process = started(command, subprocess.PIPE)
     try:
         printed, errors = process.communicate(timeout=MOST_SECONDS)

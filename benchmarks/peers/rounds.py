@@ -124,7 +124,7 @@ def measure(
 
 
 def command_of(job: Job, work: Workload) -> list[str]:
-    """What is run."""
+    """The command of a job."""
     command, path = job.contender.command, job.contender.path
     work = replace(work_for(job.contender.model, work), seed=job.round)
     if job.task == "start":
@@ -143,6 +143,6 @@ def work_for(model: str, work: Workload) -> Workload:
 
 
 def roofline(contender: Contender, work: Workload) -> Report:
-    """What the machine could do with our bundle. Raises WorkerError."""
+    """Measures the machine's limits for our bundle. Raises WorkerError."""
     command = Command(Path(sys.executable), "roofline", contender.command.prefix)
     return run(command.line("roofline", contender.path, work))

@@ -47,7 +47,7 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Serving:
-    """What a server is started with. ``context``: most tokens of a request with its answer."""
+    """The settings to start a server with. ``context``: most tokens of a request with its answer."""
 
     bundle: Path
     gguf: Path
@@ -112,7 +112,7 @@ def _quietly(command: Sequence[str]) -> None:
 
 
 def about(name: str, serving: Serving) -> str:
-    """How a server was started, for a result."""
+    """The command that started a server, without folders, for a result."""
     return " ".join(Path(part).name if "/" in part else part for part in _command(name, serving, 0)[1:])
 
 

@@ -57,7 +57,7 @@ def engine_table(table: Mapping[str, Any]) -> list[str]:
 
 
 def limit_line(table: Mapping[str, Any]) -> str:
-    """What the machine could do, and what share of that is reached."""
+    """The machine's limits, and the share of them that was reached, as a line."""
     found = table["limits"]
     parts = []
     if "bandwidth_share" in found:
@@ -116,7 +116,7 @@ def value_of(kind: str, value: float) -> str:
 
 
 def missing_list(missing: Sequence[Mapping[str, str]]) -> list[str]:
-    """What isn't there, and why."""
+    """The comparisons that are missing, with their reasons."""
     names = [", ".join(filter(None, (TITLES.get(m["engine"]), m["model"], m["format"]))) for m in missing]
     return [f"- {name}: {m['reason']}" for name, m in zip(names, missing, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What is measured, the same for every engine, and the command line of what measures it.
+"""The tasks that every engine is measured by, and the command line of the workers.
 
 - ``speed``: prefill of one prompt (logits or a token of its last), then ``steps`` tokens behind it; then requests with
   prompts of ``short_prompt`` tokens, ``steps`` tokens each, as many in one batch as ``batches`` says; and the most
@@ -77,7 +77,7 @@ class Workload:
         return cls(**given)
 
     def to_json(self) -> str:
-        """What ``parse`` reads."""
+        """The text that ``parse`` reads."""
         return json.dumps(asdict(self))
 
     @property
@@ -93,16 +93,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker measured.
+    """The result of a worker.
 
     Attributes:
         engine: name and version.
-        settings: what it was told, for the reader.
+        settings: the engine's settings, for the reader.
         figures: tokens a second (``prefill``, ``decode_1``, ``decode_16``, ``prefill_long``, ``decode_long``,
             ``prefill_far``, ``decode_far``, ``decode_farther``).
-        bytes: what of memory is known: ``peak`` of the process, ``weights`` and ``kv`` that it needs, ``import`` that
-            it had before the model.
-        answers: tokens behind each prompt.
+        bytes: known sizes: ``peak`` of the process, ``weights`` and ``kv`` that it needs, ``import`` that the
+            process had before the model.
+        answers: token ids of the answer to each prompt.
     """
 
     engine: str
@@ -135,7 +135,7 @@ class Worker(Protocol):
         """[T, V]; None from an engine that gives none."""
 
     def answers(self, model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        """So many greedy tokens behind each prompt, nothing ends early; few engines have this."""
+        """Generates ``tokens`` greedy tokens for each prompt, without an early end; few engines have this task."""
 
 
 def first_token() -> None:

@@ -1,1 +1,1 @@
-"""What runs one engine, in a process of its own."""
+"""Workers: each runs one engine, in a process of its own."""

@@ -52,7 +52,7 @@ class Served:
 
 
 def speed(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures prefill and decode speeds; see ``workload``."""
     served = Served(path, work.threads)
     served.run(work.prompts(1, 64, stream=1), 4)
     prefill, decode = served.run(work.prompts(1, work.prompt), work.steps)
@@ -64,7 +64,7 @@ def speed(path: str, work: Workload) -> Report:
 
 
 def long(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures a long prompt; see ``workload``."""
     served = Served(path, work.threads)
     served.run(work.prompts(1, 64, stream=1), 4)
     prefill, decode = served.run(work.prompts(1, work.long_prompt), work.long_steps)
@@ -73,7 +73,7 @@ def long(path: str, work: Workload) -> Report:
 
 
 def start(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Runs up to the first token; see ``workload``."""
     Served(path, work.threads).run(work.prompts(1, START_PROMPT), 0)
     first_token()
     return Report(ENGINE)

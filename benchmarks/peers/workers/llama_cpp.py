@@ -138,7 +138,10 @@ def _alone(model: Any, work: Workload, prompt_tokens: int, steps: int) -> tuple[
 
 
 def speed(path: str, work: Workload) -> Report:
-    """See ``workload``; a context is made and freed for each part, so that it is no larger than needed."""
+    """Measures prefill and decode speeds; see ``workload``.
+
+    A context is made and freed for each part, so that none is larger than necessary.
+    """
     model = _warmed(path, work)
     prefill, decode = _alone(model, work, work.prompt, work.steps)
     figures = {"prefill": prefill, "decode_1": decode}
@@ -156,13 +159,13 @@ def speed(path: str, work: Workload) -> Report:
 
 
 def long(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures a long prompt; see ``workload``."""
     prefill, decode = _alone(_warmed(path, work), work, work.long_prompt, work.long_steps)
     return Report(ENGINE, SETTINGS, {"prefill_long": prefill, "decode_long": decode})
 
 
 def far(path: str, work: Workload) -> Report:
-    """See ``workload``; the longer cache has the prompt twice."""
+    """Measures a very long prompt; see ``workload``. The longer cache has the prompt twice."""
     model, prompts, tokens = _warmed(path, work), work.prompts(1, work.far_prompt), work.far_prompt
     context = Context(model, work.threads, 2 * (tokens + work.long_steps) + 64, 2, unified=True)
     figures = {"prefill_far": tokens / context.prefill(prompts[0])}
@@ -176,7 +179,7 @@ def far(path: str, work: Workload) -> Report:
 
 
 def start(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Runs up to the first token; see ``workload``."""
     context = Context(load(path), work.threads, 256, 1)
     context.prefill(work.prompts(1, START_PROMPT)[0])
     first_token()
@@ -184,8 +187,11 @@ def start(path: str, work: Workload) -> Report:
 
 
 def agent(path: str, work: Workload) -> Report:
-    """See ``workload``. With the cache: what the sequence has of the prompt stays, as in llama-server's slots (its
-    ``cache_prompt``); the last token is always computed."""
+    """Measures a conversation; see ``workload``.
+
+    With the cache, the sequence keeps the common part of the prompt, as llama-server's slots do (its ``cache_prompt``);
+    the last token is always computed.
+    """
     talk = Conversation.read(work.conversation)
     model = _warmed(path, work)
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -254,8 +260,11 @@ class Counted(LlamaDraftModel):  # type: ignore[misc]
 
 
 def ahead(path: str, work: Workload) -> Report:
-    """See ``workload``: through the package's ``Llama.generate``, which is what has the lookup and takes a draft model;
-    so its steps have its sampling in Python with and without."""
+    """Measures speculation; see ``workload``.
+
+    It uses the package's ``Llama.generate``, which has the lookup and takes a draft model. So its steps sample in
+    Python, with and without speculation.
+    """
     texts = Texts.read(work.texts)
     about = {"n_ctx": texts.context + 64, "n_threads": work.threads, "n_threads_batch": work.threads}
     held: list[int] = []
@@ -296,7 +305,7 @@ def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 def answers(path: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """See ``workload``."""
+    """Generates greedy answers; see ``workload``."""
     model = load(path)
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     found = []

@@ -46,7 +46,7 @@ class Served:
 
 
 def speed(path: str, work: Workload) -> Report:
-    """See ``workload``; of one request alone."""
+    """Measures prefill and decode speeds of a single request; see ``workload``."""
     served = Served(path)
     served.run(64, 4)
     prefill, decode = served.run(work.prompt, work.steps + 1)
@@ -54,7 +54,7 @@ def speed(path: str, work: Workload) -> Report:
 
 
 def start(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Runs up to the first token; see ``workload``."""
     Served(path).run(START_PROMPT, 1)
     first_token()
     return Report(ENGINE)

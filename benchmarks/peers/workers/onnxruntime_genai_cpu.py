@@ -47,7 +47,7 @@ def run(model: Any, prompts: list[list[int]], steps: int) -> tuple[float, float]
 
 
 def speed(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures prefill and decode speeds; see ``workload``."""
     model = load(path, work.threads)
     run(model, work.prompts(1, 64, stream=1), 4)
     prefill, decode = run(model, work.prompts(1, work.prompt), work.steps)
@@ -59,7 +59,7 @@ def speed(path: str, work: Workload) -> Report:
 
 
 def long(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures a long prompt; see ``workload``."""
     model = load(path, work.threads)
     run(model, work.prompts(1, 64, stream=1), 4)
     prefill, decode = run(model, work.prompts(1, work.long_prompt), work.long_steps)
@@ -68,7 +68,7 @@ def long(path: str, work: Workload) -> Report:
 
 
 def start(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Runs up to the first token; see ``workload``."""
     run(load(path, work.threads), work.prompts(1, START_PROMPT), 0)
     first_token()
     return Report(ENGINE)

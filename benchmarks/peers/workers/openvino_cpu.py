@@ -61,7 +61,7 @@ class Served:
         return requests * steps / (time.perf_counter() - start)
 
     def answer(self, prompt: list[int], tokens: int) -> tuple[list[int], float]:
-        """So many tokens, and when the first was there."""
+        """Generates ``tokens`` tokens; also returns the time at which the first one was there."""
         (handle,), _ = self.prefill([prompt], tokens - 1)
         at = time.perf_counter()
         found: list[int] = []
@@ -92,7 +92,7 @@ def _warm(served: Served, work: Workload) -> None:
 
 
 def speed(path: str, work: Workload) -> Report:
-    """See ``workload``; the smaller batches are the larger ones with requests dropped."""
+    """Measures prefill and decode speeds; see ``workload``. Smaller batches are larger ones with requests dropped."""
     most = max(work.batches)
     served = Served(path, work, max(most * work.short_context, work.prompt + work.steps + 64), most)
     _warm(served, work)
@@ -118,24 +118,24 @@ def _alone(path: str, work: Workload, tokens: int, name: str) -> Report:
 
 
 def long(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures a long prompt; see ``workload``."""
     return _alone(path, work, work.long_prompt, "long")
 
 
 def far(path: str, work: Workload) -> Report:
-    """See ``workload``; steps behind a cache that is longer than the prompt are left out."""
+    """Measures a very long prompt; see ``workload``. Steps with a cache longer than the prompt are left out."""
     return _alone(path, work, work.far_prompt, "far")
 
 
 def start(path: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Runs up to the first token; see ``workload``."""
     Served(path, work, 256, 1).prefill(work.prompts(1, START_PROMPT), 1)
     first_token()
     return Report(ENGINE)
 
 
 def agent(path: str, work: Workload) -> Report:
-    """See ``workload``; the scheduler's ``enable_prefix_caching`` turns its cache on."""
+    """Measures a conversation; see ``workload``. The scheduler's ``enable_prefix_caching`` turns its cache on."""
     talk = Conversation.read(work.conversation)
     asks = []
     for prefix_cache in (True, False):
@@ -146,8 +146,11 @@ def agent(path: str, work: Workload) -> Report:
 
 
 def ahead(path: str, work: Workload) -> Report:
-    """See ``workload``. Its lookup doesn't count what it computes ahead, but has the time of each step and what that
-    gave; of a draft model it has the steps, each of a token."""
+    """Measures speculation; see ``workload``.
+
+    Its lookup doesn't count the tokens that it computes ahead, but reports each step's time and accepted tokens. For a
+    draft model it reports the draft's steps, each of one token.
+    """
     texts = Texts.read(work.texts)
 
     def opened(**more: object) -> Any:

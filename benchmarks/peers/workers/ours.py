@@ -75,7 +75,7 @@ class Served:
             self.engine.abort(request)
 
     def report(self, figures: dict[str, float]) -> Report:
-        """What was measured, and of what."""
+        """Reports the figures with the sizes of weights and KV cache."""
         sizes = {"weights": self.weight_bytes, "kv": self.kv_bytes}
         return Report(f"enginewright {__version__}", self.settings, figures, sizes)
 
@@ -88,7 +88,10 @@ def used_weights(bundle: Bundle, target: str) -> set[str]:
 
 
 def speed(model: str, work: Workload) -> Report:
-    """See ``workload``; a first prompt warms up: it maps the weights and starts the threads."""
+    """Measures prefill and decode speeds; see ``workload``.
+
+    A first prompt warms up: it maps the weights and starts the threads.
+    """
     most, every = max(work.batches), work.steps * len(work.batches)
     alone = work.prompt + work.steps + SPARE  # a paged cache has room for it in what others have
     alone = -(-alone // most) if work.target == "cpu" else alone
@@ -107,7 +110,7 @@ def speed(model: str, work: Workload) -> Report:
 
 
 def long(model: str, work: Workload) -> Report:
-    """See ``workload``."""
+    """Measures a long prompt; see ``workload``."""
     served = Served(model, work, 1, work.long_prompt + work.long_steps + SPARE)
     served.warm_up(work)
     requests, seconds = served.prefill(work.prompts(1, work.long_prompt), work.long_steps)
@@ -134,8 +137,10 @@ class Doubled:
 
 
 def far(model: str, work: Workload) -> Report:
-    """See ``workload``; the longer cache has the prompt twice. The engine below ``LLM`` takes requests that are longer
-    than what the model was made for."""
+    """Measures a very long prompt; see ``workload``. The longer cache has the prompt twice.
+
+    It uses the engine below ``LLM``, which takes requests that are longer than the model's context.
+    """
     tokens, steps = work.far_prompt, work.long_steps
     served = Served(model, work, 1, tokens + 2 * steps + SPARE, behind=tokens)
     served.executor = doubled = Doubled(served.executor)
@@ -149,7 +154,7 @@ def far(model: str, work: Workload) -> Report:
 
 
 def start(model: str, work: Workload) -> Report:
-    """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
+    """Runs up to the first token as a Python program would: with the tokenizer, and a cache of the default size."""
     with LLM(
         model, target=work.target, context=work.context, threads=work.threads, provider=work.provider, trust="code"
     ) as llm:
@@ -159,7 +164,7 @@ def start(model: str, work: Workload) -> Report:
 
 
 def agent(model: str, work: Workload) -> Report:
-    """See ``workload``: as who uses it from Python does."""
+    """Measures a conversation through the Python API; see ``workload``."""
     talk = Conversation.read(work.conversation)
     params = SamplingParams(max_tokens=talk.answer, ignore_eos=True)
 
@@ -181,7 +186,7 @@ def agent(model: str, work: Workload) -> Report:
 
 
 def ahead(model: str, work: Workload) -> Report:
-    """See ``workload``: as who uses it from Python does."""
+    """Measures speculation through the Python API; see ``workload``."""
     texts = Texts.read(work.texts)
     params = SamplingParams(max_tokens=texts.tokens, ignore_eos=True)
     tenants = map(str, count())  # so that no answer is known from before
@@ -210,7 +215,7 @@ def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 def answers(model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """See ``workload``."""
+    """Generates greedy answers; see ``workload``."""
     with LLM(model, memory="512MiB", trust="code") as llm:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         return [list(output.token_ids) for output in llm.generate(prompts, params)]
