@@ -117,11 +117,11 @@ class CpuProgram:
             program = _build(lowered, weights)
         except ValueError as e:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
-        wanted = [blocks[name] for name in self._groups]
+        counts = [blocks[name] for name in self._groups]
         threads = threads or min(available_threads(), _MOST_THREADS)
         some = [slots.get(name, 0) for name in self._groups] if slots else []
         self._executor = self._asked(
-            lambda: _executor(program, wanted, threads, isa, tuning or {}, exchange, folder, some)
+            lambda: _executor(program, counts, threads, isa, tuning or {}, exchange, folder, some)
         )
 
     @property

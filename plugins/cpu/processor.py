@@ -10,16 +10,16 @@ from pathlib import Path
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Returns the processor's name, or its architecture if the system doesn't know the name."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     """Returns the processor's instruction-set flags, as Linux names them; () if the system doesn't list them."""
     try:
-        found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
+        match = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
     except OSError:
         return ()
-    return tuple(found[1].split()) if found else ()
+    return tuple(match[1].split()) if match else ()

@@ -46,10 +46,10 @@ class RowSampler:
         """
         rows = np.ascontiguousarray(logits, np.float32)
         try:
-            found = self._sampler.sample(rows, sampling.options(), logprobs_wanted(sampling))
+            samples = self._sampler.sample(rows, sampling.options(), logprobs_wanted(sampling))
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
-        return StepOutput(outputs=as_outputs(rows if return_logits else None), **found)
+        return StepOutput(outputs=as_outputs(rows if return_logits else None), **samples)
 
     def of_drawn(
         self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
@@ -70,8 +70,8 @@ class RowSampler:
             name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()
         }
         scored = tokens if sampling.scored is None else np.where(sampling.scored == NO_TOKEN, tokens, sampling.scored)
-        found = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
-        assert found.token_logprobs is not None
-        output.token_logprobs = np.where(tokens == NO_TOKEN, np.float32(np.nan), found.token_logprobs)
-        output.top_ids, output.top_logprobs = found.top_ids, found.top_logprobs
+        scores = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
+        assert scores.token_logprobs is not None
+        output.token_logprobs = np.where(tokens == NO_TOKEN, np.float32(np.nan), scores.token_logprobs)
+        output.top_ids, output.top_logprobs = scores.top_ids, scores.top_logprobs
         return output

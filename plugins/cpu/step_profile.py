@@ -70,9 +70,9 @@ class StepProfile:
         self, lowered: LoweredProgram, sizes: StepSizes, seconds: npt.NDArray[np.float64], whole: float | None = None
     ) -> None:
         """Adds one run: ``seconds`` [steps] as ``CpuProgram.profile`` gives them, ``whole`` with all around them."""
-        found = self._runs.setdefault((id(lowered), sizes), _Runs(lowered, sizes))
-        found.seconds = seconds + (found.seconds if found.runs else 0.0)
-        found.runs += 1
+        runs = self._runs.setdefault((id(lowered), sizes), _Runs(lowered, sizes))
+        runs.seconds = seconds + (runs.seconds if runs.runs else 0.0)
+        runs.runs += 1
         self.runs += 1
         self.seconds += float(seconds.sum()) if whole is None else whole
 
@@ -90,13 +90,13 @@ class StepProfile:
         calls: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         costs: defaultdict[str, StepCost] = defaultdict(StepCost)
-        for found in self._runs.values():
-            steps = zip(found.lowered.steps, found.seconds, step_costs(found.lowered, found.sizes), strict=True)
+        for runs in self._runs.values():
+            steps = zip(runs.lowered.steps, runs.seconds, step_costs(runs.lowered, runs.sizes), strict=True)
             for step, took, cost in steps:
                 name = key(step)
-                calls[name] += found.runs
+                calls[name] += runs.runs
                 seconds[name] += float(took)
-                costs[name] += cost.times(found.runs)
+                costs[name] += cost.times(runs.runs)
         totals = [StepTotal(name, calls[name], seconds[name], costs[name]) for name in calls]
         return sorted(totals, key=lambda total: -total.seconds)
 

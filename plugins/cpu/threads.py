@@ -32,8 +32,8 @@ def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
     def place(core: int) -> tuple[int, int, int, int]:
         topology = root / f"sys/devices/system/cpu/cpu{core}/topology"
-        package, own = (_read(topology / name).strip() for name in ("physical_package_id", "core_id"))
-        return nodes.get(core, 0), int(package or 0), int(own or core), core
+        package, core_id = (_read(topology / name).strip() for name in ("physical_package_id", "core_id"))
+        return nodes.get(core, 0), int(package or 0), int(core_id or core), core
 
     cores = sorted(os.sched_getaffinity(0), key=place)
     if len(cores) < ranks:
@@ -44,11 +44,11 @@ def core_shares(ranks: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
 def _numbers(text: str) -> list[int]:
     """The numbers of a list such as 0-3,8."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _cgroup_quota(root: Path) -> float | None:

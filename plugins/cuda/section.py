@@ -38,8 +38,8 @@ class CudaSection(Record, frozen=True, kw_only=True):
         """The best of ``compute_capabilities`` for a GPU: one whose machine code it runs, else one whose PTX its driver
         translates; None if none do. See ``tiles.code_for``."""
         numbers = {number_of(c): c for c in self.compute_capabilities}
-        found = code_for(number_of(capability), numbers)
-        return None if found is None else numbers[found]
+        number = code_for(number_of(capability), numbers)
+        return None if number is None else numbers[number]
 
 
 def check_opened(bundle: Bundle, target: str) -> None:

@@ -59,10 +59,10 @@ def gpu_problem(
         )
     if capabilities and choose_gpu(gpus, capabilities) is None:
         here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
-        wanted = ", ".join(dict.fromkeys(gpu.capability for gpu in gpus))
+        here_only = ", ".join(dict.fromkeys(gpu.capability for gpu in gpus))
         return Problem(
             f"{what} are for compute capability {_listed(capabilities)}, and the GPU here is another: {here}",
-            f"Export again for it (--gpu {wanted}), or run the bundle on such a GPU.",
+            f"Export again for it (--gpu {here_only}), or run the bundle on such a GPU.",
         )
     return None
 

@@ -126,10 +126,10 @@ def torch_cuda(version_file: Path | None = None) -> str:
             return ""
         version_file = Path(spec.origin).parent / "version.py"
     try:
-        found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", version_file.read_text(), re.M)
+        match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", version_file.read_text(), re.M)
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def driver_version(library: str = _NVML) -> str:
@@ -160,22 +160,22 @@ def _gpus() -> tuple[str, tuple[InstalledGpu, ...], str]:
 def _versions() -> dict[str, str]:
     """Lists versions of what is installed, under whatever name (onnxruntime-gpu is onnxruntime too)."""
     distributions = metadata.packages_distributions()
-    found = {}
+    versions = {}
     for name in PACKAGES:
         if util.find_spec(name) is None:
             continue
         try:
-            found[name] = metadata.version(next(iter(distributions.get(name, ())), name))
+            versions[name] = metadata.version(next(iter(distributions.get(name, ())), name))
         except metadata.PackageNotFoundError:
-            found[name] = "unknown"
+            versions[name] = "unknown"
     if (version := iree_version()) is not None:
-        found["iree"] = version
-    return found
+        versions["iree"] = version
+    return versions
 
 
 def _total_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
     try:
-        found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(), re.M)
+        match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(), re.M)
     except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else 0
+        match = None
+    return int(match[1]) * 1024 if match else 0

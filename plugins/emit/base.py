@@ -44,7 +44,7 @@ class EmitOptions:
 
     def section(self, kind: type[S]) -> S:
         """The table of that kind; its defaults where the recipe has none."""
-        return next((found for found in self.sections if isinstance(found, kind)), None) or kind()
+        return next((section for section in self.sections if isinstance(section, kind)), None) or kind()
 
 
 class Emitter(Protocol):

@@ -213,8 +213,8 @@ class BundleWriter:
         files = dict(sorted(self._files.items()))
         for name, target in targets.items():
             prefix = f"{target_folder(name)}/"
-            own = {path.removeprefix(prefix): files.pop(path) for path in list(files) if path.startswith(prefix)}
-            self._write_manifest(target_manifest_path(name), target.model_copy(update={"files": own}).to_json())
+            entries = {path.removeprefix(prefix): files.pop(path) for path in list(files) if path.startswith(prefix)}
+            self._write_manifest(target_manifest_path(name), target.model_copy(update={"files": entries}).to_json())
         complete = manifest.model_copy(update={"targets": tuple(sorted(targets)), "files": files})
         text = complete.to_json()
         Manifest.from_json(text)
@@ -266,8 +266,8 @@ class BundleWriter:
     def _siblings(self, role: str) -> list[Path]:
         """Folders that ``_sibling`` has named for this bundle."""
         ours = re.compile(re.escape(f".{self.final_path.name}.{role}-") + "[0-9a-f]{12}")
-        found = (p for p in self.final_path.parent.iterdir() if ours.fullmatch(p.name))
-        return sorted(p for p in found if p.is_dir() and not p.is_symlink())
+        matching = (p for p in self.final_path.parent.iterdir() if ours.fullmatch(p.name))
+        return sorted(p for p in matching if p.is_dir() and not p.is_symlink())
 
     def _remove_stale(self) -> None:
         """Removes what killed exports to this name left; puts a bundle back that was moved away and not replaced."""

@@ -230,22 +230,24 @@ class PackedSteps:
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         self._memory.prepare(step)
-        found = self._found(step)
+        results = self._found(step)
         for members in self._parts(step):
             part, order = part_of(step, members) if members is not None else (step, np.arange(len(step.rows)))
-            self._run_part(part, order, step.sampling, found)
+            self._run_part(part, order, step.sampling, results)
         if step.sampling is None:
-            return StepOutput(tokens=None, outputs=as_outputs(found.logits))
-        if found.tokens is not None:
-            return self._sampler.of_drawn(found.tokens, found.logits, step.sampling, return_logits=step.wants_logits)
-        assert found.logits is not None
-        return self._sampler.sample(found.logits, step.sampling, return_logits=step.wants_logits)
+            return StepOutput(tokens=None, outputs=as_outputs(results.logits))
+        if results.tokens is not None:
+            return self._sampler.of_drawn(
+                results.tokens, results.logits, step.sampling, return_logits=step.wants_logits
+            )
+        assert results.logits is not None
+        return self._sampler.sample(results.logits, step.sampling, return_logits=step.wants_logits)
 
     def describe(self) -> dict[str, str | int]:
         """Returns notes for people, by name."""
-        found: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
-        found |= self._program.describe()
-        return found | ({"not_captured": self.not_captured} if self.not_captured else {})
+        notes: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
+        notes |= self._program.describe()
+        return notes | ({"not_captured": self.not_captured} if self.not_captured else {})
 
     def close(self) -> None:
         """Frees graphs, then contexts, then engines, all before the memory that they use."""
@@ -296,8 +298,8 @@ class PackedSteps:
         """Fills in the results of these rows of the step from the stream."""
         if found.tokens is not None:
             assert sampling is not None and self._gpu_sampler.sampler is not None
-            own = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)
-            found.tokens[rows] = self._memory.draw(self._gpu_sampler.sampler, own)
+            options = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)
+            found.tokens[rows] = self._memory.draw(self._gpu_sampler.sampler, options)
         if found.logits is not None:
             if len(rows) == len(found.logits):
                 self._memory.download_logits(found.logits)

@@ -35,17 +35,17 @@ def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
     """The profile of each engine: that of its phase. Raises BundleError if it has none."""
     assert section.paged is not None
     by_phase = {profile.phase: profile for profile in section.paged.profiles}
-    found = []
+    profiles = []
     for engine in section.engines:
         if engine.phase == "both" or engine.phase not in by_phase:
             raise BundleError(
                 f"tensorrt.paged.profiles: there is none of the phase {engine.phase}, which {engine.file} has",
                 hint="Export the bundle again.",
             )
-        found.append(by_phase[engine.phase])
-    if not any(profile.phase == "prefill" for profile in found):
+        profiles.append(by_phase[engine.phase])
+    if not any(profile.phase == "prefill" for profile in profiles):
         raise BundleError("tensorrt.engines: there is none for prompts", hint="Export the bundle again.")
-    return tuple(found)
+    return tuple(profiles)
 
 
 def caps_of(profiles: Sequence[PagedProfile]) -> ExecutorCaps:

@@ -154,17 +154,17 @@ class SegmentProgram:
         """Layer -> the kernels for this GPU. Raises BundleError where there are none for it."""
         folder = bundle.path / target_folder(target) / KERNELS_FOLDER
         capability = self._device.gpu.capability
-        found: dict[int, AttentionLaunches] = {}
+        launches: dict[int, AttentionLaunches] = {}
         for kernels in self._schedule.kernels:
             if kernels.compute_capability == capability:
-                found |= dict.fromkeys(kernels.layers, AttentionLaunches(kernels, folder, self._device))
-        missing = [layer for group in self._groups.values() for layer in group.layers if layer not in found]
+                launches |= dict.fromkeys(kernels.layers, AttentionLaunches(kernels, folder, self._device))
+        missing = [layer for group in self._groups.values() for layer in group.layers if layer not in launches]
         if missing:
             raise BundleError(
                 f"{folder}: there are no attention kernels for compute capability {capability}",
                 hint=f"Export again with --gpu {capability}.",
             )
-        return found
+        return launches
 
     def _activations(self) -> dict[str, int]:
         """Memory of the buffers, and of what a decode step's attention puts together, at their largest."""

@@ -82,23 +82,23 @@ class AttentionLaunches:
         )
         inputs = memory.inputs_of(shape)
         caches = {tensor.argument: memory.caches[tensor.name] for tensor in cache_tensors(group, step.layer)}
-        given = {
+        arrays = {
             **caches,
             **{f"{name}_before": address for name, address in caches.items()},
             **{"k": buffers[step.k], "v": buffers[step.v], "q": buffers[step.q], "out": buffers[step.out]},
             **{"sinks": buffers["sinks"], "slopes": buffers["slopes"]},
             **ports_in(inputs, (SLOTS, *ATTENTION_PORTS), group.name),
         }
-        self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), given)
+        self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), arrays)
         if not shape.decodes:
             run = attention_launch(self._prefill.kernel, of, shape.tokens, shape.requests, shape.blocks, pool)
-            self._run(self._prefill, run, given)
+            self._run(self._prefill, run, arrays)
             return
         run = attention_launch(self._decode.kernel, of, shape.tokens, shape.requests, shape.blocks, pool)
         parts = {"parts": buffers["parts"], "lse": buffers["lse"]}
-        self._run(self._decode, run, given | {"out": parts["parts"], "lse": parts["lse"]})
+        self._run(self._decode, run, arrays | {"out": parts["parts"], "lse": parts["lse"]})
         combine = combine_launch(self._combine.kernel, heads, shape.tokens, self._splits(group, shape.blocks))
-        self._run(self._combine, combine, given | parts)
+        self._run(self._combine, combine, arrays | parts)
 
     def _splits(self, group: CacheGroup, blocks: int) -> int:
         split_keys = self._decode.kernel.constant("SPLIT_KEYS")

@@ -22,19 +22,19 @@ def check_tensorrt(name: str) -> Check:
 
     def check(machine: Machine, target: TargetManifest | None) -> Checked:
         section = target.section(TensorRtSection) if target is not None else None
-        found = machine.packages.get(flavour.module)
+        installed = machine.packages.get(flavour.module)
         capabilities, what = flavour.capabilities, f"{flavour.name}'s engines"
-        library = library_problem(flavour, found, "")
+        library = library_problem(flavour, installed, "")
         if section is not None and target is not None:
             capabilities, what = section.compute_capabilities, "the engines"
-            library = library_problem(flavour, found, section.version)
+            library = library_problem(flavour, installed, section.version)
             if target.state == "needs-build" and section.paged is not None:
                 capabilities, what = section.paged.kernel_capabilities, "the attention kernels"
-                library = build_problem(flavour, found, section.paged.library)
-        old = driver_problem(machine, f"{flavour.name} {found}", machine.cuda_of.get(flavour.module, ""))
+                library = build_problem(flavour, installed, section.paged.library)
+        old = driver_problem(machine, f"{flavour.name} {installed}", machine.cuda_of.get(flavour.module, ""))
         problems = [library, old, gpu_problem(machine.gpus, machine.gpu_problem, capabilities, what)]
         gpu = choose_gpu(machine.gpus, capabilities)
-        on = [] if found is None else [f"{flavour.name} {found}"]
+        on = [] if installed is None else [f"{flavour.name} {installed}"]
         on += [] if gpu is None else [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}"]
         return Checked(tuple(p for p in problems if p is not None), (", ".join(on),) if on else ())
 

@@ -125,7 +125,7 @@ def emit_attention_kernels(
     needed = [(shape, capability) for shape in shapes for capability in capabilities]
     make = partial(plugin_kernels, large_tiles=large_tiles) if for_plugins else compile_layer
     written: set[str] = set()
-    found = []
+    layer_kernels = []
     with KernelCompiler(available_threads()) as compiler:  # shapes share writes, and what combines
         every = compiler.each(lambda need: make(*need, compiler=compiler.compile), needed)
         for done, ((shape, capability), kernels) in enumerate(zip(needed, every, strict=True), 1):
@@ -133,7 +133,7 @@ def emit_attention_kernels(
                 if name not in written:
                     writer.write_bytes(f"{folder}/{name}", content)
                     written.add(name)
-            found.append(
+            layer_kernels.append(
                 LayerKernels(
                     shapes[shape],
                     shape,
@@ -145,7 +145,7 @@ def emit_attention_kernels(
                 )
             )
             progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
-    return tuple(found)
+    return tuple(layer_kernels)
 
 
 def emit_sampling_kernels(

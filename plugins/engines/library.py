@@ -88,15 +88,15 @@ class Library:
             raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
         api = self._runtime.deserialize_cuda_engine(data)
         if api is None:
-            said = self.said()
-            if _OF_PLUGINS.search(said):
+            message = self.said()
+            if _OF_PLUGINS.search(message):
                 raise TargetError(
-                    f"{path}: {self.flavour.name} {self.version} here lacks a plugin that this engine has{said}",
+                    f"{path}: {self.flavour.name} {self.version} here lacks a plugin that this engine has{message}",
                     hint="Build it again on this machine: `optimize build` registers Enginewright's plugins.",
                 )
             raise BundleError(
                 f"{path}: {self.flavour.name} {self.version} can't load this engine on {self.gpu.name} "
-                f"({self.gpu.capability}){said}",
+                f"({self.gpu.capability}){message}",
                 hint="Run `optimize verify` on the bundle: it finds files that were damaged; or export it again.",
             )
         return Engine(self, api, path, sha256)
@@ -271,12 +271,12 @@ class Context:
 def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
     """Returns notes on engines, by name."""
     caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
-    found: dict[str, str | int] = {
+    notes: dict[str, str | int] = {
         "contexts": sum(engine.contexts for engine in engines),
         "shape_changes": sum(engine.shape_changes for engine in engines),
         "scratch_bytes": max(engine.scratch_bytes for engine in engines),
     }
-    return found | ({"runtime_cache": caches} if caches else {})
+    return notes | ({"runtime_cache": caches} if caches else {})
 
 
 def open_library(section: TensorRtSection, where: str) -> Library:
@@ -316,11 +316,11 @@ def check_tensors(engine: Engine, inputs: Sequence[str], outputs: Sequence[str],
 
     Raises BundleError naming what is missing and what is too much.
     """
-    found = {True: set[str](), False: set[str]()}
+    names = {True: set[str](), False: set[str]()}
     for tensor in engine.tensors.values():
-        found[tensor.is_input].add(tensor.name)
-    missing = (set(inputs) - found[True]) | (set(outputs) - found[False])
-    wrong = (found[True] - set(inputs) - set(optional)) | (found[False] - set(outputs))
+        names[tensor.is_input].add(tensor.name)
+    missing = (set(inputs) - names[True]) | (set(outputs) - names[False])
+    wrong = (names[True] - set(inputs) - set(optional)) | (names[False] - set(outputs))
     if missing or wrong:
         what = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         what += [f"has {', '.join(sorted(wrong))} of which it says nothing"] if wrong else []

@@ -92,15 +92,15 @@ def check_plan(
     Raises BundleError naming ``source``, the field, both values, and the manifest beside it.
     """
     manifest = (PurePosixPath(source).parent / "manifest.json").as_posix()
-    found = {
+    in_header = {
         "bytes": header.bytes,
         "version": header.version,
         "compute capabilities": ", ".join(header.compute_capabilities),
     }
-    wanted = {"bytes": size, "version": version, "compute capabilities": ", ".join(compute_capabilities)}
-    for field, value in wanted.items():
-        if found[field] != value:
+    in_manifest = {"bytes": size, "version": version, "compute capabilities": ", ".join(compute_capabilities)}
+    for field, value in in_manifest.items():
+        if in_header[field] != value:
             raise BundleError(
-                f"{source}: {field}: the plan's header has {found[field]}, {manifest} {value}",
+                f"{source}: {field}: the plan's header has {in_header[field]}, {manifest} {value}",
                 hint=_AGAIN,
             )

@@ -233,12 +233,12 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
         q = self.buffers.get(step.q)
         heads = q.shape[1] if q is not None and len(q.shape) == 3 else 0
         keys, values = group.planes
-        wanted: dict[str, tuple[Size, ...]] = {
+        shapes: dict[str, tuple[Size, ...]] = {
             "q": ("T", heads, keys.size),
             "k": ("T", *keys.shape),
             "v": ("T", *values.shape),
         }
-        for name, shape in wanted.items():
+        for name, shape in shapes.items():
             tensor = SegmentTensor(dtype=self.dtype, shape=shape)
             self._check_tensor(f"{at}.{name}", getattr(step, name), tensor, written)
         out = SegmentTensor(dtype=self.dtype, shape=("T", heads, values.size))
@@ -247,15 +247,15 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     def _check_tensor(self, at: str, name: str, wanted: SegmentTensor, written: set[str] | None) -> None:
         """``written``: the buffers that may be read; None: this one is written."""
         if written is not None and name in STEP_INPUTS:
-            found = SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
+            actual = SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
         elif name not in self.buffers:
             raise ValueError(f"{at}: there is no buffer {name!r}")
         elif written is not None and name not in written:
             raise ValueError(f"{at}: nothing has written the buffer {name!r} by then")
         else:
-            found = self.buffers[name]
-        if found != wanted:
-            raise ValueError(f"{at}: {name!r} is {found}, and {wanted} is needed")
+            actual = self.buffers[name]
+        if actual != wanted:
+            raise ValueError(f"{at}: {name!r} is {actual}, and {wanted} is needed")
 
     # ---- the bundle around it
 
@@ -269,26 +269,26 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
                 of_heads = SegmentTensor(dtype="f32", shape=(heads,))
                 needed = [(name, of_heads) for name in (step.sinks, step.slopes) if name is not None]
             else:
-                needed = [(name, segments[step.segment].weights[given]) for given, name in step.weights.items()]
+                needed = [(name, segments[step.segment].weights[argument]) for argument, name in step.weights.items()]
             for name, tensor in needed:
                 _check_weight(index, name, tensor, f"{source}: steps.{i}")
 
     def check_engines(self, section: TensorRtSection, source: str) -> None:
         """Raises BundleError naming ``source`` if the target's manifest says something else of the engines."""
-        found = {
+        in_schedule = {
             "engines": sorted(segment.file for segment in self.segments),
             "dtype": self.dtype,
             "compute_capabilities": sorted({k.compute_capability for k in self.kernels}),
         }
-        wanted = {
+        in_manifest = {
             "engines": sorted(engine.file for engine in section.engines),
             "dtype": section.dtype,
             "compute_capabilities": sorted(section.compute_capabilities),
         }
-        for field, value in wanted.items():
-            if found[field] != value:
+        for field, value in in_manifest.items():
+            if in_schedule[field] != value:
                 raise BundleError(
-                    f"{source}: {field}: they are {found[field]}, and {value} in the target's manifest",
+                    f"{source}: {field}: they are {in_schedule[field]}, and {value} in the target's manifest",
                     hint="Export the bundle again.",
                 )
 
@@ -393,5 +393,5 @@ def _check_plans(bundle: Bundle, target: str, section: TensorRtSection) -> None:
 
 def schedule_of(bundle: Bundle, target: str) -> SegmentSchedule | None:
     """The schedule of a target's segments, which was read when the bundle was opened; None if it has another form."""
-    found = bundle.opened.get(target)
-    return found if isinstance(found, SegmentSchedule) else None
+    schedule = bundle.opened.get(target)
+    return schedule if isinstance(schedule, SegmentSchedule) else None

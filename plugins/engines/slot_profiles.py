@@ -69,8 +69,8 @@ def _part(run: SlotRun, rows: slice, columns: slice) -> SlotRun:
     row, column = np.divmod(run.wanted, length)
     inside = (row >= rows.start) & (row < rows.stop) & (column >= columns.start) & (column < columns.stop)
     ids, places = run.ids[rows, columns], run.places[rows, columns]
-    wanted = (row[inside] - rows.start) * ids.shape[1] + column[inside] - columns.start
-    return SlotRun(run.first + rows.start, ids, places, wanted, np.flatnonzero(inside))
+    places_in_part = (row[inside] - rows.start) * ids.shape[1] + column[inside] - columns.start
+    return SlotRun(run.first + rows.start, ids, places, places_in_part, np.flatnonzero(inside))
 
 
 def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
@@ -88,8 +88,8 @@ def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
         return run
     ids = np.zeros((size, 1), run.ids.dtype)
     places = np.full_like(ids, capacity - 1)
-    own = slice(first - start, first - start + batch)
-    ids[own], places[own] = run.ids, run.places
+    run_rows = slice(first - start, first - start + batch)
+    ids[run_rows], places[run_rows] = run.ids, run.places
     return replace(run, first=start, ids=ids, places=places, wanted=run.wanted + (first - start))
 
 
@@ -99,14 +99,14 @@ def lengthen(run: SlotRun, sizes: Sequence[int], capacity: int) -> SlotRun:
     What padding writes lies behind the prompts, where nothing looks before something else was written there.
     """
     batch, length = run.ids.shape
-    wanted = bucketed(length, sizes)
-    if int(run.places[:, 0].max()) + wanted > capacity:
+    padded = bucketed(length, sizes)
+    if int(run.places[:, 0].max()) + padded > capacity:
         return run
-    ids = np.zeros((batch, wanted), run.ids.dtype)
+    ids = np.zeros((batch, padded), run.ids.dtype)
     ids[:, :length] = run.ids
     row, column = np.divmod(run.wanted, length)
-    places = run.places[:, :1] + np.arange(wanted)
-    return replace(run, ids=ids, places=places, wanted=row * wanted + column)
+    places = run.places[:, :1] + np.arange(padded)
+    return replace(run, ids=ids, places=places, wanted=row * padded + column)
 
 
 def check_profiles(choices: Sequence[Choice], where: str) -> int:

@@ -140,12 +140,12 @@ class EngineSlots:
         """Draws the tokens of a run. Implements `slot_steps.Draws`, if there is a sampler."""
         assert self._sampler.sampler is not None
         tokens = np.empty(len(run.wanted), np.int32)
-        found = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
+        logit_rows = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
         for rows, dtype in self._parts(run):
             tokens[rows] = self._sampler.sampler.draw(self._small[LOGITS], chosen_rows(sampling, run.order[rows]))
-            if found is not None:
-                found[rows] = self._download(len(rows), dtype)
-        return tokens, found
+            if logit_rows is not None:
+                logit_rows[rows] = self._download(len(rows), dtype)
+        return tokens, logit_rows
 
     def _parts(self, run: SlotRun) -> Iterator[tuple[npt.NDArray[np.int64], np.dtype[Any]]]:
         """Runs it, as many runs as it takes: after each one, which wanted tokens' logits are there, and their type."""
@@ -205,13 +205,13 @@ class EngineSlots:
             context.enqueue()
 
     def _download(self, rows: int, dtype: np.dtype[Any]) -> FloatArray:
-        found = np.empty((rows, self._vocab), dtype)
-        self._device.download(found, self._small[LOGITS])
-        return found.astype(np.float32, copy=False)
+        logits = np.empty((rows, self._vocab), dtype)
+        self._device.download(logits, self._small[LOGITS])
+        return logits.astype(np.float32, copy=False)
 
     def _launch(self, shape: Shape) -> bool:
         """Runs the graph of this shape. The first time a shape comes there is none yet: the second time it is made."""
-        if (kept := self._graphs.get(shape)) is None:
+        if (captured := self._graphs.get(shape)) is None:
             if shape not in self._seen:
                 self._seen[shape] = None
                 if len(self._seen) > 4 * MOST_GRAPHS:
@@ -220,13 +220,13 @@ class EngineSlots:
             context = self._context(shape)
             self._bind(context, shape)
             context.enqueue()  # in vain: it settles what a capture must not see, and writes what will be written again
-            kept = self._device.capture(context.enqueue), context
-            self._graphs[shape] = kept
+            captured = self._device.capture(context.enqueue), context
+            self._graphs[shape] = captured
             if len(self._graphs) > MOST_GRAPHS:
                 self._device.synchronize()
                 self._drop_graph()
         self._graphs.move_to_end(shape)
-        kept[0].launch()
+        captured[0].launch()
         self.graph_launches += 1
         return True
 

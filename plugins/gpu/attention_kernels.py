@@ -193,8 +193,8 @@ def decode_work_kernel(
     parts = (length + SPLIT_KEYS - 1) // SPLIT_KEYS - begins
     at = tl.sum(tl.where(index < request, parts, 0), axis=0)
     first = tl.sum(tl.where(index == request, begins, 0), axis=0)
-    own = tl.sum(tl.where(index == request, parts, 0), axis=0)
-    for part in range(0, own):
+    count = tl.sum(tl.where(index == request, parts, 0), axis=0)
+    for part in range(0, count):
         tl.store(work + 1 + 2 * (at + part), request)
         tl.store(work + 2 + 2 * (at + part), first + part)
     if request == 0:

@@ -69,8 +69,8 @@ def load_carried(device: Device, folder: Path, kernel: CompiledKernel) -> tuple[
 
 def assembler_of(cubin: bytes) -> str:
     """The CUDA whose assembler made a cubin, such as "13.4", as newer ones write into it; "" where it doesn't say."""
-    found = re.search(rb"Cuda compilation tools, release (\d{1,3}\.\d{1,3})", cubin)
-    return "" if found is None else found[1].decode()
+    match = re.search(rb"Cuda compilation tools, release (\d{1,3}\.\d{1,3})", cubin)
+    return "" if match is None else match[1].decode()
 
 
 _REGISTERS, _MOST_RESIDENT = 65536, 4

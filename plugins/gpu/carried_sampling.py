@@ -85,9 +85,9 @@ class GpuSampler:
         tokens = np.empty(count, np.int32)
         for start in range(0, count, self._rows):
             some = np.arange(start, min(start + self._rows, count))
-            own = sampling if len(some) == count else chosen_rows(sampling, some)
+            options = sampling if len(some) == count else chosen_rows(sampling, some)
             tokens[some] = self._draw(
-                DeviceArray(logits + 4 * start * self._vocab, _FLOAT32, (len(some), self._vocab)), own
+                DeviceArray(logits + 4 * start * self._vocab, _FLOAT32, (len(some), self._vocab)), options
             )
         return tokens
 

@@ -111,8 +111,8 @@ def compile_attention(
     gpu = gpu_of(capability)
     limit = gpu.shared_memory if shared_memory is None else min(shared_memory, gpu.shared_memory)
     # Several blocks of a decoding kernel share a multiprocessor: one copies while another multiplies.
-    wanted = min(limit, gpu.shared_memory // 2) if split_keys else limit
-    found: list[CompiledKernel] = []
+    preferred = min(limit, gpu.shared_memory // 2) if split_keys else limit
+    fitting: list[CompiledKernel] = []
     others: list[CompiledKernel] = []
     refused: TargetError | None = None
     for tile in attention_tiles(shape.tile_case(decode=split_keys > 0), gpu, limit):
@@ -122,15 +122,15 @@ def compile_attention(
             refused = e
             continue
         if compiled.shared_memory <= limit:
-            (found if compiled.shared_memory <= wanted and not compiled.stack else others).append(compiled)
-        if len(found) == most:
+            (fitting if compiled.shared_memory <= preferred and not compiled.stack else others).append(compiled)
+        if len(fitting) == most:
             break
-    if not found and not others and refused is not None:
+    if not fitting and not others and refused is not None:
         raise refused
-    if not found and not others:
+    if not fitting and not others:
         raise TargetError(
             f"paged attention for compute capability {capability}: heads of {shape.width} elements of {shape.dtype} "
             f"don't fit {limit} bytes of shared memory",
             hint="Use float16 or bfloat16, or a GPU with more shared memory.",
         )
-    return tuple(found) or (min(others, key=lambda kernel: kernel.stack),)
+    return tuple(fitting) or (min(others, key=lambda kernel: kernel.stack),)

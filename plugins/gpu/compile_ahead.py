@@ -86,18 +86,18 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     function = kernel_function(spec.kernel)
     names: list[str] = function.arg_names
     types, constants = dict(spec.arguments), taken_constants(spec.kernel, dict(spec.constants))
-    given = {name for name, of in spec.arguments if of.startswith("*")} - set(spec.unaligned)
-    given |= set(spec.aligned)
+    aligned = {name for name, of in spec.arguments if of.startswith("*")} - set(spec.unaligned)
+    aligned |= set(spec.aligned)
     source = ASTSource(
         fn=function,
         signature={name: types.get(name, "constexpr") for name in names},
         constexprs={(i,): constants.get(name) for i, name in enumerate(names) if name not in types},
-        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in given},
+        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned},
     )
-    kept = Path(triton.knobs.cache.dir, f"enginewright-{_version()}")
+    cache_folder = Path(triton.knobs.cache.dir, f"enginewright-{_version()}")
     try:
         try:
-            compiled = _compile(spec, source, kept)
+            compiled = _compile(spec, source, cache_folder)
         except (OSError, ValueError, KeyError):  # a cache that can't be written, or whose files are damaged
             with tempfile.TemporaryDirectory() as folder:
                 compiled = _compile(spec, source, Path(folder))
@@ -106,16 +106,16 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
             f"{spec.kernel} can't be compiled for compute capability {spec.capability}: {e}",
             hint="Use the version of Triton that pyproject.toml names.",
         ) from e
-    said = compiled.metadata
+    metadata = compiled.metadata
     return CompiledKernel(
         spec=spec,
-        entry=str(said.name),
+        entry=str(metadata.name),
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
-        shared_memory=int(said.shared),
+        shared_memory=int(metadata.shared),
         compiler=f"triton {triton.__version__}",
-        registers=int(said.registers),
-        stack=int(said.stack),
+        registers=int(metadata.registers),
+        stack=int(metadata.stack),
     )
 
 
@@ -181,9 +181,9 @@ _STACK = r"(\d+) bytes stack frame"
 
 
 def _number(pattern: str, said: str) -> int:
-    found = re.search(pattern, said)
-    assert found is not None, said
-    return int(found[1])
+    match = re.search(pattern, said)
+    assert match is not None, said
+    return int(match[1])
 
 
 def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
@@ -191,12 +191,12 @@ def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
-    cubin, said = _assemble(spec, ptx, assembler, architecture, "--regAllocOptLevel=2")  # as Triton does
-    if _number(_STACK, said):  # it goes for few registers, and may put some on a stack that would have had room
+    cubin, log = _assemble(spec, ptx, assembler, architecture, "--regAllocOptLevel=2")  # as Triton does
+    if _number(_STACK, log):  # it goes for few registers, and may put some on a stack that would have had room
         again, said_again = _assemble(spec, ptx, assembler, architecture)
-        if _number(_STACK, said_again) < _number(_STACK, said):
-            cubin, said = again, said_again
-    metadata |= {"registers": _number(r"Used (\d+) registers", said), "stack": _number(_STACK, said)}
+        if _number(_STACK, said_again) < _number(_STACK, log):
+            cubin, log = again, said_again
+    metadata |= {"registers": _number(r"Used (\d+) registers", log), "stack": _number(_STACK, log)}
     return cubin
 
 
@@ -313,15 +313,15 @@ def read_attention(
     Raises BundleError where there is none, or one is damaged.
     """
     any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)
-    wanted = attention_spec(shape, capability, any_tile, split_keys, clamp=clamp)
-    every = [read_kernel(folder, path.stem) for path in sorted(folder.glob(f"{wanted.kernel}-sm{capability}-*.json"))]
-    found = tuple(kernel for kernel in every if _without_tile(kernel.spec) == _without_tile(wanted))
-    if not found:
+    spec = attention_spec(shape, capability, any_tile, split_keys, clamp=clamp)
+    every = [read_kernel(folder, path.stem) for path in sorted(folder.glob(f"{spec.kernel}-sm{capability}-*.json"))]
+    matching = tuple(kernel for kernel in every if _without_tile(kernel.spec) == _without_tile(spec))
+    if not matching:
         raise BundleError(
             f"{folder}: no attention kernel for compute capability {capability} and {shape}",
             hint="Export again, with that capability among the GPUs.",
         )
-    return found
+    return matching
 
 
 def _without_tile(spec: KernelSpec) -> KernelSpec:

@@ -113,13 +113,13 @@ class _Worker:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._said = folder / f"{id(self)}.log"
-        with self._said.open("wb") as said:
+        with self._said.open("wb") as log:
             # A session of its own: the terminal's Ctrl-C comes to this process alone, and here the child is ended.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log,
                 start_new_session=True,
             )
 

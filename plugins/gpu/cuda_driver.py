@@ -340,10 +340,10 @@ class _Device:
         values = [_c_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         sizes = [ctypes.c_uint(n) for n in (*grid, threads, 1, 1, shared_memory)]
-        given = (ctypes.c_void_p(kernel), *sizes, self._stream, pointers, None)
+        parameters = (ctypes.c_void_p(kernel), *sizes, self._stream, pointers, None)
 
         def launch(kept: object = values) -> None:  # ``pointers`` point into it
-            self._call("cuLaunchKernel", *given)
+            self._call("cuLaunchKernel", *parameters)
 
         return launch
 

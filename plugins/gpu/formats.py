@@ -68,8 +68,8 @@ _CAPABILITIES = {_key(name): capability for capability, names in _PRODUCTS.items
 
 def parse_capabilities(texts: Iterable[str]) -> tuple[str, ...]:
     """Each of them, also several in one text with commas between, in rising order and once. Raises TargetError."""
-    given = {parse_capability(part) for text in texts for part in text.split(",")}
-    return tuple(name for name in KNOWN if name in given)
+    capabilities = {parse_capability(part) for text in texts for part in text.split(",")}
+    return tuple(name for name in KNOWN if name in capabilities)
 
 
 def check_formats(capabilities: Sequence[str], formats: Iterable[str]) -> None:

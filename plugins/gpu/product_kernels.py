@@ -107,7 +107,7 @@ def product_kernel(
     m = (first + tl.arange(0, ROWS)).to(tl.int64)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
-    there, wanted = m < end, n < N
+    there, columns_inside = m < end, n < N
     line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
     if SWAP:
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -126,7 +126,7 @@ def product_kernel(
             left = tl.load(at_x, mask=there[:, None] & (EVEN | inside[None, :]), other=0.0)  # [ROWS, DEPTH]
             group = start // GROUP if GROUP else 0
             block = (expert * GROUPS + group) * BY_GROUP
-            scaled = wanted & (EVEN | (start < K))  # the last turn may have steps behind the weight's end
+            scaled = columns_inside & (EVEN | (start < K))  # the last turn may have steps behind the weight's end
             if NIBBLES:
                 half = start // 2 + tl.arange(0, DEPTH // 2)
                 if BY_GROUP:
@@ -134,18 +134,18 @@ def product_kernel(
                     at_codes = weight + block * (GROUP // 2) + (n[:, None] * (GROUP // 2) + in_block[None, :])
                 else:
                     at_codes = weight + line[:, None] * (K // 2) + half[None, :]
-                codes = tl.load(at_codes, mask=wanted[:, None] & (EVEN | (half < K // 2)[None, :]), other=0)
+                codes = tl.load(at_codes, mask=columns_inside[:, None] & (EVEN | (half < K // 2)[None, :]), other=0)
                 right = tl.reshape(nibbles_to_floats(codes, FORMAT, left.dtype), [COLUMNS, DEPTH])
             else:
                 if BY_GROUP:
                     at_codes = weight + block * GROUP + (n[:, None] * GROUP + (start % GROUP + k)[None, :])
                 else:
                     at_codes = weight + line[:, None] * K + (start + k)[None, :]
-                codes = tl.load(at_codes, mask=wanted[:, None] & (EVEN | inside[None, :]), other=0.0)
+                codes = tl.load(at_codes, mask=columns_inside[:, None] & (EVEN | inside[None, :]), other=0.0)
                 right = codes if FORMAT == "float" else stored_to_float(codes, FORMAT)  # [COLUMNS, DEPTH]
             if FORMAT != "float" and not WHOLE:
                 at = line[:, None] * GROUPS + ((start + k) // GROUP)[None, :]
-                within = wanted[:, None] & inside[None, :]
+                within = columns_inside[:, None] & inside[None, :]
                 right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
                 if OFFSETS:
                     right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
@@ -178,19 +178,19 @@ def product_kernel(
                     else:
                         total += tl.dot(left, tl.trans(ones), input_precision="ieee") * shift[None, :]
     if LAST:
-        scale = tl.load(scales + line, mask=wanted, other=0.0).to(tl.float32)
+        scale = tl.load(scales + line, mask=columns_inside, other=0.0).to(tl.float32)
         total *= scale[:, None] if SWAP else scale[None, :]
     if SWAP:
         total = tl.trans(total)
     if PART:
         place = (tl.program_id(2) * rows + m[:, None]) * N + n.to(tl.int64)[None, :]
-        tl.store(out + place, total, mask=there[:, None] & wanted[None, :])
+        tl.store(out + place, total, mask=there[:, None] & columns_inside[None, :])
         return
     if BIAS:
-        total += tl.load(bias + line, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + line, mask=columns_inside, other=0.0).to(tl.float32)[None, :]
     total = activated(total, ACTIVATION)
     to = out + m[:, None] * OUT_STRIDE + n.to(tl.int64)[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+    tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & columns_inside[None, :])
 
 
 @triton.jit(do_not_specialize=["rows", "parts"])
@@ -212,14 +212,14 @@ def sum_parts_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    wanted = n < N
+    inside = n < N
     total = tl.zeros([WIDTH], tl.float32)
     for part in range(0, parts):
-        total += tl.load(sums + (part * rows + row) * N + n, mask=wanted, other=0.0)
+        total += tl.load(sums + (part * rows + row) * N + n, mask=inside, other=0.0)
     if BIAS:
-        total += tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)
+        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
     total = activated(total, ACTIVATION)
-    tl.store(out + row * OUT_STRIDE + n, total.to(out.dtype.element_ty), mask=wanted)
+    tl.store(out + row * OUT_STRIDE + n, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

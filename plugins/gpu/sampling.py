@@ -54,11 +54,11 @@ def lacks_of(missing: Iterable[SamplingKernel]) -> tuple[str, ...]:
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Returns the starts, in words, of arrays of these lengths that are uploaded as one, at multiples of 16 bytes, and
     its length."""
-    found, at = {}, 0
+    starts, at = {}, 0
     for name, length in lengths.items():
-        found[name] = at
+        starts[name] = at
         at += -(-length // ALIGNED_WORDS) * ALIGNED_WORDS
-    return found, at
+    return starts, at
 
 
 def option_words(rows: int) -> dict[str, int]:
@@ -69,11 +69,11 @@ def option_words(rows: int) -> dict[str, int]:
 
 def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
     """The options as kernels take them, in an upload at ``address`` that has them at ``places``."""
-    found = {}
+    arrays = {}
     for name, words in option_words(rows).items():
         of = option_type(name)
-        found[name] = DeviceArray(address + 4 * places[name], of, (4 * words // of.itemsize,))
-    return found
+        arrays[name] = DeviceArray(address + 4 * places[name], of, (4 * words // of.itemsize,))
+    return arrays
 
 
 def each_sampling_call(logits: Operand) -> Iterator[Call]:
@@ -106,17 +106,17 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
     begins = _begins(arrays)
     for name in SAMPLING_LISTS:
         starts = np.zeros(rows + 1, np.int32)
-        if (given := arrays.get(name)) is not None:
-            starts[: len(given)] = given + begins[name]
-            starts[len(given) :] = starts[len(given) - 1]
+        if (offsets := arrays.get(name)) is not None:
+            starts[: len(offsets)] = offsets + begins[name]
+            starts[len(offsets) :] = starts[len(offsets) - 1]
         staged[places[name] : places[name] + rows + 1] = starts
 
 
 def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
     """All lists of a step as one, and the words of the memory that kernels need for it: see logit_kernels.py."""
     arrays = sampling.options()
-    found = [arrays[name].view(np.int32) for names in _LISTS.values() for name in names if name in arrays]
-    lists = np.concatenate([np.empty(0, np.int32), *found])
+    lists_of_tokens = [arrays[name].view(np.int32) for names in _LISTS.values() for name in names if name in arrays]
+    lists = np.concatenate([np.empty(0, np.int32), *lists_of_tokens])
     return lists, len(lists) + len(arrays.get("seen", ()))  # behind the seen ones is room for their logits
 
 
@@ -126,11 +126,11 @@ _LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="see
 
 def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
     """Returns the start of each list's tokens among the packed ones."""
-    found, at = {}, 0
+    starts, at = {}, 0
     for start, names in _LISTS.items():
-        found[start] = at
+        starts[start] = at
         at += sum(len(arrays.get(name, ())) for name in names)
-    return found
+    return starts
 
 
 def drawing_of(sampling: SamplingBatch) -> Drawing:
@@ -157,9 +157,9 @@ def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> Samplin
         name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
     }
     for start, names in SAMPLING_LISTS.items():
-        if (given := getattr(sampling, start)) is None:
+        if (bounds := getattr(sampling, start)) is None:
             continue
-        begins, ends = given[rows], given[rows + 1]
+        begins, ends = bounds[rows], bounds[rows + 1]
         cut[start] = np.concatenate([[0], np.cumsum(ends - begins)]).astype(np.int32)
         for name in names:
             whole = getattr(sampling, name)
@@ -206,7 +206,7 @@ def check_options(sampling: SamplingBatch | None) -> None:
 def _check(name: str, array: npt.NDArray[Any]) -> None:
     if name not in _RANGES:
         return
-    least, most, said = _RANGES[name]
+    least, most, range_text = _RANGES[name]
     wrong = ~((array >= least) & (array <= most) & (array < np.inf))
     if wrong.any():
-        raise RequestError(f"step: sampled row {int(wrong.argmax())} has a {name} that is not in {said}")
+        raise RequestError(f"step: sampled row {int(wrong.argmax())} has a {name} that is not in {range_text}")

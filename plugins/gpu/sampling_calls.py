@@ -91,7 +91,7 @@ def sampling_calls(
     sizes: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "C": pieces, "ROOM": room}
     heads: dict[str, Argument] = {"logits": logits, "tops": memory.tops, "temperatures": options["temperature"]}
     cuts: dict[str, Argument] = {"cut_keys": memory.cut_keys, "cut_tokens": memory.cut_tokens}
-    found: dict[str, Argument] = {"counts": memory.counts, "weights": memory.weights, "state": memory.state}
+    histograms: dict[str, Argument] = {"counts": memory.counts, "weights": memory.weights, "state": memory.state}
     bounds: dict[str, Argument] = {"top_ks": options["top_k"], "top_ps": options["top_p"], "sums": memory.sums}
     plain: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab}
 
@@ -100,8 +100,8 @@ def sampling_calls(
         return Call("sums", arguments, {**plain, "CUTS": count, "MIN_P": min_p, "PIECE": PIECE}, (rows, pieces, 1))
 
     # A cut that nobody asks for stands before one that somebody does, and keeps all.
-    for by_weight, asked in ((False, drawing.top_k or drawing.top_p), (True, drawing.top_p)):
-        if not asked:
+    for by_weight, used in ((False, drawing.top_k or drawing.top_p), (True, drawing.top_p)):
+        if not used:
             continue
         if by_weight:
             calls.append(sums(1, False))
@@ -110,14 +110,14 @@ def sampling_calls(
             calls.append(
                 Call(
                     "narrow",
-                    {**heads, **bounds, **cuts, **found, "number": number},
+                    {**heads, **bounds, **cuts, **histograms, "number": number},
                     constants,
                     (rows, pieces, 1),
                     warps=8,  # with 4 a few registers are on the stack
                 )
             )
         constants = {**sizes, "BY_WEIGHT": by_weight, "PIECE": PIECE}
-        calls.append(Call("cut", {**heads, **bounds, **found, **cuts}, constants, (rows, 1, 1)))
+        calls.append(Call("cut", {**heads, **bounds, **histograms, **cuts}, constants, (rows, 1, 1)))
     count, min_p = 2 if drawing.top_p else int(drawing.top_k), drawing.min_p
     if drawing.typical:
         calls += _typical(options, heads, cuts, count, memory, rows)
@@ -182,11 +182,11 @@ def _typical(
 
 def _largest(logits: Operand, rows: int, memory: SamplingMemory[Memory]) -> list[Call]:
     """Each row's greatest logit, and its token."""
-    found: dict[str, Argument] = {"values": memory.values, "places": memory.places}
+    largest: dict[str, Argument] = {"values": memory.values, "places": memory.places}
     constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": memory.vocab, "PIECE": PIECE}
-    chosen: dict[str, Argument] = {**found, "tops": memory.tops, "tokens": memory.tokens}
+    chosen: dict[str, Argument] = {**largest, "tops": memory.tops, "tokens": memory.tokens}
     room: dict[str, Constant] = {"C": memory.pieces, "ROOM": power_of_2(memory.pieces)}
     return [
-        Call("largest", {"logits": logits, **found}, constants, (rows, memory.pieces, 1)),
+        Call("largest", {"logits": logits, **largest}, constants, (rows, memory.pieces, 1)),
         Call("choose_largest", chosen, room, (rows, 1, 1)),
     ]

@@ -211,11 +211,11 @@ def narrow_kernel(
     count = prefix
     weight = prefix
     if number > 0:
-        wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
+        quota = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
         before = (row * 9 + number - 1) * 3
         read = (1 - half) * size
         prefix, count, weight, _ = range_after(
-            counts + read, weights + read, state, wanted, row, before, BY_WEIGHT, C, ROOM
+            counts + read, weights + read, state, quota, row, before, BY_WEIGHT, C, ROOM
         )
     if piece == 0:
         at = (row * 9 + number) * 3
@@ -225,7 +225,7 @@ def narrow_kernel(
     token = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
     t = tl.load(temperatures + row)
-    own = weigh(x, tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+    mass = weigh(x, tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
     key = key_of(x)
     shift = (28 - 4 * number).to(tl.int64)
     within = _kept(x, token, cut_keys, cut_tokens, row, CUTS) & (token < V)
@@ -234,7 +234,7 @@ def narrow_kernel(
     hit = within[:, None] & (which[:, None] == tl.arange(0, 16)[None, :])  # [PIECE, 16]
     to = half * size + (row * C + piece) * 16 + tl.arange(0, 16)
     tl.store(counts + to, tl.sum(hit.to(tl.int32), axis=0))
-    tl.store(weights + to, tl.sum(tl.where(hit, own[:, None], 0.0), axis=0))
+    tl.store(weights + to, tl.sum(tl.where(hit, mass[:, None], 0.0), axis=0))
 
 
 @triton.jit
@@ -263,34 +263,34 @@ def cut_kernel(
     of the lowest ids are kept, as many as are wanted.
     """
     row = tl.program_id(0)
-    wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
+    quota = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
     before = (row * 9 + 7) * 3
     size = tl.num_programs(0) * C * 16
     prefix, count, weight, ties = range_after(
-        counts + size, weights + size, state, wanted, row, before, BY_WEIGHT, C, ROOM
+        counts + size, weights + size, state, quota, row, before, BY_WEIGHT, C, ROOM
     )
     border = prefix.to(tl.int64)
     if BY_WEIGHT:
         bits = tl.where(border >= 2147483648, border - 2147483648, -1 - border).to(tl.int32)
         t = tl.load(temperatures + row)
-        own = weigh(bits.to(tl.float32, bitcast=True), tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
-        needed = tl.ceil((wanted - weight) / tl.where(own > 0, own, 1.0))
+        mass = weigh(bits.to(tl.float32, bitcast=True), tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+        needed = tl.ceil((quota - weight) / tl.where(mass > 0, mass, 1.0))
         every = tl.load(top_ps + row) >= 1.0
     else:
-        needed = wanted - count
+        needed = quota - count
         k = tl.load(top_ks + row)
         every = (k <= 0) | (k >= V)
     left = tl.maximum(needed, 1.0).to(tl.int32)
     last = row * 0 + V
     if (ties > left.to(tl.float64)) & (every == 0):
-        found = 0
+        ties_before = 0
         for start in range(0, V, PIECE):
             token = start + tl.arange(0, PIECE)
             x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
             tied = ((key_of(x) == border) & (token < V)).to(tl.int32)
-            rank = found + tl.cumsum(tied, axis=0)
+            rank = ties_before + tl.cumsum(tied, axis=0)
             last = tl.minimum(last, tl.min(tl.where((tied > 0) & (rank == left), token, V), axis=0))
-            found += tl.sum(tied, axis=0)
+            ties_before += tl.sum(tied, axis=0)
     cut = tl.num_programs(0) if BY_WEIGHT else 0
     tl.store(cut_keys + cut + row, tl.where(every, border * 0, border))
     tl.store(cut_tokens + cut + row, tl.where(every, V, last))
@@ -345,8 +345,8 @@ def draw_kernel(
         keep = _kept(x, token, cut_keys, cut_tokens, row, CUTS)
         if MIN_P:
             keep = keep & (weight >= tl.load(min_ps + row))
-        own = tl.where(keep, weight, 0.0).to(tl.float64)
-        reached = below + tl.cumsum(own, axis=0)
-        hit = tl.min(tl.where((reached > target) & (own > 0), token, V), axis=0)
-        last = tl.max(tl.where(own > 0, token, 0), axis=0)  # rounding may leave the target above the last sum
+        mass = tl.where(keep, weight, 0.0).to(tl.float64)
+        reached = below + tl.cumsum(mass, axis=0)
+        hit = tl.min(tl.where((reached > target) & (mass > 0), token, V), axis=0)
+        last = tl.max(tl.where(mass > 0, token, 0), axis=0)  # rounding may leave the target above the last sum
         tl.store(tokens + row, tl.where(hit < V, hit, last))

@@ -70,8 +70,8 @@ class Stored:
     def rows(self, first: int, count: int) -> Stored:
         """Some rows of a weight [N, K]."""
         dimension = 1 if self.by_group else 0
-        given = (self.values, self.scales, self.offsets)
-        values, scales, offsets = (None if x is None else x.narrow(dimension, first, count) for x in given)
+        arrays = (self.values, self.scales, self.offsets)
+        values, scales, offsets = (None if x is None else x.narrow(dimension, first, count) for x in arrays)
         assert values is not None
         return replace(self, values=values, scales=scales, offsets=offsets)
 
@@ -201,11 +201,15 @@ def rope_kv_write_call(
 def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
     """k [T, Nkv, D] and v [T, Nkv, Dv] into the caches at ``slots`` [T]; heads of a token are neighbours."""
     written = caches.named(None)
-    given: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
-    given |= {f"{name}_before": value for name, value in written.items()}
-    given |= {"capacity": caches.keys.shape[0] * caches.keys.shape[1], "k_stride": k.stride(0), "v_stride": v.stride(0)}
+    operands: dict[str, Argument] = {"k": k, "v": v, "slots": slots, **written}
+    operands |= {f"{name}_before": value for name, value in written.items()}
+    operands |= {
+        "capacity": caches.keys.shape[0] * caches.keys.shape[1],
+        "k_stride": k.stride(0),
+        "v_stride": v.stride(0),
+    }
     constants = write_constants(k.shape[1], k.shape[2], v.shape[2], caches.format)
-    return Call("kv_write", in_order("kv_write", given), constants, (len(k), 1, 1))
+    return Call("kv_write", in_order("kv_write", operands), constants, (len(k), 1, 1))
 
 
 def work_size(requests: int, splits: int) -> int:
@@ -282,12 +286,18 @@ def attention_calls(
         split_keys = SPLIT_KEYS if decodes or mixed else 0
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
     split_keys = split_keys if splits > 1 or mixed else 0
-    given: dict[str, Argument] = {"q": q, **caches.named(gpu), "block_table": table, "sinks": sinks, "slopes": slopes}
-    given |= {"q_start": q_start, "kv_len": kv_len, "requests": requests, "blocks": blocks, "q_stride": q.stride(0)}
+    operands: dict[str, Argument] = {
+        "q": q,
+        **caches.named(gpu),
+        "block_table": table,
+        "sinks": sinks,
+        "slopes": slopes,
+    }
+    operands |= {"q_start": q_start, "kv_len": kv_len, "requests": requests, "blocks": blocks, "q_stride": q.stride(0)}
     calls: list[Call] = []
 
     def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:
-        arguments = in_order("paged_attention", given | {"out": parts, "lse": lse})
+        arguments = in_order("paged_attention", operands | {"out": parts, "lse": lse})
         constants = attention_constants(shape, gpu, tile, keys) | ({"SKIP_SINGLES": True} if mixed else {})
         grid = shape.grid(tiles_of_step(tokens, requests, tile.queries), splits if keys else 1)
         return Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)
@@ -307,7 +317,7 @@ def attention_calls(
     else:
         where: dict[str, Argument] = {"kv_len": kv_len, "q_start": q_start if mixed else None}
         how: dict[str, Constant] = {"MIXED": True} if mixed else {}
-        arguments = in_order("listed_attention", given | combined | where | {"out": parts, "work": work})
+        arguments = in_order("listed_attention", operands | combined | where | {"out": parts, "work": work})
         constants = attention_constants(shape, gpu, tile, split_keys) | how
         grid = shape.grid(min(workers, requests * splits), 1)
         calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))

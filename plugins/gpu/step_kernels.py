@@ -48,8 +48,8 @@ def embedding_kernel(
     """
     token = tl.program_id(0)
     d = tl.arange(0, WIDTH)
-    given = tl.load(ids + token).to(tl.int64)
-    row = tl.minimum(tl.maximum(given, 0), ROWS - 1)
+    token_id = tl.load(ids + token).to(tl.int64)
+    row = tl.minimum(tl.maximum(token_id, 0), ROWS - 1)
     inside = d < SIZE
     GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP if GROUP else 1
     group = d // GROUP if GROUP else d * 0
@@ -64,7 +64,7 @@ def embedding_kernel(
         if OFFSETS:
             value += tl.load(offsets + at, mask=inside, other=0.0).to(tl.float32)
     to = out + token.to(tl.int64) * OUT_STRIDE + d
-    tl.store(to, tl.where(row == given, value, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(to, tl.where(row == token_id, value, 0.0).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -150,11 +150,11 @@ def _rotated(
         frequency = d % FREQUENCIES
         sign = tl.where(d < FREQUENCIES, -1.0, 1.0)
     at = x + head[:, None] * STRIDE
-    own = tl.load(at + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    element = tl.load(at + d[None, :], mask=inside, other=0.0).to(tl.float32)
     other = tl.load(at + partner[None, :], mask=inside & turned[None, :], other=0.0).to(tl.float32)
     cos = tl.load(table + frequency, mask=turned, other=1.0)
     sin = tl.load(table + FREQUENCIES + frequency, mask=turned, other=0.0) * sign
-    return own * cos[None, :] + other * sin[None, :]
+    return element * cos[None, :] + other * sin[None, :]
 
 
 @triton.jit
@@ -233,7 +233,7 @@ def rope_kv_write_kernel(
     part = tl.program_id(1)
     turn = table + token * (2 * FREQUENCIES)
     slot = tl.load(slots + token).to(tl.int64)
-    kept = (slot >= 0) & (slot < capacity)
+    in_cache = (slot >= 0) & (slot < capacity)
     d = tl.arange(0, WIDTH)
     if part == 0:
         head = tl.arange(0, HEAD_ROOM)
@@ -241,12 +241,12 @@ def rope_kv_write_kernel(
         turned = _rotated(of, turn, HEADS, SIZE, Q_STRIDE, FREQUENCIES, INTERLEAVED, HEAD_ROOM, WIDTH)
         to = out + token * OUT_OUTER + head[:, None] * OUT_STRIDE + d[None, :]
         tl.store(to, turned.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & (d < SIZE)[None, :])
-    if (part == 1) & kept:
+    if (part == 1) & in_cache:
         of = k + token * K_OUTER
         keys = _rotated(of, turn, KV_HEADS, SIZE, K_STRIDE, FREQUENCIES, INTERLEAVED, KV_ROOM, WIDTH)
         rounded = keys.to(k.dtype.element_ty)  # as if it had been stored between rotation and write
         store_heads(rounded, k_cache, k_scales, slot, KV_HEADS, SIZE, FORMAT, KV_ROOM, WIDTH)
-    if (part == 2) & kept:
+    if (part == 2) & in_cache:
         head = tl.arange(0, KV_ROOM)
         e = tl.arange(0, VALUE_WIDTH)
         at = v + token * V_OUTER + head[:, None] * V_STRIDE + e[None, :]

@@ -313,7 +313,7 @@ def measured_tiles(capability: int) -> dict[TileCase, Tile]:
 
 def read_tiles(path: Path) -> dict[TileCase, Tile]:
     """Reads the file of ``write_tiles``. Raises TargetError, with the line, for anything else."""
-    found = {}
+    tiles = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             entry = json.loads(line)
@@ -321,8 +321,8 @@ def read_tiles(path: Path) -> dict[TileCase, Tile]:
             tile = Tile(**{field.name: entry[field.name] for field in fields(Tile)})
         except (ValueError, KeyError, TypeError) as e:
             raise TargetError(f"{path}:{number}: isn't a tile: {e}", hint="Write the file by a sweep.") from e
-        found[case] = tile
-    return found
+        tiles[case] = tile
+    return tiles
 
 
 def write_tiles(path: Path, tiles: Mapping[TileCase, tuple[Tile, dict[str, Any]]]) -> None:

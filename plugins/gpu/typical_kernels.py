@@ -63,9 +63,9 @@ def spread_kernel(
         last = tl.load(cut_tokens + cut * tl.num_programs(0) + row)
         keep = keep & ((cut >= cuts) | (key > border) | ((key == border) & (token <= last)))
     tl.store(logits + row.to(tl.int64) * V + token, tl.where(keep, x, float("-inf")), mask=token < V)
-    own = tl.where(keep & (weight > 0), weight, 0.0).to(tl.float64)
-    moment = tl.where(own > 0, own * (x.to(tl.float64) - top.to(tl.float64)), 0.0)
-    tl.store(sums + row * tl.num_programs(1) + piece, tl.sum(own, axis=0))
+    mass = tl.where(keep & (weight > 0), weight, 0.0).to(tl.float64)
+    moment = tl.where(mass > 0, mass * (x.to(tl.float64) - top.to(tl.float64)), 0.0)
+    tl.store(sums + row * tl.num_programs(1) + piece, tl.sum(mass, axis=0))
     tl.store(moments + row * tl.num_programs(1) + piece, tl.sum(moment, axis=0))
 
 
@@ -107,8 +107,8 @@ def nearest_kernel(
     if number > 0:
         read = (1 - half) * size
         before = (row * 13 + number - 1) * 3
-        wanted = total * p.to(tl.float64)
-        prefix, count, above, _ = range_after(counts + read, weights + read, state, wanted, row, before, True, C, ROOM)
+        quota = total * p.to(tl.float64)
+        prefix, count, above, _ = range_after(counts + read, weights + read, state, quota, row, before, True, C, ROOM)
     token = piece * PIECE + tl.arange(0, PIECE)
     at = logits + row.to(tl.int64) * V + token
     x = tl.load(at, mask=token < V, other=float("-inf"))

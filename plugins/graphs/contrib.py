@@ -68,14 +68,14 @@ class ContribBuilder(LayoutBuilder):
         super().__init__(program, weights)
         self.context = context
         self.attentions = group_queries(program)
-        own = {
+        norms = {
             ew.add_rms_norm.default: self._norm_of_sum("RMSNormalization", ew.add_rms_norm.default),
             ew.add_layer_norm.default: self._norm_of_sum("LayerNormalization", ew.add_layer_norm.default),
             ew.gated_activation.default: self._gated_activation,
         }
         self.overrides = {
             **self.overrides,
-            **{target: self.along_last(handler) for target, handler in own.items()},
+            **{target: self.along_last(handler) for target, handler in norms.items()},
             ew.kv_write.default: self._kv_write,
             ew.paged_attention.default: self._paged_attention,
             **dict.fromkeys(RESHAPES, self._view_of_heads),
@@ -86,53 +86,53 @@ class ContribBuilder(LayoutBuilder):
     @property
     def standard(self) -> tuple[str, ...]:
         """The attentions that keep standard operators, each with the reason."""
-        found = ((node, a) for node, a in self.attentions.items() if isinstance(a, str))
-        return tuple(f"{join_where(node.meta[WHERE])}: {reason}" for node, reason in found)
+        rejected = ((node, a) for node, a in self.attentions.items() if isinstance(a, str))
+        return tuple(f"{join_where(node.meta[WHERE])}: {reason}" for node, reason in rejected)
 
     # ---- attention
 
     def _kv_write(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        taken = next((g for g in self.attentions.values() if isinstance(g, GroupQuery) and g.write is node), None)
-        if taken is None:
+        attention = next((g for g in self.attentions.values() if isinstance(g, GroupQuery) and g.write is node), None)
+        if attention is None:
             return ops_attention.HANDLERS[ew.kv_write.default](b, node, a)
-        for past, present in (names := cache_names(taken.layer)):
-            shape: list[str | int | None] = ["B", taken.counts[1], "C", taken.size]
+        for past, present in (names := cache_names(attention.layer)):
+            shape: list[str | int | None] = ["B", attention.counts[1], "C", attention.size]
             self.inputs[past] = helper.make_tensor_value_info(past, TensorProto.FLOAT, shape)
             self.outputs[present] = helper.make_tensor_value_info(present, TensorProto.FLOAT, shape)
         return tuple(present for _, present in names)
 
     def _paged_attention(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-        taken = self.attentions[node]
-        if isinstance(taken, str):
+        attention = self.attentions[node]
+        if isinstance(attention, str):
             return ops_attention.HANDLERS[ew.paged_attention.default](b, node, a)
-        if taken.packed is not None:
-            given = [self._by_request(taken.packed, sum(taken.counts) * taken.size), "", ""]
+        if attention.packed is not None:
+            inputs = [self._by_request(attention.packed, sum(attention.counts) * attention.size), "", ""]
         else:
-            parts = zip((taken.q, taken.k, taken.v), taken.counts, strict=True)
-            given = [self._by_request(part, count * taken.size) for part, count in parts]
-        pasts, presents = zip(*cache_names(taken.layer), strict=True)
-        given += [*pasts, *self.once("lengths", self._lengths).split()]
-        given += self._tables(taken.table) if taken.table is not None else ["", ""]
-        given += ["", "", "" if a["sinks"] is None else self.cast(a["sinks"], _F32)]
-        while not given[-1]:
-            given.pop()
+            parts = zip((attention.q, attention.k, attention.v), attention.counts, strict=True)
+            inputs = [self._by_request(part, count * attention.size) for part, count in parts]
+        pasts, presents = zip(*cache_names(attention.layer), strict=True)
+        inputs += [*pasts, *self.once("lengths", self._lengths).split()]
+        inputs += self._tables(attention.table) if attention.table is not None else ["", ""]
+        inputs += ["", "", "" if a["sinks"] is None else self.cast(a["sinks"], _F32)]
+        while not inputs[-1]:
+            inputs.pop()
         y, *_ = self.ops(
             "GroupQueryAttention",
-            given,
+            inputs,
             3,
-            (f"GroupQueryAttention_{taken.layer}", *presents),
+            (f"GroupQueryAttention_{attention.layer}", *presents),
             domain=DOMAIN,
-            num_heads=taken.counts[0],
-            kv_num_heads=taken.counts[1],
+            num_heads=attention.counts[0],
+            kv_num_heads=attention.counts[1],
             scale=float(a["scale"]),
             softcap=float(a["softcap"]),
             local_window_size=int(a["window"]) or -1,
-            do_rotary=int(taken.table is not None),
-            rotary_interleaved=int(taken.interleaved),
+            do_rotary=int(attention.table is not None),
+            rotary_interleaved=int(attention.interleaved),
             smooth_softmax=0,
         )
         self._results[node] = y
-        return self.reshape(y, -1, taken.counts[0], taken.size)
+        return self.reshape(y, -1, attention.counts[0], attention.size)
 
     def _view_of_heads(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
         """A view of an attention's heads beside each other is what the operator gives."""
@@ -172,8 +172,8 @@ class ContribBuilder(LayoutBuilder):
             positions = self.once("places", lambda: self.op("Cast", self.op("Range", zero, places, one), to=1))
             columns = self.once("places of rows", lambda: self.op("Unsqueeze", positions, self.integers(1)))
             angles = self.once(("angles", table), lambda: self.op("Mul", columns, self.cast(a["inv_freq"], _F32)))
-            found = self.op(kind, angles)
-            return found if a["scale"] == 1 else self.op("Mul", found, self.number(a["scale"], _F32))
+            values = self.op(kind, angles)
+            return values if a["scale"] == 1 else self.op("Mul", values, self.number(a["scale"], _F32))
 
         return [self.once((kind, table), lambda kind=kind: made(kind)) for kind in ("Cos", "Sin")]  # type: ignore[misc]
 
@@ -193,10 +193,10 @@ class ContribBuilder(LayoutBuilder):
         self.initializers[numbers.name] = numbers
         scales = self.stored(str(a["scales"].target), "rows", "f32")
         rows = (numbers.name, INPUT_IDS, scales)
-        found = self.op(
+        rows_by_id = self.op(
             "GatherBlockQuantized", *rows, domain=DOMAIN, gather_axis=0, quantize_axis=1, block_size=group, bits=4
         )
-        return self.lie_by_request(node, found)
+        return self.lie_by_request(node, rows_by_id)
 
     def _norm_of_sum(self, kind: str, target: Any) -> Any:
         """The handler of a norm of a sum, which gives the sum, too. Both must be matrices of the same shape."""
@@ -206,14 +206,14 @@ class ContribBuilder(LayoutBuilder):
             if len(x) != 2 or x != residual:
                 return ops_ew.HANDLERS[target](b, node, a)
             weight, size = a["weight"], int(x[-1])
-            given = [self.cast(a["x"], _F32), self.cast(a["residual"], _F32)]
-            given.append(self.constant(np.ones(size, np.float32)) if weight is None else self.cast(weight, _F32))
+            inputs = [self.cast(a["x"], _F32), self.cast(a["residual"], _F32)]
+            inputs.append(self.constant(np.ones(size, np.float32)) if weight is None else self.cast(weight, _F32))
             if a.get("bias") is not None:
-                given.append(self.cast(a["bias"], _F32))
+                inputs.append(self.cast(a["bias"], _F32))
             stem = f"{_NORMS[kind]}_{len(self.nodes)}"
             names = (f"{stem}:0", "", "", f"{stem}:1")
-            found = self.ops(_NORMS[kind], given, 4, names, domain=DOMAIN, epsilon=float(a["eps"]))
-            return (found[0], found[3])
+            results = self.ops(_NORMS[kind], inputs, 4, names, domain=DOMAIN, epsilon=float(a["eps"]))
+            return (results[0], results[3])
 
         return emit
 

@@ -104,10 +104,10 @@ class LayoutBuilder(GraphBuilder):
             source = self._reshapes.get(inputs[0])
             if source is not None and self._says_all(inputs[1]):
                 inputs = (source.input[0], inputs[1])
-        made = super().op(kind, *inputs, name=name, **attributes)
+        result = super().op(kind, *inputs, name=name, **attributes)
         if kind == "Reshape":
-            self._reshapes[made] = self.nodes[-1]
-        return made
+            self._reshapes[result] = self.nodes[-1]
+        return result
 
     def _says_all(self, shape: str) -> bool:
         """Returns True if a shape states every size by itself; a 0 would copy the input's size."""
@@ -123,9 +123,9 @@ class LayoutBuilder(GraphBuilder):
             if not self._can_keep(node, a):
                 return handler(b, node, a)
             with self.taken_as_it_lies():
-                found = handler(b, node, a)
+                result = handler(b, node, a)
             self.by_request.add(node)
-            return found
+            return result
 
         return emit
 
@@ -146,9 +146,9 @@ class LayoutBuilder(GraphBuilder):
 
     def row_of_table(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
         """The handler of a table, whose rows lie by request from the beginning."""
-        found = _HANDLERS[node.target](b, node, a)
-        assert isinstance(found, str)
-        return self.lie_by_request(node, self.in_requests(found, int(self.expressions(node)[-1])))
+        row = _HANDLERS[node.target](b, node, a)
+        assert isinstance(row, str)
+        return self.lie_by_request(node, self.in_requests(row, int(self.expressions(node)[-1])))
 
     def view(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
         """The handler of a reshape, for which it is all one how its input lies."""

@@ -134,14 +134,14 @@ def graph_model(b: GraphBuilder) -> onnx.ModelProto:
         b.inputs[name] = helper.make_tensor_value_info(name, kind, shape)
     vocabulary = int(b.expressions(b.program.logits)[-1])
     b.outputs[LOGITS] = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["R", vocabulary])
-    given = {
+    placeholders = {
         "ids": lambda: b.op("Reshape", INPUT_IDS, b.integers(-1), name=FLAT_IDS),
         "positions": lambda: b.op("Reshape", POSITION_IDS, b.integers(-1)),
         "rows": lambda: ROWS,
     }
     for node in b.program.graph.nodes:
-        if node.op == "placeholder" and str(node.target) in given:
-            b.names[node] = given[str(node.target)]()
+        if node.op == "placeholder" and str(node.target) in placeholders:
+            b.names[node] = placeholders[str(node.target)]()
         elif node.op == "call_function" and has_tensors(node):
             b.node = node
             b.names[node] = emit_call(b, node)
@@ -155,7 +155,7 @@ def graph_model(b: GraphBuilder) -> onnx.ModelProto:
 def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
     """Returns a builder's nodes as a graph called ``name`` that takes ``inputs`` in this order."""
     nodes = _live(b)  # first: it drops constants, too
-    values = [b.inputs[given] for given in inputs]
+    values = [b.inputs[input_name] for input_name in inputs]
     domains = sorted({"", *(node.domain for node in nodes)})
     graph = helper.make_graph(nodes, name, values, list(b.outputs.values()), list(b.initializers.values()))
     return helper.make_model(
@@ -177,18 +177,18 @@ def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
     for value in inferred.graph.value_info:
         dims = value.type.tensor_type.shape.dim
         node = known.get(value.name)
-        wanted = () if node is None else b.expressions(node)
-        fits = len(wanted) == len(dims) and all(
+        sizes = () if node is None else b.expressions(node)
+        fits = len(sizes) == len(dims) and all(
             not d.HasField("dim_value") or (e.is_Integer and int(e) == d.dim_value)
-            for d, e in zip(dims, wanted, strict=True)
+            for d, e in zip(dims, sizes, strict=True)
         )
         for at, dim in enumerate(dims):
             if dim.HasField("dim_value"):
                 continue
-            if fits and wanted[at].is_Integer:
-                dim.dim_value = int(wanted[at])
+            if fits and sizes[at].is_Integer:
+                dim.dim_value = int(sizes[at])
             elif fits:
-                dim.dim_param = str(wanted[at].xreplace({s: _TOKENS for s in wanted[at].free_symbols if str(s) == "T"}))
+                dim.dim_param = str(sizes[at].xreplace({s: _TOKENS for s in sizes[at].free_symbols if str(s) == "T"}))
             elif dim.dim_param.startswith("unk__"):
                 dim.Clear()
     model.graph.value_info.extend(sorted(inferred.graph.value_info, key=lambda v: v.name))
@@ -207,13 +207,13 @@ def emit_call(b: GraphBuilder, node: Node) -> Any:
 def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
     """The nodes that an output needs; drops the constants that only others read."""
     needed = set(b.outputs)
-    kept = []
+    live = []
     for node in reversed(b.nodes):
         if needed.intersection(node.output):
-            kept.append(node)
+            live.append(node)
             needed.update(filter(None, node.input))  # of one that may be missing the name is empty
     b.initializers = {name: tensor for name, tensor in b.initializers.items() if name in needed}
-    return kept[::-1]
+    return live[::-1]
 
 
 def _input_order(b: GraphBuilder) -> list[str]:

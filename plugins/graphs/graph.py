@@ -107,8 +107,8 @@ class GraphBuilder:
         where = join_where(self.node.meta[WHERE]) if self.node is not None else ""
         label = f"{where}/{stem}" if where else stem
         self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=label, **attributes))
-        if (given := result_type(kind, types, attributes.get("to"))) is not None:
-            self._types |= dict.fromkeys(outputs[:1] if kind == "TopK" else outputs, given)
+        if (result := result_type(kind, types, attributes.get("to"))) is not None:
+            self._types |= dict.fromkeys(outputs[:1] if kind == "TopK" else outputs, result)
         return outputs
 
     def once(self, key: object, make: Callable[[], str]) -> str:
@@ -149,13 +149,13 @@ class GraphBuilder:
         types = [self._float_type(name) for name in names]
         computed = [t for name, t in zip(names, types, strict=True) if t is not None and name not in self.initializers]
         constant = [t for name, t in zip(names, types, strict=True) if t is not None and name in self.initializers]
-        wanted = None if kind == "Cast" else operand_type(kind, computed, constant, self.element)
+        common = None if kind == "Cast" else operand_type(kind, computed, constant, self.element)
         if kind == "DequantizeLinear":
             return list(names), [t for t in types if t is not None]
-        if wanted is None:
+        if common is None:
             return list(names), [*computed, *constant]
-        taken = [name if t is None else self._in_type(name, wanted) for name, t in zip(names, types, strict=True)]
-        return taken, [wanted]
+        operands = [name if t is None else self._in_type(name, common) for name, t in zip(names, types, strict=True)]
+        return operands, [common]
 
     def _in_type(self, name: str, kind: int) -> str:
         if self._float_type(name) in (kind, None):
@@ -191,10 +191,10 @@ class GraphBuilder:
             raise self.unsupported(f"{node!r} isn't a tensor")
         if node.op == "get_attr":
             return self.weight(node)
-        found = self.names.get(node)
-        if not isinstance(found, str):
+        name = self.names.get(node)
+        if not isinstance(name, str):
             raise self.unsupported(f"the onnx target has no {node.target} to give it")
-        return found
+        return name
 
     def cast(self, value: object, dtype: torch.dtype) -> str:
         """An argument, a tensor or a number, in the type that stands for ``dtype``."""

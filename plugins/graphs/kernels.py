@@ -75,16 +75,16 @@ class PanelProducts:
         by_request = b.by_request if isinstance(b, LayoutBuilder) else ()
         lies = x in by_request and (residual is None or residual in by_request)
         with b.taken_as_it_lies() if lies and isinstance(b, LayoutBuilder) else nullcontext():
-            given = [b.value(x), *(self._panels(part) for part in stored)]
-            given.append("" if a["bias"] is None else b.cast(a["bias"], _F32))
+            inputs = [b.value(x), *(self._panels(part) for part in stored)]
+            inputs.append("" if a["bias"] is None else b.cast(a["bias"], _F32))
             added = None if residual is None else b.cast(residual, _F32)
-        while not given[-1]:
-            given.pop()
+        while not inputs[-1]:
+            inputs.pop()
         packing = self._packings[str(stored[0].target)]
         n, k = (int(size) for size in b.expressions(stored[0]))
         y = b.op(
             "Linear",
-            *given,
+            *inputs,
             domain=DOMAIN,
             n=n,
             k=k,

@@ -28,12 +28,12 @@ def _requests(b: GraphBuilder, x: object, heads: int, size: int) -> str:
 def _kv_write(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
     layer = int(str(a["k_cache"].target).partition(":")[2])
     written = []
-    for given, (past, present) in zip(("k", "v"), cache_names(layer), strict=True):
-        _, heads, size = b.expressions(a[given])
+    for argument, (past, present) in zip(("k", "v"), cache_names(layer), strict=True):
+        _, heads, size = b.expressions(a[argument])
         shape: list[str | int | None] = ["B", int(heads), b.capacity, int(size)]
         b.inputs[past] = helper.make_tensor_value_info(past, b.element, shape)
         b.outputs[present] = helper.make_tensor_value_info(present, b.element, shape)
-        update = _requests(b, a[given], int(heads), int(size))
+        update = _requests(b, a[argument], int(heads), int(size))
         written.append(b.op("TensorScatter", past, update, WRITE_INDEX, name=present, axis=2, mode="linear"))
     return tuple(written)
 

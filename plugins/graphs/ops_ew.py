@@ -62,10 +62,10 @@ def _norm(kind: str) -> Handler:
         total = b.op("Add", x, b.cast(a["residual"], _F32)) if "residual" in a else x
         weight = a["weight"]
         size = int(b.expressions(a["x"])[-1])
-        given = [total, b.constant(np.ones(size, np.float32)) if weight is None else b.cast(weight, _F32)]
+        inputs = [total, b.constant(np.ones(size, np.float32)) if weight is None else b.cast(weight, _F32)]
         if a.get("bias") is not None:
-            given.append(b.cast(a["bias"], _F32))
-        normed = b.op(kind, *given, axis=-1, epsilon=float(a["eps"]))
+            inputs.append(b.cast(a["bias"], _F32))
+        normed = b.op(kind, *inputs, axis=-1, epsilon=float(a["eps"]))
         return (normed, total) if "residual" in a else normed
 
     return emit

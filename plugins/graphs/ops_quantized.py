@@ -98,8 +98,8 @@ def _quantized_embedding(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> s
     rows = b.reshape(rows, -1, groups, group)
 
     def spread(factors: Node) -> str:
-        taken = b.op("Gather", b.stored(str(factors.target), "rows", "f32"), ids, axis=0)
-        return b.op("Unsqueeze", taken, b.integers(-1))  # [N, G, 1]
+        rows = b.op("Gather", b.stored(str(factors.target), "rows", "f32"), ids, axis=0)
+        return b.op("Unsqueeze", rows, b.integers(-1))  # [N, G, 1]
 
     rows = b.op("Mul", rows, spread(scales))
     if offsets is not None:

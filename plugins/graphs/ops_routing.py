@@ -24,16 +24,16 @@ def _top_k(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
     """Greatest first; of equal values the lower index comes first."""
     source = a["self"]
     axis = a["dim"] % source.meta["val"].dim()
-    given = (b.value(source), b.integers(a["k"]))
-    return b.ops("TopK", given, 2, axis=axis, largest=int(a["largest"]), sorted=1)
+    inputs = (b.value(source), b.integers(a["k"]))
+    return b.ops("TopK", inputs, 2, axis=axis, largest=int(a["largest"]), sorted=1)
 
 
 def _max(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
     """The greatest, and the first place where it is."""
     source = a["self"]
     axis = a["dim"] % source.meta["val"].dim()
-    found = b.ops("TopK", (b.value(source), b.integers(1)), 2, axis=axis)
-    return found if a["keepdim"] else tuple(b.op("Squeeze", name, b.integers(axis)) for name in found)
+    results = b.ops("TopK", (b.value(source), b.integers(1)), 2, axis=axis)
+    return results if a["keepdim"] else tuple(b.op("Squeeze", name, b.integers(axis)) for name in results)
 
 
 def _gather(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:

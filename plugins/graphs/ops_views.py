@@ -90,8 +90,8 @@ def _split(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
     sizes = [b.expressions(node, i)[dim] for i in range(len(node.meta["val"]))]
     if len(sizes) == 1:
         return (b.value(source),)
-    given = b.shape(sizes, free=False)
-    return b.ops("Split", (b.value(source), given), len(sizes), axis=dim - _rank(source))
+    lengths = b.shape(sizes, free=False)
+    return b.ops("Split", (b.value(source), lengths), len(sizes), axis=dim - _rank(source))
 
 
 def _unbind(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:

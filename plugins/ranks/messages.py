@@ -180,9 +180,9 @@ class Connections:
                 for other in range(rank):
                     port = int(store.get(f"port/{other}"))
                     for tag in (_STEPS, _VALUES):
-                        made = socket.create_connection((machines[other], port), timeout=seconds)
-                        made.sendall(_HELLO.pack(secret, rank, tag))
-                        self._links[other, tag] = _Link(made)
+                        connection = socket.create_connection((machines[other], port), timeout=seconds)
+                        connection.sendall(_HELLO.pack(secret, rank, tag))
+                        self._links[other, tag] = _Link(connection)
                 while len(self._links) < 2 * (len(machines) - 1):
                     listener.settimeout(max(0.01, limit - time.monotonic()))
                     self._accept(listener, secret, limit)
@@ -192,16 +192,16 @@ class Connections:
 
     def _accept(self, listener: socket.socket, secret: bytes, limit: float) -> None:
         """Takes a connection of a rank, or refuses one of a stranger."""
-        made, _ = listener.accept()
-        made.settimeout(max(0.01, min(5.0, limit - time.monotonic())))
+        connection, _ = listener.accept()
+        connection.settimeout(max(0.01, min(5.0, limit - time.monotonic())))
         hello = b""
         with contextlib.suppress(OSError):
-            hello = made.recv(_HELLO.size, socket.MSG_WAITALL)
-        given, other, tag = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", 0, 0)
-        if hmac.compare_digest(given, secret) and (other, tag) not in self._links:
-            self._links[other, tag] = _Link(made)
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        proof, other, tag = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", 0, 0)
+        if hmac.compare_digest(proof, secret) and (other, tag) not in self._links:
+            self._links[other, tag] = _Link(connection)
         else:
-            made.close()
+            connection.close()
 
     def send(self, message: Bytes, rank: int, tag: int) -> _Sending:
         """Sends a message, which must stay as it is until that has been waited for."""
@@ -350,10 +350,10 @@ def packed_copies(groups: Sequence[str], copies: Mapping[str, Int32Array]) -> By
 
 def unpacked_copies(groups: Sequence[str], packed: Bytes) -> dict[str, Int32Array]:
     """Returns the copies that ``packed_copies`` packed."""
-    numbers, at, found = packed.copy().view(np.int32), 0, dict[str, Int32Array]()
+    numbers, at, copies = packed.copy().view(np.int32), 0, dict[str, Int32Array]()
     for group in groups if packed.size else ():
         end = at + 1 + 2 * int(numbers[at])
         if end > at + 1:
-            found[group] = numbers[at + 1 : end].reshape(-1, 2)
+            copies[group] = numbers[at + 1 : end].reshape(-1, 2)
         at = end
-    return found
+    return copies

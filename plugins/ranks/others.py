@@ -133,23 +133,23 @@ class OtherRanks:
         something else went wrong in it."""
         limit = time.monotonic() + _REPORT_SECONDS
         waiting = set(range(1, self._count))  # for those that come
-        found = None
-        while found is None and waiting and not self.problem:
+        lost = None
+        while lost is None and waiting and not self.problem:
             for rank in sorted(waiting):
                 ended = self._places.ended(rank)
                 report = self._said(rank)
                 if report is not None and report.met:
                     waiting.discard(rank)
                 elif report is not None or ended:
-                    found = rank
+                    lost = rank
                     break
             if time.monotonic() > limit:
                 break
             time.sleep(0.02)
-        if found is None and waiting:
-            found = min(waiting)
-        if found is not None:
-            self.lose(found, problem, cause)
+        if lost is None and waiting:
+            lost = min(waiting)
+        if lost is not None:
+            self.lose(lost, problem, cause)
         self.abandon(f"ranks can't reach each other: one {problem}")
         self.raise_if_lost()
         raise AssertionError("a problem was there") from cause

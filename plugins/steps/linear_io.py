@@ -135,10 +135,10 @@ class LinearIo(Record, frozen=True, kw_only=True):
             groups = tuple(group.model_copy(update={"dtype": variant}) for group in self.cache_groups)
             update = {"variant": variant, "file": self.narrow.file, "cache_groups": groups}
             return self.model_copy(update=update | {"contrib": None, "kernels": None, "narrow": None})
-        found = self._beside[variant]
-        assert found is not None
-        own = {"file": found.file, "accuracy_level": found.accuracy_level}
-        return self.model_copy(update={"variant": variant, "contrib": None, "kernels": None, "narrow": None, **own})
+        file = self._beside[variant]
+        assert file is not None
+        fields = {"file": file.file, "accuracy_level": file.accuracy_level}
+        return self.model_copy(update={"variant": variant, "contrib": None, "kernels": None, "narrow": None, **fields})
 
 
 def mask_name(window: int) -> str:

@@ -60,7 +60,7 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
         counts: tokens of each request in the step, [B].
         program: says what it holds.
     """
-    found: list[list[int]] = []
+    members: list[list[int]] = []
     for decodes in (True, False):
         most_tokens, most_requests = program.most(decodes=decodes)
         left = 0  # tokens that the last part has room for
@@ -71,12 +71,12 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
                     f"step: {needed} tokens of a request, and engines hold {most_tokens}",
                     hint="Plan steps by the executor's caps.",
                 )
-            if needed > left or len(found[-1]) == most_requests:
-                found.append([])
+            if needed > left or len(members[-1]) == most_requests:
+                members.append([])
                 left = most_tokens
-            found[-1].append(b)
+            members[-1].append(b)
             left -= needed
-    return found
+    return members
 
 
 def padded(

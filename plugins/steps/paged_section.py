@@ -50,8 +50,8 @@ class PagedProfile(Record, frozen=True, kw_only=True):
 
     def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
         """Returns True if a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
-        given = ((tokens, self.T), (requests, self.B), (rows, self.R), (blocks, self.M))
-        return all(least <= n <= most for n, (least, _, most) in given)
+        sizes = ((tokens, self.T), (requests, self.B), (rows, self.R), (blocks, self.M))
+        return all(least <= n <= most for n, (least, _, most) in sizes)
 
 
 class PagedSection(Record, frozen=True, kw_only=True):

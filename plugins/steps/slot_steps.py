@@ -99,12 +99,12 @@ class SlotSteps:
     def _drawn(self, draws: Draws, runs: Sequence[SlotRun], step: StepInput, sampling: SamplingBatch) -> StepOutput:
         """A step's output, with tokens drawn where the logits are."""
         rows, logits = len(step.rows), None
-        wanted, tokens = step.wants_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
+        with_logits, tokens = step.wants_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
         for run in runs:
-            tokens[run.order], found = draws.draw(run, sampling, logits=wanted)
-            if found is not None:
-                logits = np.empty((rows, found.shape[1]), np.float32) if logits is None else logits
-                logits[run.order] = found
+            tokens[run.order], run_logits = draws.draw(run, sampling, logits=with_logits)
+            if run_logits is not None:
+                logits = np.empty((rows, run_logits.shape[1]), np.float32) if logits is None else logits
+                logits[run.order] = run_logits
         return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.wants_logits)
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
@@ -112,13 +112,13 @@ class SlotSteps:
         if not runs:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         if len(runs) == 1:  # it has all rows, in their order
-            found = self._slots.run(runs[0])
-            return found.copy() if keep else found
+            run_logits = self._slots.run(runs[0])
+            return run_logits.copy() if keep else run_logits
         logits: FloatArray | None = None
         for run in runs:
-            found = self._slots.run(run)
+            run_logits = self._slots.run(run)
             if logits is None:
-                logits = np.empty((rows, found.shape[1]), np.float32)
-            logits[run.order] = found
+                logits = np.empty((rows, run_logits.shape[1]), np.float32)
+            logits[run.order] = run_logits
         assert logits is not None
         return logits

@@ -190,11 +190,11 @@ def _run(
     longest = max(int(counts[b]) for b in members)
     ids = np.zeros((last - first + 1, longest), np.int64)
     places = np.full_like(ids, capacity - 1)
-    wanted: dict[int, int] = {}  # row of the step's logits -> index into the run's tokens
+    token_of_row: dict[int, int] = {}  # row of the step's logits -> index into the run's tokens
     for b in members:
         row, start, end = int(slot_of[b]) - first, int(starts[b]), int(starts[b] + counts[b])
         ids[row, : end - start] = step.ids[start:end]
         places[row] = np.arange(longest) + (int(step.kv_len[b]) - (end - start))
-        wanted |= {r: row * longest + int(step.rows[r]) - start for r in rows_of[b]}
-    order = sorted(wanted)
-    return SlotRun(first, ids, places, np.array([wanted[r] for r in order], np.int64), np.array(order, np.int64))
+        token_of_row |= {r: row * longest + int(step.rows[r]) - start for r in rows_of[b]}
+    order = sorted(token_of_row)
+    return SlotRun(first, ids, places, np.array([token_of_row[r] for r in order], np.int64), np.array(order, np.int64))

@@ -95,14 +95,14 @@ class Case:
 def cases_of(context: int) -> tuple[Case, ...]:
     """Decode steps of one request and of some, one far into a text, and a prompt; as long as the context allows."""
     short, long, prompt = (min(n, context) for n in (_SHORT, _LONG, _PROMPT))
-    found = [
+    cases = [
         Case(f"decode, 1 request at {short}", StepSizes((1,), (short,))),
         Case(f"decode, {_BATCH} requests at {short}", StepSizes((1,) * _BATCH, (short,) * _BATCH)),
         Case(f"prompt of {prompt}", StepSizes((prompt,), (prompt,))),
     ]
     if long > short:
-        found.append(Case(f"decode, 1 request at {long}", StepSizes((1,), (long,))))
-    return tuple(found)
+        cases.append(Case(f"decode, 1 request at {long}", StepSizes((1,), (long,))))
+    return tuple(cases)
 
 
 class Timed(Protocol):
@@ -160,16 +160,16 @@ def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dic
             else:
                 first, second = one.time(i), other.time(i)
             ratios[case.name].append(first / second)
-    return {name: median(found) for name, found in ratios.items()}
+    return {name: median(values) for name, values in ratios.items()}
 
 
 def worth(gains: Iterable[float]) -> bool:
     """Returns True if a choice is faster on average, and nowhere much slower."""
-    found = list(gains)
-    return mean(found) >= LEAST_GAIN and min(found) >= WORST
+    values = list(gains)
+    return mean(values) >= LEAST_GAIN and min(values) >= WORST
 
 
 def mean(gains: Iterable[float]) -> float:
     """Geometric."""
-    found = list(gains)
-    return math.exp(sum(map(math.log, found)) / len(found))
+    values = list(gains)
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -23,12 +23,12 @@ def writing_to_inputs(kernel: CompiledKernel) -> CompiledKernel:
     places = {name: index for index, (name, _) in enumerate(kernel.spec.arguments)}
     code = kernel.ptx
     for name in (name for name in places if f"{name}_before" in places):
-        wanted, given = (f"[{kernel.entry}_param_{places[n]}]" for n in (f"{name}_before", name))
-        if given not in code or wanted in code:
+        input_param, output_param = (f"[{kernel.entry}_param_{places[n]}]" for n in (f"{name}_before", name))
+        if output_param not in code or input_param in code:
             raise TargetError(
-                f"{kernel.entry}: its code can't be made to write to its inputs: {given} is read "
-                f"{code.count(given)} times, and {wanted} {code.count(wanted)} times",
+                f"{kernel.entry}: its code can't be made to write to its inputs: {output_param} is read "
+                f"{code.count(output_param)} times, and {input_param} {code.count(input_param)} times",
                 hint='Export with caches = "aliased" in [engines].',
             )
-        code = re.sub(re.escape(given), wanted, code)
+        code = re.sub(re.escape(output_param), input_param, code)
     return replace(kernel, ptx=code)

@@ -187,9 +187,9 @@ def _register_attention(scaled: bool, in_parts: bool) -> None:
     outputs = {"outputs": tuple[Desc, Desc] if in_parts else tuple[Desc]}
 
     def of_call(function: Callable[[_Attention], object]) -> Callable[[dict[str, Any]], object]:
-        kept = {field.name for field in fields(_Attention)}
+        names = {field.name for field in fields(_Attention)}
         return lambda given: function(
-            _Attention(tuple(given[i] for i in read), **{k: v for k, v in given.items() if k in kept})
+            _Attention(tuple(given[i] for i in read), **{k: v for k, v in given.items() if k in names})
         )
 
     result, returned = (_parts, tuple[Desc, Desc]) if in_parts else (_result, Desc)

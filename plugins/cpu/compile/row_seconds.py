@@ -50,7 +50,7 @@ def row_seconds(
     runner = StepRunner(bundle, [one for of in sizes.values() for one in of], threads=threads, tuning=choices)
     runner.fill_caches()
     until = time.perf_counter() + seconds
-    found: dict[int, tuple[float, ...]] = {}
+    seconds_of_rows: dict[int, tuple[float, ...]] = {}
     for left, context in zip(range(len(contexts), 0, -1), contexts, strict=True):
         steps = [_all_rows(runner.step(one)) for one in sizes[context]]
         runner.program.run(steps[-1])  # brings the weights into memory
@@ -68,8 +68,8 @@ def row_seconds(
                     break
         if len(times[-1]) < _FEWEST:
             break
-        found[context] = tuple(map(min, times))
-    return found
+        seconds_of_rows[context] = tuple(map(min, times))
+    return seconds_of_rows
 
 
 def _all_rows(step: StepInput) -> StepInput:

@@ -61,7 +61,7 @@ class StepProbe:
         caches = {o.name for step, _ in self._kept for o in step.inputs if o.kind == "cache"}
         layers = {g.name: tuple(n for n in g.layers if f"{g.name}/{n}" in caches) for g in program.cache_groups}
         groups = tuple(g.model_copy(update={"layers": layers[g.name]}) for g in program.cache_groups if layers[g.name])
-        kept = {
+        subset = {
             "cache_groups": groups,
             "weights": tuple(weights.values()),
             "steps": tuple(s for s, _ in self._kept),
@@ -69,7 +69,7 @@ class StepProbe:
         }
         self._groups, self._vocabulary = groups, _known_ids(program)
         self._program = CpuProgram(
-            program.model_copy(update=kept),
+            program.model_copy(update=subset),
             _made_up(weights.values()),
             blocks={g.name: max(len(s.contexts) * -(-max(s.contexts) // g.block_size) for s in sizes) for g in groups},
             threads=threads,
@@ -88,11 +88,11 @@ class StepProbe:
             kernels.append(self._program.profile(step)[1])
             whole.append(time.perf_counter() - start)
         middle = np.median(np.stack(kernels), axis=0)  # [steps]
-        found: defaultdict[Hashable, list[float]] = defaultdict(list)
+        times_of_kinds: defaultdict[Hashable, list[float]] = defaultdict(list)
         for (_, key), seconds in zip(self._kept, middle.tolist(), strict=True):
-            found[key].append(seconds)
+            times_of_kinds[key].append(seconds)
         around = median(w - float(k.sum()) for w, k in zip(whole, kernels, strict=True))
-        return Timed({key: sum(times) / len(times) for key, times in found.items()}, around / len(self._kept))
+        return Timed({key: sum(times) / len(times) for key, times in times_of_kinds.items()}, around / len(self._kept))
 
 
 def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
@@ -105,8 +105,8 @@ def _with_logits(program: LoweredProgram) -> tuple[LoweredProgram, Step]:
     which = Operand(kind="input", name="rows", dtype="i32", shape=(rows,), strides=(one,))
     buffer = Buffer(name=logits.name, size=rows * 4, offset=program.arena_bytes)
     of_stage = {"buffers": (*program.buffers, buffer), "arena_bytes": program.arena_bytes + rows * _ALIGNMENT}
-    made = program.model_copy(update={**of_stage, "outputs": {"logits": logits}})
-    return made, Step(op="take_rows", inputs=(x, which), outputs=(logits,))
+    program_with_logits = program.model_copy(update={**of_stage, "outputs": {"logits": logits}})
+    return program_with_logits, Step(op="take_rows", inputs=(x, which), outputs=(logits,))
 
 
 def _known_ids(program: LoweredProgram) -> int:
@@ -124,12 +124,12 @@ def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[t
     repeated = sum(nbytes(kind.step.inputs) for kind in steps.kinds if kind.count > 1)
     most = max(1, MOST_BYTES // max(repeated, 1))
     seen: Counter[Hashable] = Counter()
-    kept = []
+    chosen = []
     for step, key in zip(steps.program.steps, steps.keys, strict=True):
         seen[key] += 1
         if seen[key] <= most and OPS.get(step.op) != "experts":
-            kept.append((step, key))
-    return kept
+            chosen.append((step, key))
+    return chosen
 
 
 def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
@@ -152,9 +152,9 @@ def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
             hint="Free some memory, or set TMPDIR to a folder on another disk.",
         ) from e
     array.max()  # brings all pages into memory
-    found, at = {}, 0
+    arrays, at = {}, 0
     for (name, nbytes), place in zip(sizes.items(), places, strict=True):
         at = 0 if at + place > whole else at
-        found[name] = array[at : at + nbytes]
+        arrays[name] = array[at : at + nbytes]
         at += place
-    return found
+    return arrays

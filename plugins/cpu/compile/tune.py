@@ -166,10 +166,10 @@ def tune(
     cases = cases_of(bundle.model.context_length)
     plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
     plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
-    own = best = Contender(bundle, cases, threads, {})
+    default = best = Contender(bundle, cases, threads, {})
     opening = time.perf_counter() - began
     until = began + (1 - _ROWS_SHARE) * seconds - opening
-    round_seconds = 2 * sum(own.time(i) * own.repeats[i] for i in range(len(cases)))
+    round_seconds = 2 * sum(default.time(i) * default.repeats[i] for i in range(len(cases)))
     left = until - time.perf_counter() - opening * len(plan)
     rounds = min(max(int(left / (round_seconds * (len(plan) + _LAST))), _FEWEST), _MOST)
     needed = opening + round_seconds * rounds * (1 + _LAST)
@@ -184,9 +184,9 @@ def tune(
         tried.append(Tried(name, value, mean(gains.values()), gains, faster))
         best = other if faster else best
     progress(ProgressEvent(STAGE, len(plan), len(plan) + 2, "the best beside the executor's own"))
-    gains = compare(own, best, cases, _LAST * rounds) if best is not own else {case.name: 1.0 for case in cases}
-    kept = best is not own and worth(gains.values())
-    chosen = best if kept else own
+    gains = compare(default, best, cases, _LAST * rounds) if best is not default else {case.name: 1.0 for case in cases}
+    is_better = best is not default and worth(gains.values())
+    chosen = best if is_better else default
     rows: dict[int, tuple[float, ...]] = {}
     if tried:
         progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 2, "rows of one request"))
@@ -195,10 +195,10 @@ def tune(
         rows = row_seconds(bundle, contexts, left, threads=chosen.threads, choices=chosen.choices)
     file = TuningFile.for_here(
         bundle,
-        own.isa,
+        default.isa,
         threads=chosen.threads if not threads else 0,
         choices=chosen.choices,
-        gains={name: round(gain, 4) for name, gain in gains.items()} if kept else {},
+        gains={name: round(gain, 4) for name, gain in gains.items()} if is_better else {},
         row_seconds=rows,
     )
     path = tuning_path(bundle)
@@ -211,7 +211,7 @@ def tune(
         written=write and bool(tried),
         gain=mean(gains.values()),
         gains=gains,
-        tried=tuple(replace(t, kept=kept and t.faster and _is_part(t, best)) for t in tried),
+        tried=tuple(replace(t, kept=is_better and t.faster and _is_part(t, best)) for t in tried),
         candidates=len(plan),
         seconds=time.perf_counter() - began,
         asked=seconds,
@@ -250,8 +250,8 @@ class Contender:
 
 def _is_part(tried: Tried, best: Contender) -> bool:
     """A later value of the same tunable takes the place of an earlier one."""
-    found = best.threads if tried.name == "threads" else best.choices.get(tried.name)
-    return found == tried.value
+    value = best.threads if tried.name == "threads" else best.choices.get(tried.name)
+    return value == tried.value
 
 
 def fewer_threads(cores: int) -> list[int]:

@@ -92,9 +92,9 @@ class CpuExecutor(HostBlocks):
         check_free(sum(cache_block_bytes(g) * in_memory.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None:
-            found, self._tuned = tuning_of(bundle, isa)
-            if found is not None:
-                tuning, threads, row_seconds = found.choices, threads or found.threads, found.row_seconds
+            tuned, self._tuned = tuning_of(bundle, isa)
+            if tuned is not None:
+                tuning, threads, row_seconds = tuned.choices, threads or tuned.threads, tuned.row_seconds
         self._program = CpuProgram(
             program,
             weights,

@@ -97,8 +97,8 @@ class RankedExecutor(CpuExecutor):
         threads, cores = _placed(how.ranks, threads)
         isa, note = isa or isas()[0], ""
         if tuning is None:
-            found, note = tuning_of(bundle, isa)
-            tuning = found.choices if found is not None else {}
+            tuned, note = tuning_of(bundle, isa)
+            tuning = tuned.choices if tuned is not None else {}
         groups = whole_groups(programs, how)
         check_free(sum(cache_block_bytes(g) * blocks.get(g.name, 0) for g in groups), "a KV cache")
         places = [list(_places(program, blocks)) for program in programs]
@@ -231,12 +231,12 @@ class RankedExecutor(CpuExecutor):
         return self._processes
 
     def expert_loads(self) -> dict[str, Any]:
-        found = super().expert_loads()
+        loads = super().expert_loads()
         ranks = self._how.ranks // self._how.pipeline
-        if found and ranks > 1:
-            layers = [expert_shares(rows, ranks) for rows in found["rows"].values()]
-            found["of_ranks"] = [sum(rows) for rows in zip(*layers, strict=True)]
-        return found
+        if loads and ranks > 1:
+            layers = [expert_shares(rows, ranks) for rows in loads["rows"].values()]
+            loads["of_ranks"] = [sum(rows) for rows in zip(*layers, strict=True)]
+        return loads
 
     def describe(self) -> dict[str, str | int]:
         about = super().describe() | {"ranks": self._how.ranks, "partition": str(self._how)}

@@ -70,7 +70,7 @@ class RayPlaces:
 
     def _place(self, ranks: int, threads: int) -> None:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        own = str(ray.util.get_node_ip_address())
+        address = str(ray.util.get_node_ip_address())
         spread = len(nodes) >= ranks
         if not spread:
             warnings.warn(
@@ -83,7 +83,7 @@ class RayPlaces:
         cpus = min((int(node["Resources"]["CPU"]) for node in nodes), default=0)
         self.threads = threads or max(1, cpus // of_a_node)
         bundles = [{"CPU": float(self.threads)} for _ in range(ranks)]
-        bundles[0][f"node:{own}"] = 0.001
+        bundles[0][f"node:{address}"] = 0.001
         self._group = placement_group(bundles, strategy="STRICT_SPREAD" if spread else "SPREAD")
         if not self._group.wait(_ROOM_SECONDS):
             free, there = (int(of().get("CPU", 0)) for of in (ray.available_resources, ray.cluster_resources))
@@ -97,13 +97,13 @@ class RayPlaces:
             options = {"num_cpus": self.threads, "scheduling_strategy": place}
             self._actors.append(_Rank.options(**options).remote())  # type: ignore[attr-defined]
         try:
-            found = ray.get([actor.machine.remote() for actor in self._actors], timeout=_ROOM_SECONDS)
+            addresses = ray.get([actor.machine.remote() for actor in self._actors], timeout=_ROOM_SECONDS)
         except (RayError, GetTimeoutError) as e:
             raise CapacityError(
                 f"ray: the process of a rank can't be started: {_last_line(e)}",
                 hint="Install the same version of Enginewright and Python on all machines of the cluster.",
             ) from e
-        self.machines: tuple[str, ...] = (own, *found)
+        self.machines: tuple[str, ...] = (address, *addresses)
 
     def start(self, address: str) -> None:
         """Starts the ranks from 1 on in their actors."""

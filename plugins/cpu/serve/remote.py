@@ -200,5 +200,5 @@ class _Sent:
 
 
 def _tuning(bundle: Bundle, isa: str) -> Mapping[str, int]:
-    found, _ = tuning_of(bundle, isa)
-    return found.choices if found is not None else {}
+    tuned, _ = tuning_of(bundle, isa)
+    return tuned.choices if tuned is not None else {}

@@ -82,7 +82,7 @@ def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dic
     """Memory must have what one row looks at, or what a step writes, if that is more."""
     program = bundle.program(target)
     groups = {group.name: group for group in program.cache_groups}
-    found = dict[str, Offloadable]()
+    offloadable = dict[str, Offloadable]()
     for step in program.steps:
         if "best_blocks" not in step.attrs:
             continue
@@ -92,9 +92,9 @@ def _offloadable(bundle: Bundle, target: str, tokens: int, requests: int) -> dic
         )
         row = max(first + last + best * group.planes[0].heads, -(-below // group.block_size)) + 1
         written = tokens // group.block_size + 2 * requests
-        before = found.get(group.name, Offloadable(0, 0))
-        found[group.name] = Offloadable(before.layers + 1, max(before.least, row, written))
-    return found
+        before = offloadable.get(group.name, Offloadable(0, 0))
+        offloadable[group.name] = Offloadable(before.layers + 1, max(before.least, row, written))
+    return offloadable
 
 
 TARGET = ServedTarget(

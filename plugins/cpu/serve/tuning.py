@@ -76,14 +76,14 @@ class TuningFile(Record, frozen=True, kw_only=True):
         here = TuningFile.for_here(bundle, isa, threads=0, choices={}, gains={})
         if self.program_sha256 != here.program_sha256:
             return "it was measured with another program"
-        for name, own, found in (
+        for name, measured, current in (
             ("version of Enginewright", self.enginewright, here.enginewright),
             ("processor", self.processor, here.processor),
             ("number of cores", self.cores, here.cores),
             ("instruction set", self.isa, here.isa),
         ):
-            if own != found:
-                return f"it was measured with another {name}: {own}, and here it is {found}"
+            if measured != current:
+                return f"it was measured with another {name}: {measured}, and here it is {current}"
         for name, value in self.choices.items():
             if not 0 <= value <= TUNABLES.get(name, -1):
                 return f"there is no {name} of {value}"
@@ -111,12 +111,12 @@ def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
     """
     path = tuning_path(bundle)
     try:
-        found = msgspec.json.decode(read_regular(path, most=_MOST_BYTES), type=TuningFile)
+        file = msgspec.json.decode(read_regular(path, most=_MOST_BYTES), type=TuningFile)
     except FileNotFoundError:
         return None, ""
     except OSError as e:
         return None, f"{path.name} is ignored: {e.strerror}"
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         return None, f"{path.name} is ignored: {e}"
-    why = found.differs(bundle, isa)
-    return (None, f"{path.name} is ignored: {why}") if why else (found, f"{path.name} is used")
+    why = file.differs(bundle, isa)
+    return (None, f"{path.name} is ignored: {why}") if why else (file, f"{path.name} is used")

@@ -15,15 +15,15 @@ MOST_THREADS = 1024
 
 def find_operators() -> Path | None:
     """The library's path, for ``SessionOptions.register_custom_ops_library``; None where it isn't built."""
-    return next((found for folder in package.__path__ if (found := Path(folder) / NAME).is_file()), None)
+    return next((path for folder in package.__path__ if (path := Path(folder) / NAME).is_file()), None)
 
 
 def operators_library() -> Path:
     """Returns the library's path. Raises MissingDependencyError if it isn't built."""
-    found = find_operators()
-    if found is None:
+    library = find_operators()
+    if library is None:
         raise MissingDependencyError(
             f"{NAME}, the operators for onnxruntime, is missing beside {__name__}",
             hint="Install enginewright with pip; in a source tree, run: cmake -B build && cmake --build build",
         )
-    return found
+    return library

@@ -23,16 +23,16 @@ from .session import OLDEST, PROVIDERS, load_onnxruntime
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
     io = target.section(LinearIo) if target is not None else None
     needed = OLDEST if io is None else io.onnxruntime
-    found = machine.packages.get("onnxruntime")
+    installed = machine.packages.get("onnxruntime")
     install = f"Install it with: pip install 'onnxruntime>={needed}', or enginewright[onnx], or [onnx-gpu] for a GPU"
-    if found is None:
+    if installed is None:
         return Checked((Problem("onnxruntime is not installed", install, missing=True),))
     if why := machine.problems.get("onnxruntime"):
         return Checked((Problem(why, f"Install it anew: pip install --force-reinstall 'onnxruntime>={needed}'"),))
-    if is_older(found, needed):
-        return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
+    if is_older(installed, needed):
+        return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {installed} is installed", install),))
     known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
-    on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
+    on = f"onnxruntime {installed}, providers {', '.join(known) or 'unknown'}"
     return Checked(on=(on, *_variant(io, machine), *_idle_gpu(machine)))
 
 
@@ -50,9 +50,9 @@ def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
     """Which of several files runs on a CPU, and why it isn't the fastest."""
     if io is None or len(io.variants) == 1:
         return ()
-    taken = io.fastest(operators=machine.onnx_operators)
-    runs = f"on a CPU its variant {taken} runs"
-    return (runs if taken == io.variants[-1] else f"{runs}: variant kernels needs {OPERATORS}, which is missing",)
+    fastest = io.fastest(operators=machine.onnx_operators)
+    runs = f"on a CPU its variant {fastest} runs"
+    return (runs if fastest == io.variants[-1] else f"{runs}: variant kernels needs {OPERATORS}, which is missing",)
 
 
 def look(problems: dict[str, str]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def device_budget(bundle: Bundle, target: str, provider: str, variant: str | Non
     if variant in ("f16", "bf16"):
         weights = sum(t.bytes for name, t in bundle.index.tensors.items() if f".onnx.{variant}" in name)
     else:
-        own = bundle.index.stored_once().items()
-        weights = sum(t.bytes for name, t in own if ".onnx" in name and not NARROW_WEIGHT.search(name))
+        stored = bundle.index.stored_once().items()
+        weights = sum(t.bytes for name, t in stored if ".onnx" in name and not NARROW_WEIGHT.search(name))
     if free <= weights:
         raise CapacityError(
             f"memory: {cuda.gpus[0].name} has {free:,} bytes free, and the weights alone need {weights:,}",

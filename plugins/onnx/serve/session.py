@@ -68,10 +68,10 @@ def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
         raise MissingDependencyError(
             f"onnxruntime, which target 'onnx' runs on, can't be loaded: {e}", hint=_INSTALL
         ) from e
-    found = str(module.__version__)
-    if is_older(found, smallest):
+    version = str(module.__version__)
+    if is_older(version, smallest):
         raise MissingDependencyError(
-            f"target 'onnx' needs onnxruntime {smallest} or newer, for opset 24, and {found} is installed",
+            f"target 'onnx' needs onnxruntime {smallest} or newer, for opset 24, and {version} is installed",
             hint=f"Install a newer one: pip install 'onnxruntime>={smallest}'",
         )
     return module
@@ -196,8 +196,8 @@ def _register(options: Any, operators: Path, threads: int, module: ModuleType) -
 def _errors(module: ModuleType) -> tuple[type[BaseException], ...]:
     """Returns the exceptions of onnxruntime: classes of its own, which share no base below Exception."""
     state = import_module(f"{module.__name__}.capi.onnxruntime_pybind11_state")
-    own = [v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception)]
-    return (*own, RuntimeError, ValueError, OSError)
+    classes = [v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception)]
+    return (*classes, RuntimeError, ValueError, OSError)
 
 
 def _first_line(error: BaseException) -> str:

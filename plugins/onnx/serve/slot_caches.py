@@ -81,8 +81,8 @@ class SlotCaches:
         self._bindings: OrderedDict[tuple[int, int, int, int], _Bound] = OrderedDict()
         self._inputs = {value.name for value in session.get_inputs()}
         self._masks = {group.mask: group.window for group in io.cache_groups if group.mask in self._inputs}
-        said = _check_names(session, io, path, capacity)
-        self._fixed = said or device != "cpu" or not self._masks
+        fixed = _check_names(session, io, path, capacity)
+        self._fixed = fixed or device != "cpu" or not self._masks
         self.length = capacity if self._fixed else self._length_for(1)
         self._memory: list[_Memory] = []
         for group in io.cache_groups:
@@ -234,11 +234,11 @@ class _Memory:
     def resize(self, length: int, held: Iterable[tuple[int, int]]) -> None:
         """Gives slots another length, with the tokens of ``held``: (slot, how many). For memory of the CPU."""
         old = self._kept
-        kept = min(length, self._shape[2]) - 1  # the last place is nobody's
+        most = min(length, self._shape[2]) - 1  # the last place is nobody's
         self._shape = (*self._shape[:2], length, self._shape[3])
         new = self._zeros()
         for slot, tokens in held:  # the others' memory isn't touched
-            new[slot, :, : min(tokens, kept)] = old[slot, :, : min(tokens, kept)]
+            new[slot, :, : min(tokens, most)] = old[slot, :, : min(tokens, most)]
         self._kept, self._address = new, int(new.ctypes.data)
 
     def address(self, slot: int) -> int:

@@ -31,8 +31,8 @@ class StableHloEmitter:
 
         Raises MissingDependencyError if jaxlib, onnx or IREE is missing, too.
         """
-        own = options.section(StableHloOptions)
-        block = BLOCK if own.kernels else 1
+        table = options.section(StableHloOptions)
+        block = BLOCK if table.kernels else 1
         modules = modules_of(options.engines, options.context_length, options.buckets, block)
         try:
             from .emit_modules import emit_modules  # only few targets need the package
@@ -43,5 +43,5 @@ class StableHloEmitter:
                 f"target {self.name}: writing it needs onnx, which is not installed",
                 hint="Install it with: pip install 'enginewright[stablehlo]'",
             ) from e
-        section = emit_modules(program, modules, options.context_length, writer, progress, own)
+        section = emit_modules(program, modules, options.context_length, writer, progress, table)
         return TargetManifest(sections={"stablehlo": section})

@@ -159,8 +159,8 @@ class Graph:
             handler = handlers.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
             if handler is None:
                 raise self.unsupported("StableHLO has no operation for it here")
-            found = handler(self, self.call)
-            results = found if isinstance(found, tuple) else (found,)
+            result = handler(self, self.call)
+            results = result if isinstance(result, tuple) else (result,)
             self.values |= dict(zip(filter(None, node.output), results, strict=False))
         presents = [self.cache(name).rows for name in self._outputs if name != LOGITS]
         return self.text.finish([self.tensor(LOGITS), *presents])
@@ -175,10 +175,10 @@ class Graph:
 
     def known(self, name: str) -> Array:
         """A value that the module's sizes decide. Raises UnsupportedModelError if tokens decide it."""
-        found = self.value(name)
-        if not isinstance(found, np.ndarray):
+        value = self.value(name)
+        if not isinstance(value, np.ndarray):
             raise self.unsupported("its sizes depend on the tokens")
-        return found
+        return value
 
     def integers(self, name: str) -> list[int]:
         """Returns a value that the module's sizes decide, as a list. Raises UnsupportedModelError if tokens decide
@@ -187,14 +187,14 @@ class Graph:
 
     def tensor(self, name: str) -> Tensor:
         """A value in the module; a weight of few bits is scaled first."""
-        found = self.value(name)
-        if isinstance(found, np.ndarray):
-            return self.text.constant(found)
-        if isinstance(found, Scaled):
-            return self.once(("scaled", name), lambda: self.scaled(found))
-        if isinstance(found, Cache):
-            return self.once(("cache", name), lambda: self.text.reshape(found.rows, found.shape))
-        return found
+        value = self.value(name)
+        if isinstance(value, np.ndarray):
+            return self.text.constant(value)
+        if isinstance(value, Scaled):
+            return self.once(("scaled", name), lambda: self.scaled(value))
+        if isinstance(value, Cache):
+            return self.once(("cache", name), lambda: self.text.reshape(value.rows, value.shape))
+        return value
 
     def stored(self, name: str) -> Tensor:
         """The argument that a weight comes as."""
@@ -202,22 +202,22 @@ class Graph:
 
     def places(self) -> Tensor:
         """i64 [B]: where in its slot each request's first token goes."""
-        found = self.values[WRITE_INDEX]
-        assert isinstance(found, Tensor)
-        return found
+        index = self.values[WRITE_INDEX]
+        assert isinstance(index, Tensor)
+        return index
 
     def window(self, mask: str) -> int:
         """Returns the number of places that the mask of this name lets a token see; 0 for all."""
         return int(mask.partition("_w")[2] or 0)
 
     def cache(self, name: str) -> Cache:
-        found = self.value(name)
-        assert isinstance(found, Cache), name
-        return found
+        cache = self.value(name)
+        assert isinstance(cache, Cache), name
+        return cache
 
     def shape(self, name: str) -> tuple[int, ...]:
-        found: tuple[int, ...] = self.value(name).shape
-        return found
+        shape: tuple[int, ...] = self.value(name).shape
+        return shape
 
     def dims(self, name: str) -> tuple[int, ...]:
         """The sizes of a weight, however it is stored."""

@@ -60,10 +60,10 @@ def _compiler() -> Path:
     """The program. Raises MissingDependencyError."""
     spec = util.find_spec("iree.compiler") if util.find_spec("iree") is not None else None
     places = spec.submodule_search_locations if spec is not None else None
-    found = Path(places[0], "_mlir_libs", "iree-compile") if places else None
-    if found is None or not found.is_file():
+    program = Path(places[0], "_mlir_libs", "iree-compile") if places else None
+    if program is None or not program.is_file():
         raise MissingDependencyError(
             "target stablehlo: iree in the recipe needs IREE's compiler (iree-base-compiler), which is not installed",
             hint=INSTALL,
         )
-    return found
+    return program

@@ -34,15 +34,15 @@ def attends(model: onnx.ModelProto) -> bool:
 def _linear(g: Graph, call: Call) -> Tensor:
     """Calls a product's kernel: those of scales, offsets and a bias that are there follow each other."""
     _, _, scales, offsets, bias = [*call.inputs, "", "", ""][:5]
-    said: dict[str, int | float | str] = {
+    attributes: dict[str, int | float | str] = {
         name: value.decode() if isinstance(value, bytes) else value for name, value in call.attributes.items()
     }
-    said |= {"offsets": int(bool(offsets)), "bias": int(bool(bias))}
+    attributes |= {"offsets": int(bool(offsets)), "bias": int(bool(bias))}
     x = g.tensor(call.inputs[0])
     operands = [x, *(g.stored(name) for name in (call.inputs[1], scales, offsets) if name)]
     if bias:
         operands.append(g.tensor(bias))
-    return g.text.custom_call(LINEAR, operands, (*x.shape[:-1], int(call.get("n"))), said)
+    return g.text.custom_call(LINEAR, operands, (*x.shape[:-1], int(call.get("n"))), attributes)
 
 
 def _write_cache(g: Graph, call: Call) -> Cache:
@@ -50,9 +50,10 @@ def _write_cache(g: Graph, call: Call) -> Cache:
     update, index = (g.tensor(name) for name in call.inputs[1:])
     requests, heads, tokens, size = update.shape
     rows = text.reshape(text.transpose(update, (0, 2, 1, 3)), (requests * tokens, heads, size))
-    said = _slots(g, heads) | {"size": size, "keys": int("_key_" in call.inputs[0])}
+    attributes = _slots(g, heads) | {"size": size, "keys": int("_key_" in call.inputs[0])}
     return Cache(
-        text.custom_call(WRITE_CACHE, [cache.rows, rows, index], cache.rows.shape, said, in_place=True), cache.shape
+        text.custom_call(WRITE_CACHE, [cache.rows, rows, index], cache.rows.shape, attributes, in_place=True),
+        cache.shape,
     )
 
 
@@ -62,18 +63,25 @@ def _attention(g: Graph, call: Call) -> Tensor:
     requests, heads, tokens, size = q.shape
     width = values.shape[-1]
     rows = text.reshape(text.transpose(q, (0, 2, 1, 3)), (requests * tokens, heads, size))
-    said = _slots(g, keys.shape[1]) | {"heads": heads, "size": size, "width": width, "window": g.window(call.inputs[3])}
+    attributes = _slots(g, keys.shape[1]) | {
+        "heads": heads,
+        "size": size,
+        "width": width,
+        "window": g.window(call.inputs[3]),
+    }
     operands = [rows, keys.rows, values.rows, g.places()]
-    y = text.custom_call(ATTENTION, operands, (*rows.shape[:2], width), {**said, "scale": float(call.get("scale"))})
+    y = text.custom_call(
+        ATTENTION, operands, (*rows.shape[:2], width), {**attributes, "scale": float(call.get("scale"))}
+    )
     return text.transpose(text.reshape(y, (requests, tokens, heads, width)), (0, 2, 1, 3))
 
 
 def _rotate(g: Graph, call: Call) -> Tensor:
     text, x = g.text, g.tensor(call.inputs[0])
     tokens, heads, _, size = x.shape
-    said = {"heads": heads, "size": size, "interleaved": int(call.get("interleaved", 0))}
+    attributes = {"heads": heads, "size": size, "interleaved": int(call.get("interleaved", 0))}
     operands = [text.reshape(x, (tokens, heads, size)), rotation_table(g, call)]
-    return text.reshape(text.custom_call(ROTATE, operands, (tokens, heads, size), said), x.shape)
+    return text.reshape(text.custom_call(ROTATE, operands, (tokens, heads, size), attributes), x.shape)
 
 
 def _slots(g: Graph, kv_heads: int) -> dict[str, int | float | str]:

@@ -148,9 +148,9 @@ class ModuleText:
         if x.shape == shape:
             return x
         added = len(shape) - len(x.shape)
-        kept = [i for i, size in enumerate(x.shape) if size == shape[i + added]]
-        narrow = x if len(kept) == len(x.shape) else self.reshape(x, [x.shape[i] for i in kept])
-        dims = [i + added for i in kept]
+        equal = [i for i, size in enumerate(x.shape) if size == shape[i + added]]
+        narrow = x if len(equal) == len(x.shape) else self.reshape(x, [x.shape[i] for i in equal])
+        dims = [i + added for i in equal]
         return self._typed(f"stablehlo.broadcast_in_dim {narrow.name}, dims = {dims}", (narrow,), shape, x.kind)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -234,11 +234,11 @@ class ModuleText:
         config = ", ".join(f"{key} = {_attribute(value)}" for key, value in sorted(attributes.items()))
         layouts = [", ".join(_row_major(tensor) for tensor in tensors) for tensors in (operands, (result,))]
         alias = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
-        said = f", output_operand_aliases = [#stablehlo.output_operand_alias<{alias}>]" if in_place else ""
+        aliasing = f", output_operand_aliases = [#stablehlo.output_operand_alias<{alias}>]" if in_place else ""
         text = (
             f"stablehlo.custom_call @{name}({', '.join(operand.name for operand in operands)}) {{"
             f"api_version = 4 : i32, backend_config = {{{config}}}, "
-            f"operand_layouts = [{layouts[0]}], result_layouts = [{layouts[1]}]{said}}}"
+            f"operand_layouts = [{layouts[0]}], result_layouts = [{layouts[1]}]{aliasing}}}"
         )
         return self._typed(text, operands, shape, "f32")
 

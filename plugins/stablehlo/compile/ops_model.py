@@ -115,12 +115,12 @@ def _rotary_embedding(g: Graph, call: Call) -> Tensor:
     second = text.binary("add", text.binary("multiply", halves[0], sines), text.binary("multiply", halves[1], cosines))
     if call.get("interleaved", 0):
         joined = [text.reshape(half, (tokens, heads, width, 1)) for half in (first, second)]
-        found = text.reshape(text.concatenate(joined, 3), (tokens, heads, 2 * width))
+        result = text.reshape(text.concatenate(joined, 3), (tokens, heads, 2 * width))
     else:
-        found = text.concatenate([first, second], 2)
+        result = text.concatenate([first, second], 2)
     if 2 * width < size:
-        found = text.concatenate([found, text.slice(flat, 2, 2 * width, size)], 2)
-    return text.reshape(found, x.shape)
+        result = text.concatenate([result, text.slice(flat, 2, 2 * width, size)], 2)
+    return text.reshape(result, x.shape)
 
 
 def _tensor_scatter(g: Graph, call: Call) -> Cache:

@@ -19,8 +19,8 @@ def _binary(op: str) -> Handler:
     def emit(g: Graph, call: Call) -> Tensor | Array:
         a, b = (g.value(name) for name in call.inputs)
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and call.kind in _KNOWN:
-            found: Array = np.asarray(_KNOWN[call.kind](a, b))
-            return found
+            result: Array = np.asarray(_KNOWN[call.kind](a, b))
+            return result
         return g.text.binary(op, *(g.tensor(name) for name in call.inputs))
 
     return emit
@@ -116,8 +116,8 @@ def _shape(g: Graph, call: Call) -> Array:
 
 
 def _reshape(g: Graph, call: Call) -> Tensor | Array:
-    value, wanted = g.value(call.inputs[0]), g.integers(call.inputs[1])
-    sizes = [g.shape(call.inputs[0])[i] if size == 0 else size for i, size in enumerate(wanted)]
+    value, requested = g.value(call.inputs[0]), g.integers(call.inputs[1])
+    sizes = [g.shape(call.inputs[0])[i] if size == 0 else size for i, size in enumerate(requested)]
     return value.reshape(sizes) if isinstance(value, np.ndarray) else g.text.reshape(g.tensor(call.inputs[0]), sizes)
 
 
@@ -135,8 +135,8 @@ def _unsqueeze(g: Graph, call: Call) -> Tensor | Array:
 def _squeeze(g: Graph, call: Call) -> Tensor | Array:
     value, shape = g.value(call.inputs[0]), g.shape(call.inputs[0])
     gone = _axes(g, call, len(shape))
-    kept = [size for i, size in enumerate(shape) if i not in gone]
-    return value.reshape(kept) if isinstance(value, np.ndarray) else g.text.reshape(g.tensor(call.inputs[0]), kept)
+    sizes = [size for i, size in enumerate(shape) if i not in gone]
+    return value.reshape(sizes) if isinstance(value, np.ndarray) else g.text.reshape(g.tensor(call.inputs[0]), sizes)
 
 
 def _transpose(g: Graph, call: Call) -> Tensor:
@@ -155,18 +155,18 @@ def _concat(g: Graph, call: Call) -> Tensor | Array:
 
 def _slice(g: Graph, call: Call) -> Tensor | Array:
     value, shape = g.value(call.inputs[0]), g.shape(call.inputs[0])
-    found = value if isinstance(value, np.ndarray) else g.tensor(call.inputs[0])
+    sliced = value if isinstance(value, np.ndarray) else g.tensor(call.inputs[0])
     starts, ends = g.integers(call.inputs[1]), g.integers(call.inputs[2])
     axes = g.integers(call.inputs[3]) if len(call.inputs) > 3 else list(range(len(starts)))
     steps = g.integers(call.inputs[4]) if len(call.inputs) > 4 else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= len(shape)
         first, last, stride = slice(start, end, step).indices(shape[axis])
-        if isinstance(found, np.ndarray):
-            found = found[(slice(None),) * axis + (slice(first, last, stride),)]
+        if isinstance(sliced, np.ndarray):
+            sliced = sliced[(slice(None),) * axis + (slice(first, last, stride),)]
         else:
-            found = g.text.slice(found, axis, first, last, stride)
-    return found
+            sliced = g.text.slice(sliced, axis, first, last, stride)
+    return sliced
 
 
 def _split(g: Graph, call: Call) -> tuple[Tensor, ...]:

@@ -13,15 +13,15 @@ NAME = "libenginewright_xla.so"
 
 def find_handlers() -> Path | None:
     """The library's path; None where it isn't built."""
-    return next((found for folder in package.__path__ if (found := Path(folder) / NAME).is_file()), None)
+    return next((path for folder in package.__path__ if (path := Path(folder) / NAME).is_file()), None)
 
 
 def handlers_library() -> Path:
     """Returns the library's path. Raises MissingDependencyError if it isn't built."""
-    found = find_handlers()
-    if found is None:
+    library = find_handlers()
+    if library is None:
         raise MissingDependencyError(
             f"{NAME}, the handlers for XLA, is missing beside {__name__}",
             hint="Install enginewright with pip; in a source tree, run: cmake -B build && cmake --build build",
         )
-    return found
+    return library

@@ -35,30 +35,30 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, str]:
     """(what is in the way of jaxlib, what it is)."""
-    found = machine.packages.get("jaxlib")
-    if found is None:
+    installed = machine.packages.get("jaxlib")
+    if installed is None:
         return Problem("jaxlib is not installed", INSTALL_JAXLIB, missing=True), ""
-    if not is_tested(found):
+    if not is_tested(installed):
         hint = f"Install that one: pip install 'jaxlib=={TESTED}.*'"
-        return Problem(f"it runs on jaxlib {TESTED}, and {found} is installed", hint), ""
+        return Problem(f"it runs on jaxlib {TESTED}, and {installed} is installed", hint), ""
     if section is not None and section.kernels and not machine.xla_handlers:
         problem = f"its modules call our kernels, and {HANDLERS} is missing"
         return Problem(problem, "Install enginewright with pip, or build it in the source tree."), ""
-    return None, f"jaxlib {found}, providers {', '.join(('cpu', *machine.pjrt_plugins))}"
+    return None, f"jaxlib {installed}, providers {', '.join(('cpu', *machine.pjrt_plugins))}"
 
 
 def _iree(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, tuple[str, ...]]:
     """(what is in the way of a bundle's modules for IREE, what they run on)."""
-    found = machine.packages.get("iree")
+    installed = machine.packages.get("iree")
     if section is None or section.iree is None:
-        return None, (f"IREE {found}, provider iree",) if found and section is None else ()
+        return None, (f"IREE {installed}, provider iree",) if installed and section is None else ()
     files = section.iree.cuda
     on = (f"modules of IREE for CUDA {', '.join(files)}, which nothing here runs",) if files else ()
     if not section.iree.levels:
         return None, on
     level = best_level(section.iree.levels, machine.features)
-    problem = iree_problem(section.iree, found) or (iree_level_problem(section.iree) if level is None else None)
-    return (problem, on) if problem else (None, (f"IREE {found}, provider iree, for x86-64-{level}", *on))
+    problem = iree_problem(section.iree, installed) or (iree_level_problem(section.iree) if level is None else None)
+    return (problem, on) if problem else (None, (f"IREE {installed}, provider iree, for x86-64-{level}", *on))
 
 
 def iree_problem(section: IreeSection, found: str | None) -> Problem | None:

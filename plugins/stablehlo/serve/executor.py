@@ -220,10 +220,10 @@ class ModuleSlots:
             return self._run(parts[0])[: len(run.wanted)]
         logits: FloatArray | None = None
         for part in parts:
-            found = self._run(part)
+            part_logits = self._run(part)
             if logits is None:
-                logits = np.empty((max(len(run.wanted), 1), found.shape[1]), np.float32)
-            logits[part.order] = found[: len(part.order)]
+                logits = np.empty((max(len(run.wanted), 1), part_logits.shape[1]), np.float32)
+            logits[part.order] = part_logits[: len(part.order)]
         assert logits is not None
         return logits[: len(run.wanted)]
 
@@ -236,8 +236,8 @@ class ModuleSlots:
         module = part.module
         executable = self._executable(module)
         arrays, buffers = self._inputs[module.name]
-        for array, given in zip(arrays, (part.ids, part.index, part.wanted), strict=True):
-            array[...] = given
+        for array, values in zip(arrays, (part.ids, part.index, part.wanted), strict=True):
+            array[...] = values
         key = part.first, module.requests
         if (caches := self._caches.pop(key, None)) is None:
             rows = slice(part.first, part.first + module.requests)
@@ -250,8 +250,8 @@ class ModuleSlots:
                 _flat(memory[part.first : part.first + module.requests])[...] = self._client.array(present)
         else:
             self._caches = {key: presents}
-        found: FloatArray = self._client.array(logits)
-        return found
+        result: FloatArray = self._client.array(logits)
+        return result
 
     def _executable(self, module: ModuleSection) -> Any:
         if module.name not in self._executables:

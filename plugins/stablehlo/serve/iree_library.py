@@ -60,10 +60,10 @@ class Iree:
 
     def __init__(self, section: StableHloSection, threads: int) -> None:
         self._api = load_iree()
-        said = check_section(section)
-        level = best_level(said.levels, processor_features())
+        compiled = check_section(section)
+        level = best_level(compiled.levels, processor_features())
         if level is None:
-            raise _refused(iree_level_problem(said))
+            raise _refused(iree_level_problem(compiled))
         self._level = level
         self._device, self._threads = _device(self._api, threads)
         self._instance = self._api.VmInstance()
@@ -106,11 +106,11 @@ class Iree:
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """The results' buffers. Raises CapacityError without memory for it."""
         context, function = executable
-        given, results = self._api.VmVariantList(len(arguments)), self._api.VmVariantList(1)
+        inputs, results = self._api.VmVariantList(len(arguments)), self._api.VmVariantList(1)
         for argument in arguments:
-            given.push_ref(argument.ref)
+            inputs.push_ref(argument.ref)
         try:
-            context.invoke(function, given, results)
+            context.invoke(function, inputs, results)
         except (RuntimeError, ValueError, LookupError, MemoryError) as e:
             raise CapacityError(
                 f"step: IREE can't run it: {_first_line(e)}", hint="Pass less memory, or a smaller context."
@@ -119,8 +119,8 @@ class Iree:
 
     def array(self, buffer: Any) -> Array:
         """Returns the content of a buffer of floats, as a view of its memory."""
-        found: Array = buffer.map().asarray(buffer.shape, np.dtype(np.float32))
-        return found
+        view: Array = buffer.map().asarray(buffer.shape, np.dtype(np.float32))
+        return view
 
     def address(self, buffer: Any) -> int:
         """Returns the address of a buffer of floats."""

@@ -47,17 +47,17 @@ class KeptModules:
         """The executable of an artifact. Raises what ``Pjrt.compile`` raises."""
         path = cache_file(FOLDER, hashlib.sha256(artifact).hexdigest(), *self._of) if self._keep else None
         try:
-            kept = read_own(path) if path is not None else b""
+            stored = read_own(path) if path is not None else b""
         except OSError:  # a folder or file that others may write to
-            path, kept = None, b""
-        content = kept[_DIGEST:]
-        whole = content and hashlib.sha256(content).digest() == kept[:_DIGEST]
-        if whole and (found := self._pjrt.deserialize(content)) is not None:
+            path, stored = None, b""
+        content = stored[_DIGEST:]
+        whole = content and hashlib.sha256(content).digest() == stored[:_DIGEST]
+        if whole and (loaded := self._pjrt.deserialize(content)) is not None:
             self.found += 1
             if path is not None:
                 with suppress(OSError):
                     os.utime(path)
-            return found
+            return loaded
         executable = self._pjrt.compile(artifact, name)
         self.compiled += 1
         if path is not None and (content := self._pjrt.serialize(executable)):

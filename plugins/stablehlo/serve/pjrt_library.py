@@ -40,19 +40,20 @@ _ENVIRONMENT = threading.Lock()
 def load_jaxlib() -> ModuleType:
     """jaxlib's extension module. Raises MissingDependencyError if it isn't there, or of an untested version."""
     try:
-        found = metadata.version("jaxlib")
+        version = metadata.version("jaxlib")
     except metadata.PackageNotFoundError as e:
         raise MissingDependencyError("jaxlib, which target 'stablehlo' runs on, is not installed", hint=INSTALL) from e
-    if not is_tested(found):
+    if not is_tested(version):
         raise MissingDependencyError(
-            f"target 'stablehlo' runs on jaxlib {TESTED}, whose interface it was tested with, and {found} is installed",
+            f"target 'stablehlo' runs on jaxlib {TESTED}, whose interface it was tested with, "
+            f"and {version} is installed",
             hint=f"Install that one: pip install 'jaxlib=={TESTED}.*'",
         )
     try:
         with _quiet():
             return import_module("jaxlib._jax")
     except ImportError as e:
-        raise MissingDependencyError(f"jaxlib {found} can't be loaded: {e}", hint=INSTALL) from e
+        raise MissingDependencyError(f"jaxlib {version} can't be loaded: {e}", hint=INSTALL) from e
 
 
 def load_stablehlo() -> ModuleType:
@@ -68,7 +69,7 @@ def is_tested(version: str) -> bool:
 
 def plugins() -> dict[str, Path]:
     """The PJRT plugins that are installed: name -> library. None is loaded, and no code of theirs runs."""
-    found: dict[str, Path] = {}
+    libraries_by_name: dict[str, Path] = {}
     try:
         spec = util.find_spec(PLUGINS_PACKAGE)
     except (ImportError, ValueError):
@@ -77,8 +78,8 @@ def plugins() -> dict[str, Path]:
         for folder in sorted(Path(root).iterdir()) if Path(root).is_dir() else ():
             libraries = sorted(folder.glob("*.so"))
             if libraries:
-                found[folder.name] = libraries[0]
-    return found
+                libraries_by_name[folder.name] = libraries[0]
+    return libraries_by_name
 
 
 class Pjrt:
@@ -184,8 +185,8 @@ class Pjrt:
         ``donated``: the next run that takes it may write to it. PJRT takes memory that isn't its own as an input that
         nothing else reads only where a copy is asked for; in fact none is made, which ``Executable`` looks at.
         """
-        asked = True if donated else None
-        return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, asked)
+        copy = True if donated else None
+        return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, copy)
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """The results' buffers.
@@ -204,8 +205,8 @@ class Pjrt:
 
     def address(self, buffer: Any) -> int:
         """Returns a buffer's address."""
-        found: int = buffer.unsafe_buffer_pointer()
-        return found
+        pointer: int = buffer.unsafe_buffer_pointer()
+        return pointer
 
     def array(self, buffer: Any) -> Array:
         """Returns a buffer's content, as a view of its memory if that is the CPU's."""

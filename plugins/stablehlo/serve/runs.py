@@ -73,14 +73,14 @@ class Plan:
             ids[offset : offset + count] = run.ids[top : top + count]
             index[offset : offset + count] = run.places[top : top + count, 0]
             inside = np.flatnonzero((run.wanted >= top) & (run.wanted < top + count))
-            wanted = np.zeros(module.rows, np.int64)
-            wanted[: len(inside)] = run.wanted[inside] - top + offset
-            yield Part(module, first, ids, index, wanted, inside)
+            padded = np.zeros(module.rows, np.int64)
+            padded[: len(inside)] = run.wanted[inside] - top + offset
+            yield Part(module, first, ids, index, padded, inside)
 
     def _prompt(self, run: SlotRun, row: int) -> Iterator[Part]:
         length = run.ids.shape[1]
-        own = np.flatnonzero(run.wanted // length == row)
-        columns = run.wanted[own] % length
+        of_row = np.flatnonzero(run.wanted // length == row)
+        columns = run.wanted[of_row] % length
         start = 0
         for size, scored in self._chunks(length, int(run.places[row, 0]), columns.tolist()):
             module = (self._scores if scored else self._prompts)[size]
@@ -88,9 +88,9 @@ class Plan:
             tokens = run.ids[row, start : start + size]
             ids[0, : len(tokens)] = tokens
             inside = np.flatnonzero((columns >= start) & (columns < start + size))
-            wanted = np.zeros(module.rows, np.int64)
-            wanted[: len(inside)] = columns[inside] - start
-            yield Part(module, run.first + row, ids, run.places[row, start : start + 1], wanted, own[inside])
+            padded = np.zeros(module.rows, np.int64)
+            padded[: len(inside)] = columns[inside] - start
+            yield Part(module, run.first + row, ids, run.places[row, start : start + 1], padded, of_row[inside])
             start += size
 
     def _chunks(self, length: int, place: int, columns: Sequence[int]) -> Iterator[tuple[int, bool]]:

@@ -52,7 +52,7 @@ class PluginAttention:
         sinks, slopes = (b.input(i) if b.operand(i) else unused for i in (last, last + 1))
         if self.caches == "ordered" and b.operand(last) and b.operand(last + 1):
             raise b.refused("with sinks and slopes the tensorrt target can't put attention behind an ordered write")
-        given = (*(b.input(i) for i in range(last)), sinks, slopes)
+        inputs = (*(b.input(i) for i in range(last)), sinks, slopes)
         fixed = {
             "scale": b.number("scale"),
             "window": b.attribute("window"),
@@ -62,9 +62,9 @@ class PluginAttention:
         }
         if self.phase == "prefill":
             attend = trtp.op.ew.quantized_paged_attention if _scaled(b) else trtp.op.ew.paged_attention
-            return b.out(b.network.add_plugin(attend(*given, **fixed), aot=True))
+            return b.out(b.network.add_plugin(attend(*inputs, **fixed), aot=True))
         attend = trtp.op.ew.quantized_paged_attention_parts if _scaled(b) else trtp.op.ew.paged_attention_parts
-        split = attend(*given, **fixed, split_keys=self.split_keys)
+        split = attend(*inputs, **fixed, split_keys=self.split_keys)
         parts = b.add(b.network.add_plugin(split, aot=True))
         combine = trtp.op.ew.combine_splits(parts.get_output(0), parts.get_output(1), dtype=b.description.dtype)
         return b.out(b.network.add_plugin(combine, aot=True))

@@ -78,8 +78,8 @@ def build(
     here = machine or look_at_machine()
     gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
     hash_files(bundle, progress)
-    made = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
-    built = tuple(engine for engine, _ in made)
+    engines_with_scratch = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
+    built = tuple(engine for engine, _ in engines_with_scratch)
     old, new = {engine.file for engine in section.engines}, {engine.file for engine in built}
     files = {name: entry for name, entry in manifest.files.items() if name not in old}
     files |= {engine.file: FileSection(bytes=engine.bytes, sha256=engine.sha256) for engine in built}
@@ -105,8 +105,8 @@ def build(
         version=ready.version,
         engines={engine.file: engine.bytes for engine in built},
         seconds=round(time.perf_counter() - start, 3),
-        scratch={engine.file: scratch for engine, scratch in made},
-        copies=_with_copies(section.paged, made),
+        scratch={engine.file: scratch for engine, scratch in engines_with_scratch},
+        copies=_with_copies(section.paged, engines_with_scratch),
     )
 
 
@@ -125,12 +125,12 @@ def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Installe
         build_problem(flavour, machine.packages.get(flavour.module), paged.library),
         gpu_problem(machine.gpus, machine.gpu_problem, paged.kernel_capabilities, needs),
     ]
-    found = [problem for problem in problems if problem is not None]
+    in_the_way = [problem for problem in problems if problem is not None]
     gpu = choose_gpu(machine.gpus, paged.kernel_capabilities)
-    if found or gpu is None:
+    if in_the_way or gpu is None:
         raise TargetError(
-            f"{what} can't be built here: {'; '.join(problem.message for problem in found)}",
-            hint=" ".join(problem.hint.rstrip(".") + "." for problem in found),
+            f"{what} can't be built here: {'; '.join(problem.message for problem in in_the_way)}",
+            hint=" ".join(problem.hint.rstrip(".") + "." for problem in in_the_way),
         )
     return gpu
 

@@ -84,12 +84,12 @@ def build_engine(
     """One engine. Raises TargetError with what TensorRT said."""
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    kept: NetworkBuilder = build_network(network, description, weights, attention)
+    layers: NetworkBuilder = build_network(network, description, weights, attention)
     config = builder.create_builder_config()
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     add_profile(builder, config, network, description, profile)
     plan = builder.build_serialized_network(network, config)
-    del kept  # the weights were read while it lived
+    del layers  # the weights were read while it lived
     if plan is None:
         raise TargetError(
             f"the engine for {profile.phase}: TensorRT can't build it: {log.said() or 'it gives no reason'}",

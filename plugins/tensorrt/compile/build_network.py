@@ -47,10 +47,10 @@ def build_network(
     Raises TargetError, naming the call, for what TensorRT doesn't take.
     """
     b = NetworkBuilder(network, description, weights)
-    for name, given in description.inputs.items():
-        dims = trt.Dims([size if isinstance(size, int) else -1 for size in given.shape])
-        tensor = network.add_input(name, TYPES[given.dtype], dims)
-        for i, size in enumerate(given.shape):
+    for name, port in description.inputs.items():
+        dims = trt.Dims([size if isinstance(size, int) else -1 for size in port.shape])
+        tensor = network.add_input(name, TYPES[port.dtype], dims)
+        for i, size in enumerate(port.shape):
             if isinstance(size, str):
                 tensor.set_dimension_name(i, size.replace(" ", ""))
         b.tensors[name] = tensor

@@ -86,8 +86,8 @@ class PagedBuilder(GraphBuilder):
                 self._add_placeholder(node)
             elif node.op == "call_function" and has_tensors(node):
                 self.node = node
-                own = self.own.get(node.target)
-                self.names[node] = own(node, bound_arguments(node)) if own else emit_call(self, node)
+                handler = self.own.get(node.target)
+                self.names[node] = handler(node, bound_arguments(node)) if handler else emit_call(self, node)
         self.node = None
         self.op("Identity", self.wide(self.cast(self.program.logits, torch.float32)), name=LOGITS)
         return model_of(self, "step", list(self.inputs))
@@ -133,12 +133,12 @@ class PagedBuilder(GraphBuilder):
 
     def _paged_attention(self, node: Node, a: Mapping[str, Any]) -> Value:
         caches = self.caches[str(self.value(a["k_cache"]))]
-        given = [self._narrow(a["q"]), *caches, *(self.value(a[name]) for name in ATTENTION_PORTS)]
+        inputs = [self._narrow(a["q"]), *caches, *(self.value(a[name]) for name in ATTENTION_PORTS)]
         for name in ("sinks", "slopes"):
-            given.append("" if a[name] is None else self.wide(self.cast(a[name], torch.float32)))
+            inputs.append("" if a[name] is None else self.wide(self.cast(a[name], torch.float32)))
         out = f"{PAGED_ATTENTION}_{len(self.nodes)}"
         fixed = {"scale": float(a["scale"]), "window": int(a["window"]), "softcap": float(a["softcap"])}
-        self._plugin(QUANTIZED_PAGED_ATTENTION if len(caches) > 2 else PAGED_ATTENTION, given, (out,), **fixed)
+        self._plugin(QUANTIZED_PAGED_ATTENTION if len(caches) > 2 else PAGED_ATTENTION, inputs, (out,), **fixed)
         self._types[out] = self.element
         return out
 

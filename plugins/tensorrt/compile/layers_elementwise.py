@@ -91,13 +91,13 @@ def _norm(centered: bool) -> Handler:
     """RMSNormalization, or LayerNormalization if ``centered``, in 32 bits whatever it gets."""
 
     def add(b: NetworkBuilder) -> trt.ITensor:
-        given, single = b.input(0), trt.DataType.FLOAT
-        last = 1 << (len(given.shape) - 1)
+        operand, single = b.input(0), trt.DataType.FLOAT
+        last = 1 << (len(operand.shape) - 1)
 
         def mean(x: trt.ITensor) -> trt.ITensor:
             return b.out(b.network.add_reduce(x, trt.ReduceOperation.AVG, last, True))
 
-        x = b.cast(given, single)
+        x = b.cast(operand, single)
         if centered:
             x = b.binary(x, mean(x), _Op.SUB)
         variance = b.binary(mean(b.binary(x, x, _Op.PROD)), b.like(b.number("epsilon", 1e-5), x), _Op.SUM)
@@ -105,7 +105,7 @@ def _norm(centered: bool) -> Handler:
         y = b.binary(y, b.cast(b.input(1), single), _Op.PROD)
         if b.operand(2):
             y = b.binary(y, b.cast(b.input(2), single), _Op.SUM)
-        return b.cast(y, given.dtype)
+        return b.cast(y, operand.dtype)
 
     return add
 

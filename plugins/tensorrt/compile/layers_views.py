@@ -74,8 +74,8 @@ def _along(b: NetworkBuilder, x: trt.ITensor, axis: int, start: int, size: int, 
     sizes = [size if i == axis else fixed[i] for i in range(rank)]
     if all(n >= 0 for n in sizes):
         return _slice_static(b, x, starts, sizes, strides)
-    wanted = b.shape_constant([size if i == axis else 1 << 62 for i in range(rank)])
-    whole = b.binary(b.shape(x), wanted, _Op.MIN)
+    limits = b.shape_constant([size if i == axis else 1 << 62 for i in range(rank)])
+    whole = b.binary(b.shape(x), limits, _Op.MIN)
     layer = b.add(b.network.add_slice(x, trt.Dims(starts), trt.Dims([0] * rank), trt.Dims(strides)))
     layer.set_input(2, whole)
     return layer.get_output(0)
@@ -99,11 +99,11 @@ def _split(b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
     x, sizes = b.input(0), b.integers(1)
     if sizes is None:
         raise b.refused("the tensorrt target doesn't split tokens")
-    axis, found, start = b.attribute("axis") % len(x.shape), [], 0
+    axis, pieces, start = b.attribute("axis") % len(x.shape), [], 0
     for size in sizes:
-        found.append(_along(b, x, axis, start, size))
+        pieces.append(_along(b, x, axis, start, size))
         start += size
-    return tuple(found)
+    return tuple(pieces)
 
 
 def _expand(b: NetworkBuilder) -> trt.ITensor:
@@ -115,9 +115,9 @@ def _expand(b: NetworkBuilder) -> trt.ITensor:
     padded = None if sizes is None else (1,) * (rank - len(sizes)) + sizes
     if padded is not None and all(n >= 0 for n in before):
         return _slice_static(b, x, start, [max(n, m) for n, m in zip(padded, before, strict=True)], strides)
-    wanted = b.input(1) if padded is None else b.shape_constant(padded)
+    shape = b.input(1) if padded is None else b.shape_constant(padded)
     layer = b.add(b.network.add_slice(x, trt.Dims(start), trt.Dims(start), trt.Dims(strides)))
-    layer.set_input(2, b.binary(b.shape(x), wanted, _Op.MAX))
+    layer.set_input(2, b.binary(b.shape(x), shape, _Op.MAX))
     return layer.get_output(0)
 
 

@@ -117,13 +117,13 @@ class Network(_Model):
 
     def _problem(self) -> str | None:
         """Each value comes before it is read, and once."""
-        given = {"", *self.inputs, *self.constants, *self.weights}
+        known = {"", *self.inputs, *self.constants, *self.weights}
         for i, call in enumerate(self.calls):
-            if unknown := [name for name in call.inputs if name not in given]:
+            if unknown := [name for name in call.inputs if name not in known]:
                 return f"calls.{i}: {call.op} reads {unknown[0]!r}, which nothing before it gives"
-            if again := [name for name in call.outputs if name in given]:
+            if again := [name for name in call.outputs if name in known]:
                 return f"calls.{i}: {call.op} gives {again[0]!r}, which is there before"
-            given.update(call.outputs)
-        if unknown := [name for name in self.outputs if name not in given]:
+            known.update(call.outputs)
+        if unknown := [name for name in self.outputs if name not in known]:
             return f"outputs: nothing gives {unknown[0]!r}"
         return None

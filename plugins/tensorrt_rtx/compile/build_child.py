@@ -140,9 +140,9 @@ def _monitor(trt: Any, answers: IO[str]) -> Any:
 
         def step_complete(self, name: str, step: int) -> bool:
             if name in self.steps:
-                said = {"phase": name, "step": step + 1, "steps": self.steps[name]}
+                event = {"phase": name, "step": step + 1, "steps": self.steps[name]}
                 with contextlib.suppress(BrokenPipeError):  # whoever asked is gone, and so is this process soon
-                    print(json.dumps(said), file=answers)
+                    print(json.dumps(event), file=answers)
             return True
 
         def phase_finish(self, name: str) -> None:
@@ -157,22 +157,25 @@ def _parser_errors(parser: trt.OnnxParser) -> str:
         return ""
     error = parser.get_error(0)
     where = error.node_name().rpartition("/")[0]
-    said = re.sub(r"\s+", " ", error.desc())[:400]
-    return f"{error.node_operator() or 'the graph'}{' at ' + where if where else ''}: {said}"
+    description = re.sub(r"\s+", " ", error.desc())[:400]
+    return f"{error.node_operator() or 'the graph'}{' at ' + where if where else ''}: {description}"
 
 
 def _check_names(network: trt.INetworkDefinition, inputs: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Raises RefusedError if an input or output is not there: the library drops what nothing reads, in silence."""
     outputs = {network.get_output(i).name for i in range(network.num_outputs)}
-    for kind, wanted, found in (("input", request["inputs"], inputs.keys()), ("output", request["outputs"], outputs)):
-        lost = [name for name in wanted if name not in found]
+    for kind, required, present in (
+        ("input", request["inputs"], inputs.keys()),
+        ("output", request["outputs"], outputs),
+    ):
+        lost = [name for name in required if name not in present]
         if lost:
             raise RefusedError(f"{kind} {', '.join(lost)}: the library dropped it")
 
 
 def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttention]:
     """The fused attentions. Raises RefusedError if one lost its mask: the library leaves out what it doesn't take."""
-    found = []
+    attentions = []
     for i in range(network.num_layers):
         layer: Any = network.get_layer(i)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
@@ -180,8 +183,8 @@ def _attentions(trt: Any, network: trt.INetworkDefinition) -> list[trt.IAttentio
             if layer.attention.mask is None:
                 raise RefusedError(f"{layer.name}: its mask was dropped")
             layer.attention.decomposable = True  # where no kernel has its head size, op by op instead of not at all
-            found.append(layer.attention)
-    return found
+            attentions.append(layer.attention)
+    return attentions
 
 
 def _lengths(trt: Any, network: trt.INetworkDefinition, inputs: Mapping[str, trt.ITensor]) -> trt.ITensor:

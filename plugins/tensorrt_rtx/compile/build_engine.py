@@ -92,14 +92,14 @@ def build_engine(
     # Names and not paths: those aren't part of a plan, and yet their length would move what lies in memory.
     paths = {"graph": request.graph.name, "plan": os.path.relpath(request.plan.resolve(), folder)}
     message = json.dumps(asdict(request) | paths, default=str)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as log:
         # A session of its own: the terminal's Ctrl-C comes here alone, and here the child is ended.
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", CHILD],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=log,
             start_new_session=True,
             env={"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in _KEPT if name in os.environ},
         )
@@ -112,8 +112,8 @@ def build_engine(
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):  # what it was asked, and died before it read
                         pipe.close()
-        said.seek(0)
-        last = said.read()[-2000:].decode(errors="replace").strip()
+        log.seek(0)
+        last = log.read()[-2000:].decode(errors="replace").strip()
     if "built" in answer:
         return BuiltEngine(**answer["built"])
     raise _error(request, answer, child.returncode, last)

@@ -54,7 +54,7 @@ def _renamed(step: Step, place: Mapping[str, str]) -> Step:
     if isinstance(step, AttentionStep):
         return step.model_copy(update={name: place[getattr(step, name)] for name in _IN_TURNS})
     renamed = {
-        field: {given: place.get(value, value) for given, value in getattr(step, field).items()}
+        field: {argument: place.get(value, value) for argument, value in getattr(step, field).items()}
         for field in ("inputs", "outputs")
     }
     return step.model_copy(update=renamed)

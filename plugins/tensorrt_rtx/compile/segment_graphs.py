@@ -85,9 +85,9 @@ class SegmentBuilder(GraphBuilder):
         """Makes a weight an input of the graph; the bundle has it once, whichever segments read it."""
         label = str(tensor.name)
         if label not in self._given_as:
-            given = f"weight_{len(self.given)}"
-            self._given_as[label], self.given[given] = given, label
-            self.inputs[given] = helper.make_tensor_value_info(given, tensor.data_type, list(tensor.dims))
+            name = f"weight_{len(self.given)}"
+            self._given_as[label], self.given[name] = name, label
+            self.inputs[name] = helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
         return self._given_as[label]
 
     def tokens(self) -> str:
@@ -144,8 +144,8 @@ def segment_model(program: Program, weights: ExternalWeights, floats: FloatType)
             b.node = node
             b.names[node] = emit_call(b, node)
         outputs = _add_outputs(b, piece)
-        made = _graph(b, f"segment_{len(graphs)}")
-        graph = graphs.setdefault(made.model, made)
+        new = _graph(b, f"segment_{len(graphs)}")
+        graph = graphs.setdefault(new.model, new)
         for name, node in outputs.items():
             values[node] = LOGITS if name == LOGITS else f"value {node.name}"
             tensors[node] = graph.outputs[name]
@@ -174,7 +174,7 @@ def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, Seg
     """Declares what a segment reads: step inputs by their names, an attention's result, whatever else comes along."""
     attended = [node for node in piece.inputs if node.target is ew.paged_attention.default]
     numbers = count()
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for node in piece.inputs:
         if node.op == "placeholder":
             name = str(node.target)
@@ -184,8 +184,8 @@ def _add_inputs(b: SegmentBuilder, piece: SegmentCut, tensors: Mapping[Node, Seg
             name = f"x_{next(numbers)}"
         b.declare_input(name, tensors[node])
         b.names[node] = b.op("Cast", name, to=TensorProto.INT64) if node.op == "placeholder" else name
-        found[name] = node
-    return found
+        nodes[name] = node
+    return nodes
 
 
 def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
@@ -195,7 +195,7 @@ def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
         for letter in "vkq":  # one value may be several of them
             roles[getattr(attention, letter)] = letter if len(piece.attentions) == 1 else f"{letter}_{i}"
     numbers = count()
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for node in piece.outputs:
         b.node = node
         if node in b.spread:
@@ -203,26 +203,26 @@ def _add_outputs(b: SegmentBuilder, piece: SegmentCut) -> dict[str, Node]:
         role = roles.get(node)
         name = role or f"y_{next(numbers)}"
         b.declare_output(name, node, None if role is None else "f32" if role == LOGITS else b.floats)
-        found[name] = node
+        nodes[name] = node
     b.node = None
-    return found
+    return nodes
 
 
 def _graph(b: SegmentBuilder, name: str) -> SegmentGraph:
     """Returns a builder's nodes as a graph, without unread ones. Its bytes don't depend on ``name``."""
     model = model_of(b, "segment", list(b.inputs))
-    read = {given for node in model.graph.node for given in node.input}
-    kept = [value for value in model.graph.input if value.name in read]
+    read = {input_name for node in model.graph.node for input_name in node.input}
+    inputs_read = [value for value in model.graph.input if value.name in read]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs_read)
     for node in model.graph.node:
         node.name = node.output[0]  # in place of the path of a module
-    tensors = {value.name: _tensor(value) for value in kept}
+    tensors = {value.name: _tensor(value) for value in inputs_read}
     return SegmentGraph(
         name,
         model.SerializeToString(deterministic=True),
-        inputs={given: tensor for given, tensor in tensors.items() if given not in b.given},
-        weights={given: tensor for given, tensor in tensors.items() if given in b.given},
+        inputs={input_name: tensor for input_name, tensor in tensors.items() if input_name not in b.given},
+        weights={input_name: tensor for input_name, tensor in tensors.items() if input_name in b.given},
         outputs={value.name: _tensor(value) for value in model.graph.output},
     )
 

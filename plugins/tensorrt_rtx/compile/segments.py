@@ -122,37 +122,41 @@ def _attention(node: Node) -> AttentionCut:
 
 def _behind(program: Program, attentions: Sequence[AttentionCut]) -> dict[Node, int]:
     """Finds for each attention, its write and the caches between them the segment that they come right behind."""
-    own = {a.node for a in attentions}
+    attention_nodes = {a.node for a in attentions}
     early: dict[Node, int] = {}
     for node in program.graph.nodes:
-        early[node] = max((early[n] for n in node.all_input_nodes), default=0) + (node in own)
-    found: dict[Node, int] = {}
+        early[node] = max((early[n] for n in node.all_input_nodes), default=0) + (node in attention_nodes)
+    segment_of: dict[Node, int] = {}
     for a in attentions:
         caches = [n for n in a.node.all_input_nodes if n.target is operator.getitem and n not in (a.q, a.k, a.v)]
         for node in (a.node, *caches, *(n for cache in caches for n in cache.all_input_nodes)):
-            found[node] = early[a.node] - 1
-    return found
+            segment_of[node] = early[a.node] - 1
+    return segment_of
 
 
 def _constants(program: Program) -> dict[Node, None]:
     """Calls that read weights alone, or nothing, in the program's order."""
-    found: dict[Node, None] = {}
+    constants: dict[Node, None] = {}
     for node in program.graph.nodes:
         sources = [n for n in node.all_input_nodes if has_tensors(n)]
-        if node.op == "call_function" and has_tensors(node) and all(n.op == "get_attr" or n in found for n in sources):
-            found[node] = None
-    return found
+        if (
+            node.op == "call_function"
+            and has_tensors(node)
+            and all(n.op == "get_attr" or n in constants for n in sources)
+        ):
+            constants[node] = None
+    return constants
 
 
 def _needed(nodes: Sequence[Node], constants: Mapping[Node, None]) -> list[Node]:
     """The constants that calls read, and those that these read, in the program's order."""
-    wanted: set[Node] = set()
+    needed: set[Node] = set()
     reading = list(nodes)
     while reading:
-        more = [n for n in reading.pop().all_input_nodes if n in constants and n not in wanted]
-        wanted.update(more)
+        more = [n for n in reading.pop().all_input_nodes if n in constants and n not in needed]
+        needed.update(more)
         reading += more
-    return [node for node in constants if node in wanted]
+    return [node for node in constants if node in needed]
 
 
 def _places(program: Program, behind: Mapping[Node, int], constants: Mapping[Node, None]) -> dict[Node, int]:

@@ -40,8 +40,8 @@ def compile_step(program: Program, path: Path) -> None:
     """
     step = exported_step(program)
     inputs = [
-        torch_tensorrt.Input(min_shape=least, opt_shape=usual, max_shape=most, dtype=given.dtype)
-        for given, least, usual, most in zip(
+        torch_tensorrt.Input(min_shape=least, opt_shape=usual, max_shape=most, dtype=example.dtype)
+        for example, least, usual, most in zip(
             step.example, step.shapes(LEAST), step.shapes(_USUAL), step.shapes(MOST), strict=True
         )
     ]
@@ -71,11 +71,11 @@ def _dynamic_shapes(compiled: torch.nn.Module, step: ExportedStep) -> dict[str, 
 
 
 def _compare(compiled: torch.nn.Module, program: Program, step: ExportedStep) -> None:
-    given = step_example(program, _LENGTHS)
-    expected = program.evaluate(dict(zip(step.inputs, given, strict=True)))[0]
+    inputs = step_example(program, _LENGTHS)
+    expected = program.evaluate(dict(zip(step.inputs, inputs, strict=True)))[0]
     try:
         with torch.no_grad():
-            logits = compiled(*(g.to(DEVICE) for g in given))[0].cpu()
+            logits = compiled(*(g.to(DEVICE) for g in inputs))[0].cpu()
     except (RuntimeError, AssertionError) as e:
         raise VerificationError(
             f"target torch-tensorrt: what torch_tensorrt {torch_tensorrt.__version__} saved doesn't take a step of "

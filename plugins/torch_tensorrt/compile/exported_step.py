@@ -56,14 +56,14 @@ class ExportedStep:
     def kept(self) -> tuple[Any, ...]:
         """The ops of ours that are left in the graph."""
         nodes = self.exported.graph.nodes
-        found = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
-        return tuple(sorted(found, key=str))
+        targets = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
+        return tuple(sorted(targets, key=str))
 
     def shapes(self, size: int) -> list[tuple[int, ...]]:
         """Each input's shape where all that varies has one size."""
         return [
-            tuple(_at(varying[i], size) if i in varying else n for i, n in enumerate(given.shape))
-            for given, varying in zip(self.example, self.sizes, strict=True)
+            tuple(_at(varying[i], size) if i in varying else n for i, n in enumerate(example.shape))
+            for example, varying in zip(self.example, self.sizes, strict=True)
         ]
 
 
@@ -89,8 +89,8 @@ def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(program.shape(program.logits)[-1])
     ids = [torch.randint(vocabulary, (n,), generator=generator) for n in lengths]
-    given = packed_inputs(program, ids)
-    return tuple(given[name].clone(memory_format=torch.contiguous_format) for name in program.inputs)
+    inputs = packed_inputs(program, ids)
+    return tuple(inputs[name].clone(memory_format=torch.contiguous_format) for name in program.inputs)
 
 
 class _Step(nn.Module):
@@ -108,11 +108,11 @@ class _Step(nn.Module):
             self.register_buffer(buffer, program.weights[name].evaluate())
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self.inputs, inputs, strict=True))
+        values_by_name = dict(zip(self.inputs, inputs, strict=True))
         values: dict[Node, Any] = {}
         for node in self._nodes:
             if node.op == "placeholder":
-                values[node] = given[str(node.target)]
+                values[node] = values_by_name[str(node.target)]
             elif node.op == "get_attr":
                 values[node] = getattr(self, self._buffer[str(node.target)])
             else:
@@ -120,8 +120,8 @@ class _Step(nn.Module):
                 args, kwargs = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
                 values[node] = node.target(*args, **kwargs)
                 if node.target in _WRITES:
-                    given |= zip((str(a.target) for a in _caches(node)), values[node], strict=True)
-        return (values[self._logits], *(given[name] for name in self.written))
+                    values_by_name |= zip((str(a.target) for a in _caches(node)), values[node], strict=True)
+        return (values[self._logits], *(values_by_name[name] for name in self.written))
 
 
 def _caches(write: Node) -> list[Node]:
