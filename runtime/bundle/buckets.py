@@ -127,5 +127,5 @@ class BucketPlan(Record, frozen=True, kw_only=True):
 
 
 def plan_path(target: str) -> str:
-    """Where a target's plan is in the bundle."""
+    """Returns the path of a target's plan in the bundle."""
     return f"{target_folder(target)}/{PLAN_FILE}"

@@ -70,7 +70,7 @@ class HashedFile:
         return self._hash.hexdigest()
 
     def mark(self) -> Mark:
-        """Where the file is now, for ``rewind``."""
+        """Returns the file's position, for ``rewind``."""
         return Mark(self.bytes, self._hash.copy())
 
     def rewind(self, mark: Mark) -> None:

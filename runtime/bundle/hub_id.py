@@ -50,7 +50,7 @@ class HubId:
 
     @property
     def title(self) -> str:
-        """What a bundle of it is called."""
+        """The name of its bundle, without the ending."""
         name = self.repository.partition("/")[2]
         if self.file is None:
             return name

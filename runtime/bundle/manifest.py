@@ -115,7 +115,7 @@ class AdapterSection(Record, frozen=True, kw_only=True):
 
 
 class SourceSection(Record, frozen=True, kw_only=True):
-    """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path.
+    """The source of the model. ``name`` is a file or folder name or a Hub id, never an absolute path.
 
     ``hub``: where on the Hub it is, if it was taken from there or its cache. ``reader``: the version of the reader of
     GGUF files; None for other sources, and for bundles that are older than the versions. ``adapters`` were merged.
@@ -129,7 +129,7 @@ class SourceSection(Record, frozen=True, kw_only=True):
 
 
 class PassSection(Record, frozen=True, kw_only=True):
-    """What a pass did: how many places it matched, and how many candidates its checks rejected."""
+    """The result of a pass: the number of places that it matched, and of candidates that its checks rejected."""
 
     name: str
     matched: Count
@@ -163,7 +163,7 @@ class TargetManifest(Record, frozen=True, kw_only=True):
         return next((found for found in self.sections.values() if isinstance(found, kind)), None)
 
     def with_section(self, section: Record) -> TargetManifest:
-        """The same with another section in the place of the one that is such a record."""
+        """Returns a copy with this section in place of the one of the same type."""
         changed = {k: section if isinstance(v, type(section)) else v for k, v in self.sections.items()}
         return self.model_copy(update={"sections": changed})
 
@@ -245,7 +245,7 @@ def target_folder(name: str) -> str:
 
 
 def target_manifest_path(name: str) -> str:
-    """Where a target's own manifest is."""
+    """Returns the path of a target's own manifest in the bundle."""
     return f"{target_folder(name)}/{MANIFEST_PATH}"
 
 
@@ -262,7 +262,7 @@ def check_format_version(data: object, newest: int, source: str) -> None:
 
 
 def bundle_hash(manifests: Mapping[str, bytes]) -> str:
-    """What a bundle is named by: "sha256:" and the hash of its manifests' paths and hashes, in order.
+    """Returns a bundle's identity: "sha256:" and the hash of its manifests' paths and hashes, in order.
 
     The manifests have the hashes of all other files outside of report/.
     """
@@ -296,7 +296,7 @@ def _dumped(fields: dict[str, Any]) -> str:
 
 
 def _manifest_data(text: str | bytes, source: str) -> dict[str, Any]:
-    """What a manifest says, without its hash. Raises BundleError."""
+    """Returns the contents of a manifest, without its hash. Raises BundleError."""
     try:
         data: dict[str, Any] = parse_shown(text)
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""Where a folder of ours may be written, and what of it may be replaced: nothing that somebody else has put there."""
+"""Rules for output folders: where one may be written, and which of its files may be replaced. Files of others stay."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def why_not_a_bundle(folder: Path) -> str | None:
 
 
 def _is(path: Path, listed: FileSection) -> bool:
-    """Whether a file is the one that a manifest lists."""
+    """Returns True if a file is the one that a manifest lists."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
@@ -134,7 +134,7 @@ def bundle_around(path: Path) -> Path | None:
 
 
 def unlisted_files(folder: Path, listed: Collection[str]) -> list[str]:
-    """What lies in a bundle's folder that isn't ``listed``; no empty folders.
+    """Returns the files in a bundle's folder that aren't ``listed``; empty folders are left out.
 
     Nor the manifest, what is in report/, and what a killed ``optimize build`` has left.
     """

@@ -231,7 +231,7 @@ class Bundle:
         return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
 
     def tensor(self, name: str) -> TensorEntry:
-        """Where a weight lies; raises BundleError if there is none of that name."""
+        """Returns the place of a weight. Raises BundleError if there is none of that name."""
         if name not in self.index.tensors:
             raise BundleError(f"{self.path / INDEX_PATH}: no tensor {name!r}", hint="Export the bundle again.")
         return self.index.tensors[name]
@@ -253,7 +253,7 @@ class Bundle:
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def part(self, use: WeightUse, load: Load = "map") -> npt.NDArray[np.generic]:
-        """What a program reads of a weight, as bytes: of a rank's program it may be some rows, or some experts.
+        """Returns the part of a weight that a program reads, as bytes: for a rank, some rows or some experts.
 
         Raises as ``weight`` does.
         """
@@ -496,13 +496,13 @@ def _state(descriptor: int) -> tuple[int, int]:
 
 
 def tuning_path(bundle: Bundle) -> Path:
-    """Where what ``optimize tune`` found for a bundle is kept: beside its folder."""
+    """Returns the path of the results of ``optimize tune`` for a bundle, next to its folder."""
     folder = bundle.path.absolute()
     return folder.with_name(f"{folder.name}.tune.json")
 
 
 def _not_a_bundle(root: Path) -> BundleError:
-    """What is there instead; a model must be exported first."""
+    """Returns the error of a path that is no bundle, which says what the path is instead."""
     there = os.path.exists(root)
     local = there and is_model(root)
     if local or (not os.path.isdir(root.parent) and parse_hub_id(str(root)) is not None):

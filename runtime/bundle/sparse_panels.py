@@ -38,7 +38,7 @@ def block_bytes(dtype: str) -> int:
 
 
 def is_sparse(weight: Array) -> bool:
-    """Whether K divides by 4 and no four neighbours along it have more than two values that are not zero."""
+    """Returns True if K divides by 4 and no four neighbours along it have more than two values other than zero."""
     if weight.shape[-1] % 4:
         return False
     return bool(((weight != 0).reshape(*weight.shape[:-1], -1, 4).sum(-1) <= 2).all())

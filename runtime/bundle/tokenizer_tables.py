@@ -76,7 +76,7 @@ class TokenizerTables:
         self.longest = int(np.diff(np.frombuffer(self._offsets, np.uint32).astype(np.int64)).max(initial=0))
 
     def text(self, index: int) -> str | None:
-        """What tokenizer.json calls a token, added or not; None if no token has that id."""
+        """Returns the spelling of a token in tokenizer.json, added or not; None if no token has that id."""
         if not 0 <= index < self.ids:
             return None
         begin, end = self._offsets[index], self._offsets[index + 1]

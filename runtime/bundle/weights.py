@@ -87,7 +87,7 @@ class SourceRows(Record, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many rows of the tensor they are."""
+        """The number of rows."""
         return self.rows[1] - self.rows[0] if self.mixed is None else self.mixed
 
 
@@ -99,7 +99,7 @@ class Blob(Record, frozen=True, kw_only=True):
 
 
 class TensorEntry(Record, frozen=True, kw_only=True):
-    """Where a tensor lies. ``shape`` is the logical one; ``bytes`` counts what the layout stores."""
+    """The place of a tensor. ``shape`` is the logical one; ``bytes`` counts what the layout stores."""
 
     blob: Count
     offset: Annotated[int, Meta(ge=0, multiple_of=ALIGNMENT)]
@@ -112,7 +112,7 @@ class TensorEntry(Record, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What its bytes are: a type, or a format whose blocks they are."""
+        """The type of its bytes, or the format of its blocks."""
         return self.stored_as or self.dtype
 
     @property
@@ -294,7 +294,7 @@ def _levels(dtype: Dtype | None) -> npt.NDArray[np.int8] | None:
 
 
 def _planes(dtype: Dtype) -> tuple[int, int, int]:
-    """How many of a value's bits are together in front, how many in a plane behind them, and of how many 8 k."""
+    """Returns the bits of a value in the first part and in the plane after it, and the groups of 8 k in a piece."""
     bits = DTYPES[dtype].bits
     first = 4 if bits > 4 else 2
     return first, bits - first, 1 + bits % 2
@@ -406,7 +406,7 @@ def pack_blocks(values: Array, scales: Array, storage: Storage) -> Array:
 
 
 def unpack_blocks(stored: Array, shape: tuple[int, ...], storage: Storage) -> npt.NDArray[np.float32]:
-    """What blocks stand for: float32 of this ``shape``."""
+    """Returns the values of blocks: float32 of this ``shape``."""
     blocks = stored.reshape(_blocks_shape(shape, storage))
     if (codebook := FORMATS[storage].codebook) is not None:
         return codebook.expand(blocks).reshape(shape)

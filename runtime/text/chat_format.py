@@ -1,4 +1,4 @@
-"""What a model's answers look like: how it calls tools, and how it reasons.
+"""The format of a model's answers: the spelling of its tool calls and its reasoning.
 
 parser = tokenizer.chat_format.parser(tokenizer, tools=tools, prompt_ids=prompt)
 for ids in stream:
@@ -66,12 +66,12 @@ class ChatFormat:
 
     @property
     def has_calls(self) -> bool:
-        """Whether tool calls can be told from text."""
+        """True if tool calls can be distinguished from text."""
         return self.spelling.calls is not None
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether reasoning can be told from the answer."""
+        """True if reasoning can be distinguished from the answer."""
         return self.spelling.reasoning is not None or self._has_channels
 
     @property
@@ -174,7 +174,7 @@ class ChatFormat:
         return all(begins_with_token(mark.strip(), tokenizer) for mark in (reasoning.begin, reasoning.end))
 
     def reasoning_open(self, tokenizer: Vocabulary, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends within the reasoning: the template has begun it."""
+        """Returns True if a prompt ends within the reasoning, which the template has begun."""
         reasoning = self.spelling.reasoning
         if reasoning is None or not prompt_ids:
             return False

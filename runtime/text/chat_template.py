@@ -74,7 +74,7 @@ class ChatTemplate:
         return self._reads
 
     def with_source(self, source: str, variable: Callable[[str], str]) -> ChatTemplate:
-        """The same with another text, and its own variables as ``variable`` changes them."""
+        """Returns a copy with another text, and with the variables as ``variable`` changes them."""
         return ChatTemplate(source, {k: variable(v) for k, v in self._variables.items()}, name=self._name)
 
     def render(
@@ -208,7 +208,7 @@ class ChatTemplate:
         return "\n".join(texts)  # as vLLM joins them
 
     def _shown(self, what: str) -> bool:
-        """Whether the template shows a system message, or a text that is a list of parts as it shows the text alone.
+        """Returns True if the template shows a system message, or a list of text parts as it shows the text alone.
 
         It is tried once. Where it refuses a conversation so short, nothing is left out without a word.
         """

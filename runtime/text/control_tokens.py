@@ -32,7 +32,7 @@ _SHORTEST = 3
 
 
 class ControlTokens:
-    """See the module. Safe to use from any number of threads.
+    """The control tokens of one tokenizer. Safe to use from any number of threads.
 
     Args:
         tokenizer: the model's.
@@ -73,7 +73,7 @@ class ControlTokens:
         return value
 
     def neutral(self, value: Any) -> Any:
-        """The same with the first character of any spelling left out, so that none can come from a message."""
+        """Removes the first character of each spelling in a message's texts, so that none can come from there."""
         if isinstance(value, str):
             return self._first.sub("", value)
         if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ class ControlTokens:
         return [ids.get(index, index) for index in found]
 
     def spelled(self, text: str) -> bool:
-        """Whether a guarded text has a control token's spelling that isn't the template's own."""
+        """Returns True if a guarded text has a control token's spelling that isn't the template's own."""
         rest = self._own.sub("\0", text)
         if self._plain.search(rest):
             return True

@@ -14,7 +14,7 @@ class Detokenizing(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back."""
+        """Returns the text that was held back."""
         ...
 
 
@@ -85,7 +85,7 @@ class OutputText:
 
 
 def _first_of(stop: Sequence[str], text: str) -> tuple[int, str] | None:
-    """Where the stop string that begins first is, and which it is; None if there is none."""
+    """Returns the position of the stop string that begins first, and the string; None if there is none."""
     found = [(at, len(s), s) for s in stop if (at := text.find(s)) >= 0]
     return (min(found)[0], min(found)[2]) if found else None
 

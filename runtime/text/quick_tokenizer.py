@@ -39,11 +39,11 @@ class _Names(dict[int, str | None]):
 
 
 class QuickTokenizer:
-    """What the runtime uses of ``tokenizers.Tokenizer``, with the same tokens. Safe to use from any number of threads.
+    """The part of ``tokenizers.Tokenizer`` that the runtime needs, with the same tokens.
 
-    Merging here takes two to six times as long as in the library, and for two characters about as long as the library
-    takes to read a token. So once twice as many characters came as there are tokens, the whole tokenizer is read, and
-    used from then on.
+    It is safe to use from any number of threads. Merging here takes two to six times as long as in the library, and for
+    two characters about as long as the library takes to read one token of the vocabulary. After twice as many
+    characters as the vocabulary has tokens, the library's tokenizer is read and replaces this one.
 
     Args:
         tables: of the bundle.

@@ -32,8 +32,9 @@ class StoppedError(Exception):
 
 
 class TemplateProcess:
-    """See the module. Safe to use from any number of threads, from a signal handler, and in a forked child, which
-    starts one of its own.
+    """A process that renders templates.
+
+    It is safe to use from any number of threads, from a signal handler, and in a forked child, which starts its own.
 
     Args:
         cpu_seconds: processor time of a request.

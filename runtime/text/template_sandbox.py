@@ -117,8 +117,11 @@ def answer(
 
 
 def reads(environment: jinja2.Environment, source: str) -> str:
-    """What a template reads, as JSON: its ``variables``, all its short ``words`` and names of fields, and the ``roles``
-    that it compares a message's with."""
+    """Returns the names that a template reads, as JSON.
+
+    These are its ``variables``, all its short ``words`` and names of fields, and the ``roles`` that it compares with a
+    message's role.
+    """
     tree = environment.parse(source)
     roles: set[str] = set()
     for one in tree.find_all(jinja2.nodes.Compare):

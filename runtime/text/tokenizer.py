@@ -127,7 +127,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """What the tokenizer's file calls each token that was added to the vocabulary -> its id."""
+        """The spelling, in the tokenizer's file, of each token that was added to the vocabulary -> its id."""
         return self._added_tokens
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -249,7 +249,7 @@ class Tokenizer:
 
     @cached_property
     def template_appends(self) -> bool | None:
-        """Whether the chat template only appends: a longer conversation's text begins with that of a shorter one.
+        """True if the chat template only appends: a longer conversation's text begins with that of a shorter one.
 
         Then a prefix cache has all of it but the last turn. A template that drops the reasoning of earlier answers, or
         moves what it says of tools, doesn't. It is tried with a few conversations. None: there is no template, or it
@@ -283,14 +283,14 @@ class Tokenizer:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """How the model's answers spell reasoning and tool calls; its name is "plain" where they have neither.
+        """The spelling of reasoning and tool calls in the model's answers; its name is "plain" if they have neither.
 
         The first time it renders a conversation, for which a process is started.
         """
         return self.chat_format_of(None)
 
     def chat_format_of(self, chat_template: str | None) -> ChatFormat:
-        """The same of another template: its name, or its text. Raises what ``render_chat`` raises."""
+        """Returns the chat format of another template, by its name or text. Raises the errors of ``render_chat``."""
         from .chat_format import choose_format
 
         if chat_template not in self._formats:
@@ -348,7 +348,7 @@ class Tokenizer:
         return list(self._special_tokens)
 
     def spelled(self, index: int) -> str:
-        """What the tokenizer's file calls a token; empty outside the vocabulary."""
+        """Returns the spelling of a token in the tokenizer's file; empty outside the vocabulary."""
         return self._tokenizer.id_to_token(index) or ""
 
     def token_bytes(self, index: int) -> bytes:
@@ -514,7 +514,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What was held back; call it at the end."""
+        """Returns the text that was held back; call it at the end."""
         text = self._decode(self._window)
         piece, self._given = text[self._given :], max(self._given, len(text))
         return piece

@@ -135,7 +135,7 @@ def _values(subject: str, values: list[Any]) -> dict[str, Any]:
 
 
 def _arguments(document: str) -> dict[str, str]:
-    """What the docstring says about each argument, in one line."""
+    """Returns the docstring's description of each argument, in one line."""
     section = _ARGUMENTS.search(document)
     if section is None:
         return {}
