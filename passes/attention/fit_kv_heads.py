@@ -22,12 +22,12 @@ RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """The shares of a Gram matrix's mean diagonal that are tried against fitting noise."""
 
 HELD_OUT = 4
-"""Every so many-th part of the tokens says which of them is best, or whether none is."""
+"""The interval of held-out tokens: every fourth one decides which ridge is best, or whether none is."""
 
 
 @dataclass(frozen=True)
 class RopeLayout:
-    """Which dimensions of a head are rotated together.
+    """The dimensions of a head that are rotated together.
 
     Attributes:
         first, second: [F], dimensions of the pairs.

@@ -80,7 +80,7 @@ class HeadObserver:
 
 
 def layout_of(program: Program, site: Site) -> RopeLayout:
-    """Which dimensions of a site's heads are rotated together."""
+    """Returns the dimensions of a site's heads that are rotated together."""
     size = int(program.value(site.k.pre).shape[2])
     rope = site.k.rope
     if rope is None:

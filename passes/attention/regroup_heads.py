@@ -99,7 +99,7 @@ def mean_mixes(groups: tuple[tuple[int, ...], ...], queries: int, size: int, val
 
 
 def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """Heads as they lie, in ``count`` groups."""
+    """Returns the heads in their order, in ``count`` groups."""
     size = heads // count
     return tuple(tuple(range(i * size, (i + 1) * size)) for i in range(count))
 

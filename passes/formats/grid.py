@@ -1,4 +1,5 @@
-"""Which integers the values of a format may be, and the scales that bring them closest to groups of weights.
+"""The integers that a format's values may be, and the search for the scales that bring them closest to groups of
+weights.
 
 The error of a weight counts as much as the mean square of what its column is multiplied with, which calibration tokens
 show: llama.cpp's importance matrix is made of the same numbers.

@@ -1,4 +1,4 @@
-"""Which ATen ops do the same, and what their arguments say: read here once, by passes and by all that emit programs.
+"""The ATen ops that do the same, and the meaning of their arguments, for passes and for all that emit programs.
 
 Arguments are given by name, as ``bound_arguments`` has them: defaults are filled in.
 """
@@ -87,7 +87,8 @@ def dims_of(a: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def dimension_order(a: Mapping[str, Any], rank: int) -> list[int]:
-    """Which dimension of its argument each of a permute's, a transpose's or a t's result is."""
+    """Returns, for each dimension of a permute's, a transpose's or a t's result, the argument's dimension that it
+    is."""
     if "dims" in a:
         return [d % rank for d in a["dims"]]
     order = list(range(rank))
@@ -110,4 +111,4 @@ def is_log_of_one_more_exp(a: Mapping[str, Any]) -> bool:
 
 
 _EXP_IS_ALL = 17
-"""From here on exp(-x) is less than half a unit in the last place of 1."""
+"""The least x whose exp(-x) is less than half a unit in the last place of 1."""

@@ -17,7 +17,7 @@ KvMethod = Literal["calibrated", "mean"]
 """``mean``: heads are averaged. ``calibrated``: fitted to what attention computes on calibration tokens."""
 
 KvGrouping = Literal["similar", "neighbours"]
-"""Which heads become one: those that compute alike on calibration tokens, or those that lie side by side."""
+"""The heads that become one: those that compute alike on calibration tokens, or neighbours."""
 
 
 class KvHeadsOverride(Section):

@@ -79,7 +79,7 @@ class Bind(Pattern):
 
 @dataclass(frozen=True)
 class Weight(Pattern):
-    """A ``get_attr`` node, bound to ``name``; ``rank``: with so many dimensions."""
+    """A ``get_attr`` node, bound to ``name``; ``rank``: its number of dimensions, None for any."""
 
     name: str
     rank: int | None = None
@@ -218,7 +218,7 @@ class Rule(ABC):
     pattern: ClassVar[Pattern]
 
     def check(self, program: Program, match: Match) -> str | None:
-        """None if the match may be rewritten, else the reason why not, which is recorded."""
+        """Returns None if the match may be rewritten, otherwise the reason why not, which is recorded."""
         return None
 
     @abstractmethod

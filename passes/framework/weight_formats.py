@@ -1,4 +1,4 @@
-"""Which format the weight of each module gets: a default, and overrides by module path."""
+"""The formats of the weights of modules: a default, and overrides by module path."""
 
 from __future__ import annotations
 

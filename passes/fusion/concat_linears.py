@@ -17,7 +17,7 @@ ew = torch.ops.ew
 
 
 def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
-    """None if these ``ew.linear`` calls can become one, else the reason."""
+    """Returns None if these ``ew.linear`` calls can become one, otherwise the reason why not."""
     if any(a.args[0] is not b.args[0] for a, b in pairwise(linears)):
         return "the linears have different inputs"
     weights = [program.weight_of(n.args[1]) for n in linears]
@@ -29,7 +29,8 @@ def why_not_stackable(program: Program, linears: Sequence[Node]) -> str | None:
 
 
 def why_kept_apart(program: Program, linears: Sequence[Node]) -> str | None:
-    """Why linears can't become one that keeps the blocks in which their weights are stored; None if they can."""
+    """Returns the reason why linears can't become one that keeps the blocks of their stored weights; None if they
+    can."""
     kinds = {formats_of_rows(_weight(program, n.args[1])) for n in linears}
     return "the weights are stored in different formats, and each keeps its own" if len(kinds) > 1 else None
 

@@ -27,7 +27,7 @@ def linear_of(match: Match) -> Node:
 
 
 def why_no_epilogue(program: Program, linear: Node) -> str | None:
-    """Why a linear can't have an epilogue; None if it can."""
+    """Returns the reason why a linear can't have an epilogue; None if it can."""
     if len(linear.users) > 1:
         return "the linear's result is used elsewhere"
     if bound_arguments(linear).get("residual") is not None:

@@ -65,7 +65,7 @@ class SinkTakeRows(Pass):
 
 
 def _why_not(program: Program, take: Node) -> str | None:
-    """Why a take_rows stays below its argument."""
+    """Returns the reason why a take_rows stays after its argument; None if it can move before it."""
     value, rows = _arguments(take)
     if value.op != "call_function" or not isinstance(value.meta["val"], torch.Tensor):
         return f"it takes rows of {value.name}"

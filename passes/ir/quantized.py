@@ -260,7 +260,7 @@ def _tensors(codes: Codes) -> list[torch.Tensor]:
 
 
 def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
-    """Which integers the weight's rows are already: None for rows that aren't."""
+    """Returns the integer formats that the weight's rows have already, with None for rows that aren't integers."""
     last = len(expr.shape) - 1
     match expr:
         case Prequantized():

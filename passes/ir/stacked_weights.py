@@ -65,7 +65,7 @@ class SwapAxes(WeightExpr):
             raise PassError(f"axes {self.first} and {self.second} of a weight of shape {self.base.shape}")
 
     def axis_of_base(self, axis: int) -> int:
-        """Which axis of the base is there."""
+        """Returns the base's axis that is this one."""
         return {self.first: self.second, self.second: self.first}.get(axis, axis)
 
     @property

@@ -29,7 +29,7 @@ KEPT = 2
 
 
 def best_two(scores: torch.Tensor) -> torch.Tensor:
-    """Which to keep of [.., K]: True for the two largest of every four; of equal ones those that come first."""
+    """Returns True [.., K] for the two largest of every four scores; among equal ones the first are kept."""
     quads = scores.unflatten(-1, (-1, QUAD))
     order = torch.sort(quads, dim=-1, descending=True, stable=True).indices[..., :KEPT]
     mask = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)

@@ -127,7 +127,7 @@ def _masked_fill(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Between bounds that are tensors."""
+    """Clamps a value between bounds that are tensors."""
     value = a["self"]
     for fn, bound in (("maximum", a["min"]), ("minimum", a["max"])):
         if bound is not None:

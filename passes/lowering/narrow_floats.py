@@ -1,4 +1,4 @@
-"""Which activations of a lowered program are stored in 16 bits; what computes with them does so in 32."""
+"""Chooses the activations of a lowered program that are stored in 16 bits; steps still compute in 32."""
 
 from __future__ import annotations
 

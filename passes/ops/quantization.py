@@ -59,7 +59,7 @@ def block_bytes(halves: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def scales_as_floats(scales: torch.Tensor, groups: int) -> torch.Tensor:
-    """Scales, or offsets, of so many groups as float32 [.., groups], whether they are in blocks or not."""
+    """Returns scales, or offsets, of that many groups as float32 [.., groups], whether they are in blocks or not."""
     if scales.dtype != torch.int8:
         return scales.float()
     of_block = scales.unflatten(-1, ((scales.shape[-1] - groups) // 2, -1))
@@ -224,7 +224,7 @@ def quantized_grouped_linear(
 
 
 def storage_of(bits: int) -> Storage:
-    """The format of integers of so many bits."""
+    """Returns the format of integers of that many bits."""
     return cast("Storage", f"int{bits}")
 
 

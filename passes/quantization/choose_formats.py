@@ -227,7 +227,7 @@ def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassRe
 
 
 def _why_only_float(program: Program, node: Node) -> str | None:
-    """Why a weight has no other format, whatever is asked for."""
+    """Returns the reason why a weight can only be stored as floats; None if integers are possible."""
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return "its weight is computed from the inputs"
@@ -271,7 +271,7 @@ def _decides(node: Node) -> Node | None:
 
 
 def why_dense(node: Node, heads: set[Node]) -> str | None:
-    """Why the weight of a call is never sparse, whatever is asked for."""
+    """Returns the reason why the weight of a call can't be sparse; None if it can."""
     if node.target is ew.embedding.default:
         return "a row of a table is looked up, not multiplied"
     if node.target is ew.grouped_linear.default:

@@ -27,8 +27,8 @@ as many outputs, evenly spread, with the integers that are used and with the nea
 that no integers were fitted to."""
 
 RUNS, HELD_OUT_EVERY = 32, 8
-"""Tokens are cut into so many runs of neighbours, of which every eighth is held out: whole sequences, where there are
-32 of one length. A token beside one that was fitted to says little of others."""
+"""The number of runs of neighbouring tokens, and the interval of held-out runs: whole sequences, if there are 32 of one
+length. A token next to a fitted one says little of others."""
 
 MEASURED = 512
 
@@ -61,7 +61,7 @@ class Given:
 
 
 def held_out_tokens(tokens: int) -> torch.Tensor:
-    """[M] bool: which of so many tokens no integers are fitted to; none of fewer than FEWEST_TOKENS."""
+    """Returns True [M] for the tokens that no integers are fitted to; none of fewer than FEWEST_TOKENS."""
     if tokens < FEWEST_TOKENS:
         return torch.zeros(tokens, dtype=torch.bool)
     return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
@@ -126,7 +126,7 @@ class OutputErrors:
         return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(gptq_error / size) ** 0.5:.4f}"
 
     def metrics(self, where: str) -> list[Metric]:
-        """None without a matrix."""
+        """Returns the errors of a layer; [] without a matrix."""
         errors = [
             Metric(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
             for name, error in self._sums.items()

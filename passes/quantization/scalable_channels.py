@@ -86,7 +86,7 @@ class Channels:
 
 
 class _NotScalableError(Exception):
-    """Why a value can't be scaled."""
+    """An error with the reason why a value can't be scaled."""
 
 
 def channels_read_by(program: Program, linears: list[Node], *, again: bool = False) -> list[Channels]:

@@ -91,7 +91,7 @@ def gram_of_groups(x: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def spread_rows(size: int, most: int) -> torch.Tensor:
-    """Spreads at most so many indices evenly over ``size``."""
+    """Spreads at most that many indices evenly over ``size``."""
     return torch.arange(size) if size <= most else torch.arange(most) * size // most
 
 

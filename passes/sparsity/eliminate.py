@@ -1,4 +1,4 @@
-"""Which inputs of a product can go, and how the others compensate for them.
+"""Chooses inputs of a product that can go, and the compensation by the others.
 
 Of y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares costs
 ||W_c||^2 / (C^-1)_cc more squared error, and leaves moments whose inverse is C^-1 less a rank-1 term: the optimal brain
@@ -74,7 +74,7 @@ def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float
 
 
 def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyond: float, most: int) -> torch.Tensor:
-    """Which of the inputs ``some`` to remove, at most ``most``.
+    """Chooses inputs among ``some`` to remove, at most ``most``.
 
     The cheapest is removed, the costs of the others are computed anew, and so on. It stops before an input that costs
     more than ``beyond``: that is the cost of the cheapest input outside of ``some``.

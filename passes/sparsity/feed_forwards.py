@@ -96,7 +96,7 @@ class FeedForward:
 
 
 class _NotPrunableError(Exception):
-    """Why something isn't a feed-forward network whose channels can go."""
+    """An error with the reason why something isn't a feed-forward network whose channels can go."""
 
 
 def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:

@@ -81,7 +81,7 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
     both = Moments(first.sum + second.sum, first.tokens + second.tokens)
 
     def errors(removed: torch.Tensor) -> dict[float, float]:
-        """By damping, on the half that isn't fitted."""
+        """Returns the errors by damping, on the half that isn't fitted."""
         rest = others(removed.tolist(), weight.shape[1])
         mixes = ((d, compensation(first, removed, rest, d)) for d in DAMPINGS)
         return {d: output_error(second, weight, removed, rest, mix) for d, mix in mixes}
@@ -104,7 +104,7 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
 
 
 def single_inputs(count: int) -> tuple[Choose, Choose]:
-    """``choose`` and ``plainly`` for so many inputs that go one by one."""
+    """Returns ``choose`` and ``plainly`` for ``count`` inputs that go one by one."""
 
     def choose(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
         return eliminate(moments, weight, count, CHOICE_DAMPING)

@@ -168,8 +168,8 @@ def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within
 
 
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
-    """Chooses the heads that go of every group that is left, the cheapest first, until each has so many; heads of
-    groups that are gone compensate for nothing."""
+    """Chooses the heads to remove from every remaining group, the cheapest first, until each has ``each``; heads of
+    removed groups compensate for nothing."""
     columns_left = heads.columns([h for m in left for h in m])
     moments_left, columns = moments.of_some(columns_left), weight[:, columns_left]
     size, count = heads.value_size, len(left[0])

@@ -1,4 +1,4 @@
-"""Which two of every four weights along K a sparse linear keeps: by magnitude, by Wanda, or by SparseGPT.
+"""Chooses the two of every four weights along K that a sparse linear keeps: by magnitude, by Wanda, or by SparseGPT.
 
     magnitude   the largest |w|
     wanda       the largest |w| times the norm of its column's inputs; Sun et al. 2023, https://arxiv.org/abs/2306.11695

@@ -324,7 +324,7 @@ def logprobs_wanted(sampling: SamplingBatch | None) -> int:
 
 
 def _probe(groups: Sequence[CacheGroup], requests: int, tokens: int, rows: int) -> StepInput:
-    """A step of requests that begin, of so many tokens each, all in the first block."""
+    """Returns a step of requests that begin, of that many tokens each, all in the first block."""
     return StepInput.packed(
         ids=np.zeros(requests * tokens, np.int32),
         counts=np.full(requests, tokens),

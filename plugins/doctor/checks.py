@@ -29,7 +29,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why an engine can't run: what is there and what is needed, and what to do. ``missing``: a package is."""
+    """A reason why an engine can't run, and the remedy. ``missing``: True if a package is missing."""
 
     message: str
     hint: str
@@ -43,13 +43,13 @@ class Problem:
 def gpu_problem(
     gpus: Sequence[InstalledGpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
 ) -> Problem | None:
-    """No GPU, or none of the right kind.
+    """Returns the problem of a machine without a GPU, or with none of the right kind; None if there is one.
 
     Args:
-        gpus: those here.
-        why_none: what is known about there being none.
-        capabilities: compute capabilities that will do; none: all will.
-        what: is for them.
+        gpus: the machine's GPUs.
+        why_none: the reason why there are none, if it is known.
+        capabilities: suitable compute capabilities; () for any.
+        what: the things that need the GPU, for the message.
     """
     if not gpus:
         needed = f" of compute capability {_listed(capabilities)}" if capabilities else ""
@@ -86,7 +86,7 @@ class Checked:
 
 
 Check = Callable[[Machine, TargetManifest | None], Checked]
-"""It compares a machine with what a bundle's target needs; None asks for any bundle's."""
+"""A function that compares a machine with the needs of a bundle's target; None as target means any bundle's."""
 
 
 def torch_problems(machine: Machine, extra: str) -> list[Problem]:

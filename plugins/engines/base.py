@@ -62,7 +62,7 @@ class EngineExecutor(ABC, Generic[E]):
 
     @property
     def lost(self) -> str:
-        """Why no step can run any more; "" where one can."""
+        """The reason why no step can run any more; "" if one can."""
         return self._health.lost
 
     def describe(self) -> dict[str, str | int]:

@@ -195,7 +195,7 @@ class SegmentProgram:
 
 
 def segment_limits(schedule: SegmentSchedule, requests: int, context: int) -> StepLimits:
-    """The largest step, of so many requests with so many tokens at most."""
+    """Returns the largest step, of at most that many requests and tokens."""
     tokens = max(profile.T[2] for profile in schedule.profiles)
     rows = max(profile.R[2] for profile in schedule.profiles)
     smallest = min(group.block_size for group in schedule.cache_groups)

@@ -41,7 +41,7 @@ class RuntimeCache:
         self.state = "found" if self._loaded else refused if data else "made" if path is not None else "not kept"
 
     def use(self, config: Any) -> None:
-        """For a context that is made with ``config``."""
+        """Has a context that is made with ``config`` use the cache."""
         config.set_runtime_cache(self._api)
 
     def save(self) -> None:

@@ -13,7 +13,7 @@ from enginewright.runtime.shared.records import Count, Record, Sha256
 from ..steps.paged_section import PagedSection
 
 Phase = Literal["decode", "prefill", "both"]
-"""Which steps: of one token a request, of prompts, or either."""
+"""The kind of steps: of one token a request, of prompts, or either."""
 
 
 Capability = Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+\Z")]

@@ -1,4 +1,4 @@
-"""Which optimization profile a run over slots goes to, how it is cut where none holds it, and how it is padded.
+"""Chooses the optimization profile of a run over slots; cuts the run if none holds it, and pads it.
 
 An engine has optimization profiles, each a range of sizes. A run goes to the smallest that holds it.
 """

@@ -18,17 +18,17 @@ class Operand(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """Its type; ``str`` gives its name."""
+        """The type of the elements; ``str`` gives its name."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its sizes."""
+        """The sizes."""
 
     def stride(self, dim: int, /) -> int:
         """Elements from one to the next along a dimension."""
 
     def data_ptr(self) -> int:
-        """Its address."""
+        """Returns the address."""
 
     def storage_offset(self) -> Any:
         """Elements in front of it, counted from an address that is a multiple of 16."""

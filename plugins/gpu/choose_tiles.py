@@ -1,4 +1,4 @@
-"""Which tile an attention kernel gets on a GPU: the first that its code fits with, by compiling it.
+"""Chooses the tile of an attention kernel on a GPU: the first that its code fits with, by compiling it.
 
 How much shared memory a tile takes and how many registers is the compiler's affair: an estimate of the former was up to
 2.7 times what it came to. Tiles that were timed on a GPU come first (``measured_tiles``), then those of the rule.
@@ -31,7 +31,7 @@ class LayerKernels:
     combine: CompiledKernel
 
     def all(self) -> tuple[CompiledKernel, ...]:
-        """In the order in which they are launched."""
+        """Returns the kernels in the order in which they are launched."""
         return self.write, *self.prefill, *self.decode, self.combine
 
 

@@ -61,7 +61,7 @@ class Device(Protocol):
 
     @property
     def gpu(self) -> InstalledGpu:
-        """Which one."""
+        """The GPU of the context."""
 
     @property
     def stream(self) -> int:
@@ -71,7 +71,7 @@ class Device(Protocol):
         """Memory that isn't taken."""
 
     def allocate(self, nbytes: int) -> int:
-        """The address of so many bytes, of any contents."""
+        """Allocates that many bytes of any contents, and returns their address."""
 
     def free(self, address: int) -> None:
         """Gives them back."""
@@ -101,12 +101,12 @@ class Device(Protocol):
         """Returns the work that ``work`` puts on the stream as a graph, without running it."""
 
     def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
-        """A kernel of a cubin, that uses so many bytes of shared memory."""
+        """Loads a kernel of a cubin, which uses that many bytes of shared memory."""
 
     def launch(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> None:
-        """Puts a kernel on the stream, in blocks of so many threads along x."""
+        """Puts a kernel on the stream, in blocks of ``threads`` threads along x."""
 
     def launcher(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]

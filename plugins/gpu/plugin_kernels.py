@@ -1,4 +1,4 @@
-"""Which kernels TensorRT's plugins launch, and how: grid, threads, shared memory, integers. Without TensorRT.
+"""The launches of TensorRT's plugins: kernels, grid, threads, shared memory, integers. Without TensorRT.
 
 Sizes are ints or TensorRT's symbolic shapes, which take an int on their right only.
 """

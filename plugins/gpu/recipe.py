@@ -13,7 +13,7 @@ from ..ranks.recipe import known_partitions
 from .formats import parse_capabilities
 
 MOST_BLOCKS = 1 << 22
-"""A cache may have so many: a slot's number then has 27 bits."""
+"""The most blocks of a cache: a slot's number then has 27 bits."""
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]

@@ -62,7 +62,7 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def option_words(rows: int) -> dict[str, int]:
-    """Words of 32 bits that each option of so many rows takes; where lists begin has one more row."""
+    """Returns the words of 32 bits that each option takes for that many rows; the starts of lists have one more row."""
     words = {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS}
     return words | dict.fromkeys(SAMPLING_LISTS, rows + 1)
 
@@ -121,7 +121,7 @@ def packed_lists(sampling: SamplingBatch) -> tuple[Int32Array, int]:
 
 
 _LISTS = {name: SAMPLING_LISTS[name] for name in sorted(SAMPLING_LISTS, key="seen_start".__eq__)}
-"""In the order in which they are packed: seen tokens last, since what is behind them isn't uploaded."""
+"""The lists in the order in which they are packed: seen tokens last, since nothing after them is uploaded."""
 
 
 def _begins(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:

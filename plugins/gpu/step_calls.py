@@ -438,7 +438,7 @@ def split_product_calls(
 
 
 def _inner(x: torch.Tensor) -> int:
-    """Rows of the dimension before the last; of rank 2 all rows lie in one dimension."""
+    """Returns the rows of the dimension before the last; at rank 2 all rows are in one dimension."""
     return x.shape[-2] if x.dim() > 2 else 1
 
 

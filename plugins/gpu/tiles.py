@@ -261,7 +261,7 @@ With today's tiles nobody has timed 65 to 256 rows: ``benchmarks/gpu_truth.py``,
 
 
 def product_tile(rows: int, form: str, dtype: FloatType = "bf16") -> ProductTile:
-    """Chooses the tile for products of so many rows, of this type, with a weight of this format."""
+    """Chooses the tile for products of that many rows, of this type, with a weight of this format."""
     if form != "float" and dtype != "f32":
         narrow = NARROW_PRODUCTS[form]
         if (tile := next((tile for tile in narrow if rows <= tile.rows), None)) is not None:

@@ -1,4 +1,4 @@
-"""Which attentions onnxruntime's GroupQueryAttention takes, and what of their surroundings goes into it.
+"""Finds the attentions that onnxruntime's GroupQueryAttention can compute, and the calls around them that go into it.
 
 It writes this step's keys and values into a request's slot and attends to that much of the slot as the request has:
 TensorScatter, Attention and its mask in one. It may rotate q and k itself, and may take q, k and v as one linear gives
@@ -53,7 +53,8 @@ class GroupQuery:
 
 
 def group_queries(program: Program) -> dict[Node, GroupQuery | str]:
-    """For each ``ew.paged_attention`` what is in GroupQueryAttention, or why it can't be."""
+    """Returns the operands of GroupQueryAttention for each ``ew.paged_attention``, or the reason why it can't be
+    one."""
     return {node: _group_query(program, node) for node in program.nodes_of(ew.paged_attention.default)}
 
 

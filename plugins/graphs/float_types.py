@@ -1,4 +1,4 @@
-"""Which float type each tensor of a graph has, where the graph computes in 16 bits.
+"""The float type of each tensor of a graph that computes in 16 bits.
 
 Products, caches, norms (which sum in 32 bits themselves), rotations, and what is added or moved between them have the
 narrow type. Sums, powers, exponentials, softmax and all that positions are computed with have 32 bits, also in a graph

@@ -42,7 +42,7 @@ def _dequantized(b: GraphBuilder, node: Node, form: Form) -> str:
 
 
 def _dequantize(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Nothing that could be read as a tensor: see ``stored_weight``."""
+    """Emits nothing, since nothing reads the result as a tensor: see ``stored_weight``."""
     return ()
 
 

@@ -108,7 +108,7 @@ def _divide_mode(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
 
 
 def _clamp(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
-    """Between bounds that are numbers or tensors."""
+    """Clamps a value between bounds that are numbers or tensors."""
     x = b.cast(a["self"], _dtype(node))
     for kind, bound in (("Max", a.get("min")), ("Min", a.get("max"))):
         if bound is not None:

@@ -54,7 +54,7 @@ def _routed(node: object, index: int) -> Node | None:
 
 
 def _route_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
-    """Nothing is sorted here; who reads the results looks at the call's arguments."""
+    """Emits nothing, since nothing is sorted here; readers of the results look at the call's arguments."""
     return ("", "", "")
 
 

@@ -234,7 +234,7 @@ class OtherRanks:
         return None
 
     def _said(self, rank: int) -> Report | None:
-        """Why a rank ends, if it has said so."""
+        """Returns the reason that a rank has given for its end; None if it gave none."""
         if not self.store.check([f"report/{rank}"]):
             return None
         return Report.model_validate(msgspec.json.decode(self.store.get(f"report/{rank}")))

@@ -21,7 +21,7 @@ class RankReply(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """Why a rank ends: what went wrong in it, or what it heard no more from the rank ``of``.
+    """The reason why a rank ends: its own problem, or the silence of the rank ``of``.
 
     ``met``: ranks met, and it can't say which one didn't come.
     """

@@ -61,7 +61,7 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        """Its path in the target's folder."""
+        """The module's path in the target's folder."""
         return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
 
     def compiled(self, device: str) -> str:

@@ -1,4 +1,4 @@
-"""Arrays where libraries take them as they lie: at multiples of 64 bytes, in a row, given away through DLPack."""
+"""Arrays in the layout that libraries accept: dense, at multiples of 64 bytes, passed through DLPack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_place(array: Array) -> Array:
 
 
 def capsule_of(array: Array) -> Any:
-    """Its memory as DLPack has it, which NumPy gives away only if it may be written to. The capsule holds the array."""
+    """Returns an array's memory as a DLPack capsule, which holds the array. Read-only arrays are passed as writable."""
     return (array if array.flags.writeable else np.asarray(_Writable(array))).__dlpack__()
 
 

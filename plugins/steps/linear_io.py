@@ -33,12 +33,12 @@ from enginewright.runtime.shared.kv_formats import CacheDtype
 from enginewright.runtime.shared.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
-"""At the bundle's root: external data must lie in the folder of the file that refers to it, or below."""
+"""The file of the standard variant, at the bundle's root: external data must be in its folder, or below."""
 
 CONTRIB_FILE = "model.contrib.onnx"
 KERNELS_FILE = "model.kernels.onnx"
 NARROW_FILE = "model.{}.onnx"
-"""It lies beside the others, for the same reason."""
+"""The file of the variant of 16 bits; like the others it is at the bundle's root."""
 
 NarrowFloats = Literal["f16", "bf16"]
 Variant = Literal["standard", "contrib", "kernels"] | NarrowFloats
@@ -142,7 +142,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
 
 
 def mask_name(window: int) -> str:
-    """The mask of layers that see so many tokens back; 0: all."""
+    """Returns the name of the mask of layers that see ``window`` tokens back; 0 for all."""
     return f"mask_w{window}" if window else "mask"
 
 

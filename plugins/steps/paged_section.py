@@ -89,7 +89,7 @@ class CacheTensor(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """Its name in kernels: k_cache, v_cache, k_scales or v_scales."""
+        """The tensor's name in kernels: k_cache, v_cache, k_scales or v_scales."""
         return self.name.partition(":")[0]
 
 

@@ -130,7 +130,8 @@ def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | N
 
 
 def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None = None) -> BoolArray:
-    """Which places of a slot each token sees: its own and those before it, ``window`` of them at most (0: all).
+    """Returns the places of a slot that each token sees: its own and those before it, at most ``window`` of them (0:
+    all).
 
     [B, S] -> [B, 1, S, C]
     """

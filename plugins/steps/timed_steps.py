@@ -32,7 +32,7 @@ LEAST_GAIN = 1.03
 """The least gain of the mean over the cases. Two programs with the same choices were up to 1 % apart."""
 
 WORST = 0.97
-"""No case may lose more than this."""
+"""The least gain of a single case."""
 
 _SEED = 20261120
 

@@ -48,7 +48,7 @@ class Level:
 
     @property
     def owner(self) -> str:
-        """Whose kernels they are, for messages."""
+        """The owner of the kernels, for messages."""
         return "the tvm target on a GPU" if self.grid else "the tvm target"
 
     @property

@@ -42,7 +42,7 @@ Point = tuple[float, float]
 
 
 def decode(requests: int, context: int) -> StepSizes:
-    """A token for each of so many requests."""
+    """Returns a step of one token for each of that many requests."""
     return StepSizes((1,) * requests, (context,) * requests)
 
 
@@ -87,7 +87,7 @@ class Grid:
 
     @classmethod
     def within(cls, context_length: int) -> Grid:
-        """No size is longer than the context."""
+        """Returns a grid whose sizes are no longer than the context."""
         half = max(1, context_length // 2)
         short, long = min(_CONTEXTS[1][0], half), min(_CONTEXTS[1][1], context_length)
         chunks = prompt(min(_PROMPTS[0], half)), prompt(min(_PROMPTS[1], context_length))
@@ -120,7 +120,7 @@ class AttentionTimes:
     chunk: tuple[float, float, float]
 
     def decode(self, requests: int, context: float) -> float:
-        """Predicts the seconds of so many requests that have ``context`` tokens each."""
+        """Predicts the seconds of that many requests, with ``context`` tokens each."""
         if not requests:
             return 0.0
         return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
@@ -282,7 +282,7 @@ _SAMPLES = 40
 
 
 def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
-    """Times choosing a token from each of so many rows of logits, greedily."""
+    """Times choosing a token from each of that many rows of logits, greedily."""
     sampler = RowSampler(threads)
     random = np.random.default_rng(0)
 

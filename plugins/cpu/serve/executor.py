@@ -183,4 +183,4 @@ class CpuExecutor(HostBlocks):
         return about
 
     def close(self) -> None:
-        """Nothing runs between steps; memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory goes with the object."""

@@ -51,7 +51,7 @@ from .executor import CpuExecutor, tuning_of
 from .rank_process import RankSetting, cache_sizes, cpu_facts
 
 RANKS_A_CORE = 8
-"""More ranks than that for each core are refused. So many are for tests: they are as slow as they are many."""
+"""The most ranks for each core; more are refused. Several a core are for tests: they are as slow as they are many."""
 
 PATIENCE = 30.0
 """Seconds that rank 0 waits for a rank which makes no progress."""

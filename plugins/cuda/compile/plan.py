@@ -108,9 +108,9 @@ _READ: Mapping[str, Mapping[int, float]] = {
     "i4": {16: 0.63, 32: 0.41, 64: 0.31},
     "u4": {16: 0.61, 32: 0.41, 64: 0.32},
 }
-"""By type, and by the rows of a tile, the share of the speed of 16-bit weights at which an H100 read those of
-products: int8 in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as the recipes have them.
-int4 without offsets wasn't timed with 32 rows, and has what it has with offsets."""
+"""The speed at which an H100 read products' weights, as a share of 16-bit weights' speed, by type and by rows of a
+tile: int8 in groups of 32, fp8 in one, 4 bits in groups of 64, with offsets and without, as the recipes have them. int4
+without offsets wasn't timed with 32 rows, and has the share with offsets."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:

@@ -47,7 +47,7 @@ def _idle_gpu(machine: Machine) -> tuple[str, ...]:
 
 
 def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
-    """Which of several files runs on a CPU, and why it isn't the fastest."""
+    """Returns a note on the file of several that runs on a CPU, and why it isn't the fastest."""
     if io is None or len(io.variants) == 1:
         return ()
     fastest = io.fastest(operators=machine.onnx_operators)

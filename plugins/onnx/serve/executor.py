@@ -144,7 +144,7 @@ class OnnxExecutor:
         }
 
     def close(self) -> None:
-        """Nothing runs between steps; memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory goes with the object."""
 
 
 def linear_io(bundle: Bundle, target: str) -> LinearIo:
@@ -181,5 +181,5 @@ def slot_capacity(context: int) -> int:
 
 
 def slot_groups(io: LinearIo, capacity: int) -> tuple[CacheGroup, ...]:
-    """The cache groups, with slots of so many tokens as their blocks."""
+    """Returns the cache groups, with slots of that many tokens as their blocks."""
     return tuple(group.to_group(capacity) for group in io.cache_groups)

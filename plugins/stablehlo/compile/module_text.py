@@ -186,7 +186,7 @@ class ModuleText:
         return self._typed(f"stablehlo.concatenate {names}, dim = {axis}", parts, shape, parts[0].kind)
 
     def pad(self, x: Tensor, high: Sequence[int]) -> Tensor:
-        """With zeros behind what is there."""
+        """Pads a tensor with zeros at the end of each dimension."""
         zero = self.constant(np.zeros((), NUMPY[x.kind]), x.kind)
         nothing = [0] * len(x.shape)
         text = f"stablehlo.pad {x.name}, {zero.name}, low = {nothing}, high = {list(high)}, interior = {nothing}"

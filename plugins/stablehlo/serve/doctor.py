@@ -34,7 +34,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, str]:
-    """(what is in the way of jaxlib, what it is)."""
+    """Returns the problem of jaxlib, if any, and a note on it."""
     installed = machine.packages.get("jaxlib")
     if installed is None:
         return Problem("jaxlib is not installed", INSTALL_JAXLIB, missing=True), ""
@@ -48,7 +48,7 @@ def _xla(machine: Machine, section: StableHloSection | None) -> tuple[Problem | 
 
 
 def _iree(machine: Machine, section: StableHloSection | None) -> tuple[Problem | None, tuple[str, ...]]:
-    """(what is in the way of a bundle's modules for IREE, what they run on)."""
+    """Returns the problem of a bundle's modules for IREE, if any, and notes on what they run on."""
     installed = machine.packages.get("iree")
     if section is None or section.iree is None:
         return None, (f"IREE {installed}, provider iree",) if installed and section is None else ()

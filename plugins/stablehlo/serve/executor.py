@@ -83,7 +83,7 @@ class StableHloExecutor:
         }
 
     def close(self) -> None:
-        """Nothing runs between steps; memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory goes with the object."""
 
 
 class ModuleClient(Protocol):
@@ -301,5 +301,5 @@ def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:
 
 
 def slot_groups(section: StableHloSection, context: int) -> tuple[CacheGroup, ...]:
-    """The cache groups, with slots of so many tokens, and one more, as their blocks."""
+    """Returns the cache groups, with slots of that many tokens, and one more, as their blocks."""
     return tuple(group.to_group(context + 1) for group in section.cache_groups)

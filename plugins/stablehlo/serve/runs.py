@@ -1,4 +1,4 @@
-"""Which modules a run over slots goes to: how it is cut, and padded to their sizes. Free of any library."""
+"""Chooses the modules of a run over slots: cuts the run, and pads it to their sizes. Free of any library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Plan:
             yield from self._prompt(run, row)
 
     def _decode(self, run: SlotRun) -> Iterator[Part]:
-        """Rows that are added rest: they write to the last place of their slot, which is nobody's."""
+        """Yields parts of decode steps. Rows that are added write to the last place of their slot, which no request
+        uses."""
         most = self._decodes[-1].requests
         for top in range(0, len(run.ids), most):
             count = min(most, len(run.ids) - top)

@@ -147,7 +147,7 @@ class NetworkBuilder:
         return layer.get_output(0)
 
     def of_rank(self, x: trt.ITensor, rank: int) -> trt.ITensor:
-        """With sizes of 1 in front until it has so many dimensions."""
+        """Adds sizes of 1 in front until a tensor has ``rank`` dimensions."""
         missing = rank - len(x.shape)
         if missing <= 0:
             return x

@@ -1,4 +1,4 @@
-"""Which buffers the steps of a schedule use: values of one type and shape share as few as possible."""
+"""Assigns buffers to the steps of a schedule: values of one type and shape share as few as possible."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def exported_step(program: Program) -> ExportedStep:
 
 
 def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Inputs for a step of new requests of so many tokens, always the same ones, with caches of their own."""
+    """Returns inputs for a step of new requests of these lengths, always the same ones, with caches of their own."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(program.shape(program.logits)[-1])
     ids = [torch.randint(vocabulary, (n,), generator=generator) for n in lengths]
@@ -94,7 +94,7 @@ def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor
 
 
 class _Step(nn.Module):
-    """Runs a program's graph. ``written``: the caches that it gives back, in the order of the inputs."""
+    """A module that runs a program's graph. ``written``: the caches that it returns, in the order of the inputs."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
