@@ -37,7 +37,7 @@ def mirrored_tests(file: Path, repository: Path = REPOSITORY) -> Path | None:
 
 
 def changed_files(repository: Path = REPOSITORY) -> list[Path]:
-    """What differs from the last commit, new files too."""
+    """The files that differ from the last commit, new ones too."""
     listed = subprocess.run(
         ["git", "-C", repository, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"],
         check=True,
@@ -48,7 +48,7 @@ def changed_files(repository: Path = REPOSITORY) -> list[Path]:
 
 
 def commands(files: Sequence[Path], repository: Path = REPOSITORY) -> Iterable[list[str]]:
-    """What is run, in this order."""
+    """The commands to run, in order."""
     there = [file for file in files if (repository / file).is_file()]
     python = [str(file) for file in there if file.suffix == ".py"]
     cpp = [str(file) for file in there if file.suffix in CPP]

@@ -1,4 +1,4 @@
-"""What the tests share: the real model (fetched and exported once, whatever the number of workers) and tiny ones."""
+"""Fixtures of all tests: the real model (fetched and exported once, whatever the number of workers) and tiny ones."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """What holds for the tests, and for the commands that they run.
+    """Sets up the environment of the tests, and of the commands that they run.
 
-    Nobody asks the real Hub. A shell that starts the tests in the background has them ignore Ctrl-C. Workers side by
-    side have a thread of torch's each, since more than there are cores wait for one another.
+    No test asks the real Hub. A shell that starts the tests in the background makes them ignore Ctrl-C. Parallel
+    workers have one torch thread each, since more threads than cores wait for one another.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -66,8 +66,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now (torch, transformers, the tests) isn't garbage: looked through again and again by Python's
-    collector, it takes a third of the tests' time. What is new needn't be looked through every 700 objects either."""
+    """Excludes the objects that are loaded by now (torch, transformers, the tests) from garbage collection.
+
+    Python's collector looks through them again and again, which takes a third of the tests' time. New objects needn't
+    be looked through every 700 objects either.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -27,7 +27,7 @@ HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx
     "jaxlib",
     "iree",
 }
-"""What the runtime must do without."""
+"""Modules that the runtime must do without."""
 
 TARGETS = tuple(path.rpartition(".")[2] for path in OWN.values())
 """The packages of our targets, in ``plugins/``. What else is there are rooms that several of them share."""
@@ -193,7 +193,7 @@ def test_serving_does_without_torch_and_the_compiler() -> None:
 
 
 def allowed(offence: str) -> bool:
-    """What is loaded where it is needed: a compiling half in a room, the libraries that targets run on."""
+    """Returns True for lazy imports that are allowed: a compiling half in a room, the libraries that targets run on."""
     place, _, what = offence.partition(" imports ")
     if (
         "/compile/" in place
@@ -346,7 +346,7 @@ def test_the_four_parts_are_links() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """What takes time is what it loads: the package itself loads the standard library alone."""
+    """The time goes into the modules it loads: the package itself loads the standard library alone."""
     probe = "import enginewright, json, sys; print(json.dumps(sorted(m for m in sys.modules if '.' not in m)))"
     printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
     loaded = json.loads(printed)

@@ -1,4 +1,4 @@
-"""What runs the blocks of a page of documentation, and the pages."""
+"""The runner of the code blocks on a page of documentation, and the pages."""
 
 from __future__ import annotations
 

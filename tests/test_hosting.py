@@ -1,4 +1,4 @@
-"""What is for GitHub, the site and wheels parses, and what it calls exists."""
+"""The files for GitHub, the site and wheels parse, and everything that they call exists."""
 
 from __future__ import annotations
 

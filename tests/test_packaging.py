@@ -1,4 +1,4 @@
-"""What is packed: the sdist is the tree, the wheel the four parts, and the runtime runs without torch and transformers.
+"""The packages: the sdist is the tree, the wheel the four parts, and the runtime runs without torch and transformers.
 
 Everything is built from a copy of the files that git tracks, so that nothing untracked stands in for what is missing.
 """
@@ -140,7 +140,7 @@ def test_the_wheel_has_the_kernels_once(packages: Packages) -> None:
 
 
 NEWEST = {"GLIBC_2": 28, "GLIBCXX_3.4": 24, "CXXABI_1.3": 11}
-"""What manylinux_2_28 allows manylinux_2_28 allows."""
+"""Symbol versions that manylinux_2_28 allows."""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors' wheels need what auditwheel finds")
@@ -171,7 +171,7 @@ def bare_environment(packages: Packages, shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def with_command(bare_environment: Path) -> Path:
-    """The same environment with the extra of the command: whoever wants it without comes before."""
+    """The environment with the extra of the command added: tests without it come first."""
     pip = [str(bare_environment / "python"), "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "enginewright[cli]"], check=True)  # of the package that is there
     return bare_environment
@@ -247,7 +247,7 @@ def test_the_command_works_without_torch(with_command: Path, tiny_bundle: Path, 
 def test_a_service_takes_less_than_300_mb_and_answers_with_nothing_else(
     packages: Packages, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """As examples/service/Dockerfile installs and runs it: by a Python that has nothing else, and writing nothing."""
+    """It is installed and run as in examples/service/Dockerfile: by a Python that has nothing else, without writing."""
     folder = tmp_path / "enginewright"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target", str(folder)]
     installed = subprocess.run([*pip, f"{packages.wheel}[serve]"], capture_output=True, text=True)
@@ -326,7 +326,7 @@ def test_the_runtime_answers_with_no_more_than_its_list(packages: Packages, tiny
 def test_a_bundle_moves_to_another_environment_and_verifies_there(
     with_command: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """That one has neither onnxruntime nor what exporting needs; the onnx target is hashed all the same."""
+    """The other one lacks onnxruntime and the packages of an export; the onnx target is hashed all the same."""
     export(tiny_folder, tmp_path / "here" / "a.bundle", targets=("cpu", "onnx"))
     bill = bill_of_materials(Bundle.open(tmp_path / "here" / "a.bundle"))
     there = tmp_path / "quite" / "another folder"

@@ -18,7 +18,7 @@ README = REPOSITORY / "README.md"
 EVALUATION_TEXT = REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt"
 MINUTES = 2
 WORDS_A_MINUTE = 300
-"""That people read a technical text with; tables and code count in full here."""
+"""Words a minute that people read in a technical text; tables and code count in full here."""
 
 
 def commands() -> list[str]:
@@ -47,7 +47,7 @@ def serve(command: str, folder: Path) -> None:
 
 
 def run(command: str, folder: Path, said: str = "") -> str:
-    """What a line of shell prints in ``folder``."""
+    """The output of a line of shell in ``folder``."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"TERM": "dumb", "MAKEFLAGS": ""}
     done = subprocess.run(
@@ -82,7 +82,7 @@ def test_pictures_are_there_in_light_and_dark_and_small() -> None:
 
 
 def anchor(heading: str) -> str:
-    """What GitHub calls a heading in a link."""
+    """The link target that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
 
 

@@ -33,7 +33,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def said(name: str) -> list[str]:
-    """What comes after an instruction, the last one of its name."""
+    """The arguments of all instructions with that name."""
     return [rest for found, rest in instructions() if found == name]
 
 

@@ -1,4 +1,4 @@
-"""How tests wait: for what must happen, and never for a time that must suffice.
+"""Waiting in tests: for an event that must happen, and never for a time that must suffice.
 
 A machine may be busy with other things, and tests must pass there too. A limit is there only so that what never happens
 is a failure, and the run goes on.

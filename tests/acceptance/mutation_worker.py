@@ -153,7 +153,7 @@ def _hostile_case(folder: Path, target: str) -> Case:
 
 
 def _mended(originals: dict[str, bytes], path: str, data: bytes, target: str) -> dict[str, bytes]:
-    """What must be written beside a file that is altered, for sizes and hashes to agree with it."""
+    """The manifests to write next to an altered file, so that sizes and hashes agree with it."""
     from enginewright.runtime.bundle.manifest import _sealed
 
     try:

@@ -1,4 +1,4 @@
-"""What a user can do wrong ends with an error of ours that names it, an exit code, and nothing half-written."""
+"""A user's mistakes end with an error of ours that names them, an exit code, and no half-written files."""
 
 from __future__ import annotations
 

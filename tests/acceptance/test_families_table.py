@@ -54,7 +54,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 LIMITS = {"phi3, LongRoPE": _ORIGINAL, "llama, dynamic NTK": _ORIGINAL, "fuyu": _NO_IMAGES, "emu3": _NO_IMAGES}
-"""What holds for a family that works otherwise."""
+"""Notes on families that need something else."""
 
 PARTS = {f"{family}, --part text": family for family in WHOLES}
 """Models that take images beside text, of which the text decoder is exported."""

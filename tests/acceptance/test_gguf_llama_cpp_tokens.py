@@ -192,7 +192,7 @@ def compare(name: str, path: Path, oracle: Oracle) -> None:
 
 
 def tokens_of(files: TokenizerFiles, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
-    """What a bundle's tokenizer answers, by the oracle's names; "quick" is the one that has read its tables alone.
+    """The answers of a bundle's tokenizer, by the oracle's names; "quick" has only read its tables.
 
     Args:
         files: of the tokenizer.

@@ -63,7 +63,7 @@ def prompts(smollm2_bundle: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def generated(original: PreTrainedModel, prompts: list[list[int]]) -> dict[int, list[int]]:
-    """What transformers generates, by the prompt's length."""
+    """The tokens that transformers generates, by the prompt's length."""
     result = {}
     for prompt in (p for p in prompts if len(p) in GENERATED):
         with torch.no_grad():
@@ -93,7 +93,7 @@ def best_tokens(model: PreTrainedModel, prompt: list[int], got: list[int]) -> li
 
 
 def is_tie(model: PreTrainedModel, ids: list[int], first: int, second: int) -> bool:
-    """Whether the two tokens are the best two after ``ids``, in float64, and closer than TIE."""
+    """Returns True if the two tokens are the best two after ``ids``, in float64, and closer than TIE."""
     with torch.no_grad():
         logits = _in_float64(model)(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
     best = logits.topk(2)

@@ -166,13 +166,13 @@ def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, samp
 
 
 def again(request: Request) -> Request:
-    """The same request once more; a sample is one of a request that has its seed."""
+    """A copy of the request that hasn't run; a sample becomes a request with the sample's seed."""
     params = request.params if request.search is not None else replace(request.params, seed=request.seed)
     return new_request(request.tokens[: request.prompt_length], params, request.tenant)
 
 
 def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
-    """What it gets where nothing else runs and nothing is kept."""
+    """The answer to a request with an empty cache, when nothing else runs."""
     engine = Engine(executor, SchedulerConfig())
     engine.add_request(one := again(request))
     while engine.has_work():
@@ -284,8 +284,10 @@ def in_company(
     seen: Counter[str],
     spoiled: Path | None = None,
 ) -> Iterator[Request]:
-    """So many requests come at random; gives those that ended by themselves. A file without a name in the folder
-    ``spoiled`` gets other bytes now and then."""
+    """Runs random requests together and yields those that ended by themselves.
+
+    Files in the folder ``spoiled`` are corrupted now and then.
+    """
     waiting = [random_request(rng, beginnings) for _ in range(count)]
     if not engine.scheduler.caps.masks:  # a search with a form is refused there
         waiting = [one for one in waiting if one.search is None or one.rules is None]

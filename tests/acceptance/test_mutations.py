@@ -84,7 +84,7 @@ RECIPES = {
 RECIPES |= {"buckets": Recipe(name="buckets", buckets=BucketsSection(tokens=(16, 64), batch=(1, 4)))}
 CHOSEN = ContextOptions(best=32, first=0, last=0, whole_layers=0)
 RECIPES |= {"chosen": Recipe(name="chosen", adaptive_context=CHOSEN, budget=ANY_KL)}
-"""Those that are not the built-in one of the name."""
+"""Recipes that aren't the built-in ones of their names."""
 MOST_CRASHES = 5  # after so many there is no need to look for more
 SECONDS = 600  # of a worker; each case has its own limit there
 
@@ -114,7 +114,7 @@ def make_subject(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> No
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """As many tokens as the models have: three special ones, then letters."""
+    """A tokenizer with as many tokens as the models have: three special ones, then letters."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: SIZES["vocab_size"] - len(SPECIAL)]
     backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate([*SPECIAL.values(), *letters])}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,7 +136,7 @@ K_QUANTS = {
 }
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
 HALVES |= {"Q1_0": (0,), "Q2_0": (0,)}
-"""Where a block's 16-bit floats lie."""
+"""The offsets of a block's 16-bit floats."""
 
 
 def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> npt.NDArray[np.uint8]:
@@ -217,7 +217,7 @@ def subject_folder(folder: str, shared_folder: Path, tiny_model: Callable[..., P
 def run_cases(
     subject: str, source: Path, work: Path, count: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[str], int]:
-    """What went wrong in so many cases, and how many were refused. A case that ends its process is stepped over."""
+    """Runs ``count`` cases and returns the problems and the number of refusals."""
     problems: list[str] = []
     first, refused, crashes = 0, 0, 0
     while first < count and crashes < MOST_CRASHES:
@@ -248,7 +248,7 @@ def run_cases(
 
 
 HOSTILE = {"cpu": 1500, "onnx": 1200, "tvm": 1300, "stablehlo": 1000}
-"""How many altered bundles are asked for it; of tvm and stablehlo half are edits of programs."""
+"""Altered bundles to try for each target; half of tvm's and stablehlo's are edits of programs."""
 
 
 def make_hostile(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> None:

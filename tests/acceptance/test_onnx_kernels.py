@@ -41,7 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where enginewright was installed without it."""
+    """Hides the library of operators, as if enginewright were installed without it."""
     for module in (library, executors):
         monkeypatch.setattr(module, "find_operators", lambda: None)
 
@@ -90,7 +90,7 @@ def test_kernels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_panels_are_stored_once(path: Path) -> int:
-    """How many weights have panels in the onnx target's file: all of them the cpu target's very bytes."""
+    """The number of weights with panels in the onnx target's file; each must be the cpu target's bytes."""
     tensors = Bundle.open(path).index.tensors
     panels = {name: entry for name, entry in tensors.items() if name.endswith(".onnx.panels")}
     for name, entry in panels.items():

@@ -48,7 +48,7 @@ COUNTS = ((5, 0, 0), (1, 40, 0), (1, 1, 70), (1, 1, 1), (3, 2, 1), (0, 1, 150))
 
 LONG_BLOCKS = 40
 LONG_COUNTS = ((5, 0, 0), (1, 530, 0), (1, 1, 70), (510, 1, 1), (3, 2, 1), (0, 500, 150))
-"""The same over several splits of 512 keys."""
+"""Counts of steps with several splits of 512 keys."""
 
 
 def tables_of(owners: int) -> NDArray[np.int32]:
@@ -88,7 +88,7 @@ def steps(groups: Sequence[str], vocab: int, owners: int = 1) -> Iterator[StepIn
 def logits_of(
     bundle: Bundle, programs: Sequence[LoweredProgram], threads: int = 1, isa: str | None = None, owners: int = 1
 ) -> list[FloatArray]:
-    """What the first of these ranks gives for each step, all of them being threads. ``owners``: of keys."""
+    """The logits of the first rank for each step; the ranks are threads. ``owners``: ranks that share the keys."""
     whole = bundle.program("cpu")
     groups = [group.name for group in whole.cache_groups]
     vocab = whole.outputs["logits"].shape[1].constant
@@ -291,7 +291,7 @@ def test_heads_that_choose_together_stay_together(text: str, exported: Callable[
 
 
 def test_ranks_have_no_room_for_columns_of_others(exported: Callable[..., Path]) -> None:
-    """What each rank computes for itself, such as norms, is a small part of a step's memory."""
+    """Values that each rank computes for itself, such as norms, are a small part of a step's memory."""
     program = Bundle.open(exported("llama", "f32", "f32", intermediate_size=512)).program("cpu")
     whole = program.arena_bytes.t
     for count in (2, 4):

@@ -32,7 +32,7 @@ RECIPE = Recipe(
 def test_tokens_are_the_cpu_target_s(
     kernels: Literal["enginewright"] | None, smollm2_gguf: Path, tmp_path: Path
 ) -> None:
-    """Where they differ, the two best logits of the cpu target lie closer than f32 can tell apart."""
+    """At a difference, the two best logits of the cpu target are closer than f32 can distinguish."""
     path = tmp_path / "smollm2.bundle"
     export(smollm2_gguf, path, recipe=RECIPE.model_copy(update={"stablehlo": StableHloOptions(kernels=kernels)}))
     params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

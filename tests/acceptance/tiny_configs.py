@@ -93,7 +93,7 @@ _MOST_PARAMETERS = 12_000_000
 _DEEPER = 4
 
 _NESTED_OVERRIDES: dict[str, dict[str, Any]] = {"mllama": {"num_hidden_layers": 4}}  # the last one looks at images
-"""The same for the configurations inside."""
+"""Overrides for nested configurations."""
 
 _UNBUILDABLE = (
     *(ValueError, TypeError, AttributeError, LookupError, RuntimeError, ImportError, AssertionError),

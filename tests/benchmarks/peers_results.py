@@ -1,4 +1,4 @@
-"""What engines might have measured."""
+"""Results that engines might have measured."""
 
 from __future__ import annotations
 

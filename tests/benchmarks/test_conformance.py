@@ -1,4 +1,4 @@
-"""What is made of the outcomes of others' tests, and that each one which isn't applicable has its reason."""
+"""Outcomes of other projects' tests become rows, and each one that isn't applicable has its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_outcomes_of_scenarios() -> None:
 
 
 def prompt(last: str, *tools: str, answered: str = "") -> str:
-    """What agents.TEMPLATE makes of a question."""
+    """The prompt that agents.TEMPLATE makes of a question."""
     messages = [{"role": "user", "content": last}]
     if answered:
         messages += [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": answered}]

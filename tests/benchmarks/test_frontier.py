@@ -1,4 +1,4 @@
-"""What the frontier's points come to: which are on it, what beats what, the page, the chart, and weights off a grid."""
+"""The frontier's points: those on it and those beaten, the page, the chart, and weights off a grid."""
 
 from __future__ import annotations
 

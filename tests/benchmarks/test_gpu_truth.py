@@ -44,7 +44,7 @@ def run(repository: Path, *arguments: str, **environment: str) -> subprocess.Com
 
 @pytest.fixture
 def bare(repository: Path, tmp_path: Path) -> dict[str, str]:
-    """What makes an environment without a compiler: an empty PATH, and Python that starts nothing else."""
+    """Variables of an environment without a compiler: an empty PATH, and a Python that starts nothing else."""
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(NO_COMPILER)
@@ -204,7 +204,7 @@ def test_nothing_of_a_part_runs_beside_the_next(stage: Any) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there, and not a zombie: nobody here waits for it."""
+    """Returns True if a process runs and isn't a zombie, which nothing here waits for."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -27,7 +27,7 @@ BEST = {DECODE: Tile(1, 16, 32, 2, 4), PREFILL: Tile(16, 64, 64, 8, 2)}
 
 
 def timer(case: TileCase, tile: Tile) -> float | None:
-    """As if nothing ran with 4 warps, and what is further from the best took longer."""
+    """Made-up times: nothing runs with 4 warps, and a tile takes longer the further it is from the best."""
     if tile.warps == 4:
         return None
     best = BEST[case]

@@ -81,7 +81,7 @@ def test_company_changes_no_bit(dtype, step):
 
 
 def test_the_interpreters_cases(capability):
-    """What tests/plugins/gpu runs in the interpreter."""
+    """The cases that tests/plugins/gpu runs in the interpreter."""
     from tests.plugins.gpu.test_attention_kernels import SMALL
 
     for case in SMALL:

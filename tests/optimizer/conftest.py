@@ -1,4 +1,4 @@
-"""What tests of models on the Hub share."""
+"""Fixtures of tests with models on the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether times of two builds say that one is slower, also where other work hides it."""
+"""Times of two builds show which one is slower, even if other work hides it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``optimize verify`` finds: damage anywhere, another source, another weight."""
+"""The findings of ``optimize verify``: damage anywhere, another source, another weight."""
 
 from __future__ import annotations
 

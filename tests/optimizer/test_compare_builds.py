@@ -246,7 +246,7 @@ FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel], set[str]]] = {
     "a lost window": ("Mistral", of_family("Mistral", sliding_window=None), {"kl_mean"}),
     "a lost cap of logits": ("Gemma2", of_family("Gemma2", final_logit_softcapping=None), {"kl_mean"}),
 }
-"""The same of other families, in f32 and without a tokenizer: random tokens are the suite."""
+"""Planted errors in other families, in f32 and without a tokenizer: random tokens are the suite."""
 
 SPEEDS = {"a slower prefill": ((1.3, 1.0), {"prefill_ratio"}), "a slower kernel": ((1.0, 1.2), {"decode_ratio"})}
 

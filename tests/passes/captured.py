@@ -62,7 +62,7 @@ def packed(lengths: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def eager_logits(family: str, inputs: Mapping[str, torch.Tensor], **overrides: Any) -> torch.Tensor:
-    """What transformers' own attention gives, one sequence at a time: [T, V]."""
+    """The logits of transformers' own attention, one sequence at a time: [T, V]."""
     model = tiny(family, **overrides)[0]
     lengths = inputs["q_start"].diff().tolist()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def eager_logits(family: str, inputs: Mapping[str, torch.Tensor], **overrides: A
 
 
 def op_counts(program: Program) -> Counter[str]:
-    """How often each op is called: {"ew.linear": 15, "aten.add": 4, ...}."""
+    """The number of calls of each op: {"ew.linear": 15, "aten.add": 4, ...}."""
     calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
     return Counter(
         t._schema.name.replace("::", ".") if isinstance(t, torch._ops.OpOverload) else t.__name__ for t in calls

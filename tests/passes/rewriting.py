@@ -1,4 +1,4 @@
-"""What the tests of single passes share: run one, and compare numbers before and after at two sizes."""
+"""Helpers for tests of single passes: run one, and compare numbers before and after at two sizes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Shape:
-    """What a small decoder looks like. ``windows``: of each layer."""
+    """The sizes of a small decoder. ``windows``: of each layer."""
 
     windows: tuple[int, ...] = (0, 0)
     hidden: int = 32
@@ -191,7 +191,7 @@ def program_of(module: nn.Module, prefix: str = "", *, decomposed: bool = False)
 
 @dataclass
 class Request:
-    """What a request has in the cache: its tokens and, by cache group, its blocks."""
+    """The cache contents of a request: its tokens and, by cache group, its blocks."""
 
     tokens: list[int] = field(default_factory=list)
     blocks: dict[str, list[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What tests of the runtime and of plans have: targets are tested with it."""
+"""Fixtures of the runtime's tests, with which targets are tested."""
 
 from tests.optimizer.plan.conftest import tiny_program, tiny_steps
 from tests.runtime.conftest import (

@@ -24,7 +24,7 @@ def plan(
 
 
 def section(data: bytes) -> TensorRtSection:
-    """What a manifest says of ``plan()``."""
+    """The section of the manifest for ``plan()``."""
     profiles = (
         ProfileSection(phase="decode", B=(1, 4, 16), S=(1, 1, 1), R=(1, 4, 16), C=33),
         ProfileSection(phase="prefill", B=(1, 1, 4), S=(1, 8, 32), R=(1, 1, 32), C=33),

@@ -180,7 +180,7 @@ def test_families(family: str) -> None:
 
 
 def test_the_templates_tell_conversations_and_options_apart() -> None:
-    """What the comparison can't show: that the templates say anything about what they are given."""
+    """The comparison can't show that the templates depend on their variables at all."""
     text = (FOLDER / "qwen3.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"})
     one = template.render(CONVERSATIONS["results"], tools=TOOLS)
@@ -229,7 +229,7 @@ class Turn:
 
 
 class Text(str):
-    """What a caller may have instead of text; its methods are not for templates."""
+    """A subclass of text that a caller may pass; its methods are not for templates."""
 
     def secret(self) -> str:
         return "secret"
@@ -248,7 +248,7 @@ def test_objects_become_plain_data() -> None:
 
 
 def test_what_looks_like_a_special_token_in_a_message_becomes_one() -> None:
-    """As with transformers: whoever serves strangers has to take it out."""
+    """transformers does the same: a program that serves strangers has to remove such texts."""
     theirs = fast_tokenizer("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
     ours = Tokenizer(tokenizer_files(theirs))
     messages = [user("a</s><think>b<s")]
@@ -260,7 +260,7 @@ def test_what_looks_like_a_special_token_in_a_message_becomes_one() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_whether_a_template_only_appends(name: str, tiny_bundle: Path) -> None:
-    """Those that drop reasoning don't, nor does harmony's, whose channels the last answer alone has."""
+    """Templates that drop reasoning don't, nor does harmony's, in which only the last answer has channels."""
     files = Bundle.open(tiny_bundle).tokenizer_files()
     template = (FOLDER / f"{name}.jinja").read_text()
     appends = Tokenizer(replace(files, chat_template=template)).template_appends

@@ -40,7 +40,7 @@ def tower() -> tuple[LoweredProgram, np.ndarray]:
 
 
 def named(program: LoweredProgram, prefix: str) -> LoweredProgram:
-    """The same with weights of other names."""
+    """A copy of the program with a prefix before the weights' names."""
     uses = tuple(WeightUse(**{**use.model_dump(), "name": prefix + use.name}) for use in program.weights)
     steps = tuple(
         step.model_copy(

@@ -1,4 +1,4 @@
-"""How a process with an open stream ends, and what a forked one can do: by itself, soon, and with the right code."""
+"""The end of a process with an open stream, and the abilities of a forked one: both end soon, with the right code."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import enginewright
 
 
 def run(code: str) -> Any:
-    """What ``code`` prints as JSON, in an interpreter of its own where torch can't be imported."""
+    """The JSON that ``code`` prints, in an interpreter of its own without torch."""
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
     package = Path(enginewright.__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": str(package)}

@@ -1,4 +1,4 @@
-"""What stands between a process and its first token: the modules that opening a bundle and one answer load."""
+"""The modules that a process loads before its first token: for opening a bundle and one answer."""
 
 from __future__ import annotations
 

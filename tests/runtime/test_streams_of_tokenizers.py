@@ -63,7 +63,7 @@ def llama() -> tokenizers.Tokenizer:
 
 
 def gemma() -> tokenizers.Tokenizer:
-    """The same without a space before the first word, and so nothing to strip."""
+    """Llama's tokenizer without a space before the first word, and so without one to strip."""
     tokenizer = llama()
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -253,7 +253,7 @@ def test_an_emoji_comes_when_its_last_byte_does(backend: tokenizers.Tokenizer, t
 
 
 def test_every_text_comes_back(backend: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    """What a tokenizer has tokens for comes back, but for a first space that some add and some strip."""
+    """A text of known tokens comes back, except for a first space that some tokenizers add and some strip."""
     if backend.token_to_id("<0x80>") is None and not isinstance(backend.decoder, decoders.ByteLevel):
         pytest.skip("this kind has no tokens for everything")
     for text in TEXTS:

@@ -27,7 +27,7 @@ _EVERY = 500
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """See the module."""
+    """Runs the command line that the module describes."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -23,15 +23,15 @@ class Folder:
 
 
 class SimulatedStore:
-    """What ``kv_cache.block_store.BlockStore`` is to a ``DiskTier``.
+    """A ``kv_cache.block_store.BlockStore`` in memory, for a ``DiskTier``.
 
     Args:
         folder: its records.
-        seed: of what fails, and of how late a write is.
-        fails: of 16 reads or writes, how many fail.
-        seconds: of a read.
-        took: is called with the seconds that a read took.
-        most: records that it has room for.
+        seed: seed of faults, and of delays of writes.
+        fails: of 16 reads or writes, the number that fail.
+        seconds: duration of a read.
+        took: called with the seconds that a read took.
+        most: most records.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class SimulatedStore:
         self._waiting: deque[tuple[bytes, Record]] = deque()
 
     def root(self, namespace: Namespace) -> bytes:
-        """See ``BlockStore``."""
+        """Hashes the namespace."""
         return hashlib.blake2b("\0".join(("root", *namespace)).encode(), digest_size=16).digest()
 
     def child(self, parent: bytes, items: Sequence[Item]) -> bytes:
-        """See ``BlockStore``."""
+        """Hashes the parent's name and the block's items."""
         return hashlib.blake2b(b"".join([parent, *to_bytes(items)]), digest_size=16).digest()
 
     def has(self, name: bytes) -> bool:
-        """See ``BlockStore``."""
+        """Returns True if a record was written; some waiting writes are done first."""
         self._write_some()
         return name in self.folder.records
 
     def read(self, name: bytes, items: Sequence[Item], sizes: Sequence[int]) -> list[Payload] | None:
-        """See ``BlockStore``."""
+        """Reads a record; None if it is missing, another one, or the read fails."""
         if name not in self.folder.records:
             return None
         self._took(self._seconds)
@@ -88,7 +88,7 @@ class SimulatedStore:
         *,
         wait: bool = False,
     ) -> None:
-        """See ``BlockStore``."""
+        """Queues a record to be written, unless it is known; with ``wait``, writes it at once."""
         if name in self.folder.records or any(name == other for other, _ in self._waiting):
             return
         if self._failing() and not wait:
@@ -97,13 +97,13 @@ class SimulatedStore:
         self._waiting.append((name, (namespace, tuple(items), payloads)))
 
     def used(self, names: Sequence[bytes]) -> None:
-        """See ``BlockStore``."""
+        """Moves records to the end, so that they are deleted last."""
         for name in reversed(names):
             if name in self.folder.records:
                 self.folder.records.move_to_end(name)
 
     def delete(self, tenant: str | None = None) -> int:
-        """See ``BlockStore``."""
+        """Deletes a tenant's records, or all; returns their number."""
         self.flush()
         gone = [n for n, (of, _, _) in self.folder.records.items() if tenant in (None, of.tenant)]
         for name in gone:
@@ -111,17 +111,17 @@ class SimulatedStore:
         return len(gone)
 
     def flush(self) -> None:
-        """See ``BlockStore``."""
+        """Writes all waiting records."""
         while self._waiting:
             self._write_one()
 
     def close(self) -> None:
-        """See ``BlockStore``."""
+        """Writes all waiting records and ends the use of the store."""
         self.flush()
         self.usable = self.writable = False
 
     def describe(self) -> dict[str, object]:
-        """See ``BlockStore``."""
+        """The counters of its use."""
         return dict(vars(self.use))
 
     def _number(self) -> int:

@@ -83,7 +83,7 @@ class Submitted:
         self.owner = np.repeat(np.arange(len(step.kv_len)), self.counts)  # [T]
 
     def result(self) -> StepOutput:
-        """See ``executors.base.Pending``."""
+        """Runs the steps up to this one and returns its output, or raises its fault."""
         self.taken = True
         self._executor.run_until(self)
         if self.error is not None:
@@ -94,25 +94,27 @@ class Submitted:
 
 
 class SimulatedExecutor:
-    """See the module, and ``executors.base.Executor``. Its blocks can be read and written, as ``BlockMemory`` has it.
+    """An ``executors.base.Executor`` that computes a made-up model; the module describes it.
+
+    Its blocks can be read and written, as ``BlockMemory`` defines it.
 
     Args:
-        model: whose tokens it gives.
+        model: the model whose tokens it computes.
         groups, blocks: cache groups and the blocks of each.
-        caps: what it can do.
-        clock: is moved by the seconds of each step.
+        caps: its abilities.
+        clock: advanced by the seconds of each step.
         seconds: rows that decode, tokens of prompts, tokens that both see -> seconds of such a step.
-        waits: a step's number -> whether it runs as late as possible.
-        faults: a step's number -> what happens to it: "error", "dies", "lost" (an ``OffloadError`` after which blocks
-            are gone) or "full" (one because nothing can be written).
+        waits: a step's number -> True if the step runs as late as possible.
+        faults: a step's number -> its fault: "error", "dies", "lost" (an ``OffloadError`` after which blocks are gone)
+            or "full" (one because nothing can be written).
         padding: cache group -> the first block that no request gets.
 
     Attributes:
-        steps: that were submitted.
-        overlapped: of these, those that were submitted while another was in flight.
-        submitting: is called with each step before it is taken.
+        steps: number of steps submitted.
+        overlapped: number of those submitted while another was in flight.
+        submitting: called with each step before it is taken.
         faulted: the faults that were raised, in order.
-        dead: whether it has died.
+        dead: True after the fault "dies".
     """
 
     cache_identity = b"simulated"
@@ -150,7 +152,7 @@ class SimulatedExecutor:
     # What the engine calls
 
     def submit(self, step: StepInput) -> Submitted:
-        """See ``executors.base.Executor``."""
+        """Takes a step; it runs when its result is needed, or earlier."""
         number, self.steps = self.steps, self.steps + 1
         if self.dead:
             raise RankDiedError("rank 1 has died", hint="Open the bundle again.")
@@ -189,14 +191,14 @@ class SimulatedExecutor:
         self._flying.clear()
 
     def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
+        """Copies the bytes of a block."""
         size = self._size(group)
         cells = self._cells[group][:, block * size : (block + 1) * size].copy()
         cells[1, self._bad[group][block * size : (block + 1) * size]] = _NAN
         return cells.reshape(-1).view(np.uint8)
 
     def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
+        """Overwrites a block, which no step in flight may write to."""
         size = self._size(group)
         check(not self._is_written(group, block), "a block is written while a step in flight writes to it")
         cells = payload.view(np.uint64).reshape(2, size)

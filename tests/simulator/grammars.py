@@ -64,7 +64,7 @@ class SimulatedGrammars(Grammars):
 
 
 class _Inline:
-    """What ``LLExecutor`` does, without a thread where there is no draft."""
+    """An ``LLExecutor`` that uses no thread if there is no draft."""
 
     def __init__(self) -> None:
         from llguidance import LLExecutor
@@ -72,13 +72,13 @@ class _Inline:
         self._with_drafts = LLExecutor(1)
 
     def unsafe_compute_mask_ptr(self, matchers: Sequence[tuple[Any, int]], to: int, size: int, rows: int) -> None:
-        """See ``LLExecutor``."""
+        """Computes the masks one after the other."""
         for matcher, at in matchers:
             assert at < rows
             matcher.unsafe_compute_mask_ptr(to + at * size, size)
 
     def unsafe_compute_mask_ptr_with_draft_token(self, *arguments: Any) -> None:
-        """See ``LLExecutor``."""
+        """Computes the masks in the library's own executor."""
         self._with_drafts.unsafe_compute_mask_ptr_with_draft_token(*arguments)
 
 

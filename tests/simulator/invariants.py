@@ -1,4 +1,4 @@
-"""What must hold of blocks between two steps, and of a step before it is submitted."""
+"""Invariants of blocks between two steps, and of a step before it is submitted."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class CountingExecutor:
         self._clock, self._rng = clock, np.random.default_rng(seed)
 
     def submit(self, step: StepInput) -> Pending:
-        """See ``executors.base.Executor``."""
+        """Takes a step and advances the clock by its predicted seconds."""
         counts = np.diff(step.q_start)
         decodes = counts == 1
         prompts, lengths = counts[~decodes], step.kv_len[~decodes]
@@ -97,11 +97,11 @@ class CountingExecutor:
         return StepOutput(tokens=np.where(ended, END, 0).astype(np.int32))
 
     def describe(self) -> dict[str, str | int]:
-        """See ``executors.base.Executor``."""
+        """Names the target "counting"."""
         return {"target": "counting"}
 
     def close(self) -> None:
-        """See ``executors.base.Executor``."""
+        """Does nothing: there is nothing to free."""
 
 
 def simulate(load: Sequence[Arrival], scheduling: Scheduling | None, seed: int = 0, most: int = 64) -> list[Served]:

@@ -16,7 +16,7 @@ MOST_RUNS = 600
 
 
 def failure(scenario: Scenario) -> str:
-    """How a scenario fails, without its numbers; "" if it doesn't."""
+    """The failure of a scenario, without its numbers; "" if it has none."""
     try:
         failures = run(scenario).failures
     except Exception as e:  # noqa: BLE001  a smaller scenario may be none at all

@@ -66,7 +66,7 @@ def first_cell(token: int, position: int, group: int) -> int:
 
 
 def first_cells(tokens: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], group: int) -> Cells:
-    """The same of many.  [T]"""
+    """The first cells of many tokens at their positions.  [T]"""
     salt = np.uint64(((group + 1) * _GROUP) & BITS)
     return mix_cells(
         tokens.astype(np.uint64) * np.uint64(_TOKEN) + positions.astype(np.uint64) * np.uint64(_POSITION) + salt

@@ -1,4 +1,4 @@
-"""What a request gets when nobody else is there: no blocks, no steps, no scheduler, one token after the other."""
+"""The answer to a request that runs alone: no blocks, no steps, no scheduler, one token after the other."""
 
 from __future__ import annotations
 

@@ -132,10 +132,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Scenario:
-    """See the module.
+    """A scenario as the module describes it.
 
     Attributes:
-        faults: the number of a step, and what happens to it; see ``SimulatedExecutor``.
+        faults: the number of a step, and its fault; see ``SimulatedExecutor``.
     """
 
     setup: Setup
@@ -156,7 +156,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scenario:
-        """What ``to_json`` gave."""
+        """Reads the output of ``to_json``."""
         return cls(
             Setup(**_tuples(data["setup"])),
             tuple(Ask(**_tuples(one)) for one in data["asks"]),
@@ -195,7 +195,7 @@ PROFILES = {
     "faults": 2,
     "helpers": 2,
 }
-"""What a seed is about, and how often: see ``_Maker``."""
+"""The subject of a seed -> its frequency: see ``_Maker``."""
 
 SCHEDULING: dict[str, dict[str, Any]] = {
     "priority": {},

@@ -39,12 +39,12 @@ def first_seed() -> int:
 
 @dataclass
 class Report:
-    """What came of some seeds.
+    """The results of some seeds.
 
     Attributes:
-        seeds: how many ran.
+        seeds: number of seeds that ran.
         seconds: processor time.
-        failures: seed -> what failed first.
+        failures: seed -> its first failure.
         counts: see ``Outcome``.
     """
 
@@ -54,7 +54,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """As a benchmark's result has it."""
+        """The JSON for a benchmark's result."""
         return {
             "commit": commit(),
             "seeds": self.seeds,

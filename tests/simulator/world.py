@@ -58,12 +58,12 @@ _EVERY = 16
 
 @dataclass
 class Outcome:
-    """What came of a scenario.
+    """The result of a scenario.
 
     Attributes:
-        failures: what did not hold; empty if all is well.
+        failures: violated invariants; empty if there are none.
         digest: a checksum of all steps: two runs of a scenario have the same.
-        counts: how often things happened, by which one sees what scenarios cover.
+        counts: event -> how often it happened, which shows what scenarios cover.
     """
 
     failures: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class _Client:
 
 
 class World:
-    """See the module."""
+    """The simulation of a scenario, as the module describes it."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.setup = scenario, scenario.setup
@@ -303,7 +303,7 @@ class World:
         return worked
 
     def _flows(self) -> bool:
-        """Whether steps in flight could follow each other: as many requests decode as there may be steps."""
+        """Returns True if steps in flight could follow each other: as many requests decode as there may be steps."""
         scheduler = self.engine.scheduler
         if self.setup.in_flight == 1 or scheduler.waiting or self.setup.scheduling in ("classes", "strict"):
             return False
@@ -311,7 +311,7 @@ class World:
         return len(running) >= self.setup.in_flight and all(r.remaining == 1 and r.search is None for r in running)
 
     def _restart(self) -> None:
-        """What a supervisor does: the memory is gone, the folders are there, and the next requests are served."""
+        """Restarts as a supervisor does: the memory is gone, the folders remain, and the next requests are served."""
         self.counts["restarts"] += 1
         self._numbers += self.executor.steps
         self._take_failures()

@@ -1,4 +1,4 @@
-"""What the tests of bisect share: captures and programs made by a recipe, which take seconds, are made once."""
+"""Fixtures of bisect's tests: captures and programs of a recipe, which take seconds, are made once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Made:
     stages: dict[tuple[int, str], list[Stage]] = field(default_factory=dict)
 
     def capture(self, source: Any, **options: Any) -> CapturedModel:
-        """As ``capture``; a model object is captured once."""
+        """Captures a source; a model object is captured once."""
         if not isinstance(source, PreTrainedModel):
             return capture(source, **options)
         if id(source) not in self.captures:
@@ -61,7 +61,7 @@ def replayed_once(captured_once: None, monkeypatch: pytest.MonkeyPatch, made: Ma
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Bundles:
-    """See ``Bundles``. They are as an export writes them, without its comparisons with the source."""
+    """``Bundles`` as an export writes them, but without its comparisons with the source."""
     folder = tmp_path_factory.mktemp("bundles")
 
     def make(family: str, recipe: str) -> Path:

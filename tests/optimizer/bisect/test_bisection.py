@@ -1,4 +1,4 @@
-"""What can be compared besides a model and its bundle, and what is refused."""
+"""Pairs that can be compared besides a model and its bundle, and pairs that are refused."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LINEARS = [
 
 @pytest.fixture
 def lowered(bundles: Bundles, made: Made) -> Callable[[str, str], Lowering]:
-    """What the export of a family by a recipe lowers."""
+    """The program that the export of a family by a recipe lowers."""
 
     def find(family: str, recipe: str) -> Lowering:
         bundles(family, recipe)

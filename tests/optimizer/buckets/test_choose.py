@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> str:
 
 
 def padded(report: SizesReport) -> Fraction:
-    """What is minimised: padding of all prompts and of all decode steps."""
+    """The sum that is minimised: padding of all prompts and of all decode steps."""
     prompts, decodes = report.kinds
     return prompts.chosen.padded + Fraction(report.generated, decodes.tokens) * decodes.chosen.padded
 

@@ -100,7 +100,7 @@ def test_a_plan_that_is_missing(exported: tuple[Path, ExportReport], tmp_path: P
 
 
 def test_what_lies_beside_a_plan_is_ignored(exported: tuple[Path, ExportReport], tmp_path: Path) -> None:
-    """As in bundles of before, which had a program for each bucket."""
+    """Older bundles had a program for each bucket next to the plan."""
     copy = tmp_path / "copy"
     shutil.copytree(exported[0], copy)
     (copy / "targets/cpu/buckets/batch-3.json").write_text("{}")

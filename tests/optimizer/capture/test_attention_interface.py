@@ -1,4 +1,4 @@
-"""What the interface rejects, and that masks are known by their values."""
+"""The interface rejects other attentions, and recognises masks by their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What experts of transformers become: every layout is ew.moe, told by its values, and the rest is refused."""
+"""Experts of transformers: every layout becomes ew.moe, recognised by its values, and the rest is refused."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NAMES = {
 
 
 def permuted(weight, heads):
-    """How llama.cpp's converter arranges q and k, for its interleaved rope."""
+    """Orders the rows of q and k as llama.cpp's converter does, for its interleaved rope."""
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 

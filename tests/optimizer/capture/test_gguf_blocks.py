@@ -144,7 +144,7 @@ def test_q_and_k_are_rows_in_another_order(kind: Q, llama: PreTrainedModel, tmp_
 
 
 LARGEST_HALVES = {Q.Q2_K: (80, 82), Q.Q3_K: (108,), Q.Q6_K: (208,)}
-"""Where a block's float16 is, if not at its start."""
+"""The offsets of a block's float16 factors, if they aren't at its start."""
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)

@@ -1,4 +1,4 @@
-"""Whether a GGUF file has blocks that a bundle can keep, told by its header, without torch and without the package."""
+"""A GGUF file's header tells if a bundle can keep its blocks, without torch and without the package gguf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How texts are split, against parts that llama.cpp's rules give by hand."""
+"""The splitting of texts, compared with parts that llama.cpp's rules give by hand."""
 
 from __future__ import annotations
 

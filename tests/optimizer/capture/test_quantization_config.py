@@ -1,4 +1,4 @@
-"""What configurations say of quantized weights: read, or refused by name."""
+"""Configurations of quantized weights are read, or refused by name."""
 
 from __future__ import annotations
 

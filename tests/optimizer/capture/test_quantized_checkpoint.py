@@ -122,7 +122,7 @@ def gptq_unset(n: int, k: int) -> Packed:
 
 
 def auto_round(packed: Packed, packing: str, **others: Any) -> Packed:
-    """The same as auto-round writes it."""
+    """Rewrites packed weights as auto-round stores them."""
     section = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int"} | others
     for key in ("bits", "group_size", "sym"):
         section.setdefault(key, packed.section.get(key, True))
@@ -744,7 +744,7 @@ def test_stacks_of_experts_in_fp8() -> None:
 
 @pytest.mark.parametrize("case", ["packed-4", "int-quantized", "fp8-channels", "gptq-4"])
 def test_random_damage_is_an_error_of_ours(case: str) -> None:
-    """What isn't refused has the shape that the tensors say, and no NaN."""
+    """A checkpoint that isn't refused has the shape that its tensors imply, and no NaN."""
     generator = random.Random(case)
     refused = 0
     for _ in range(60):

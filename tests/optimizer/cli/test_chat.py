@@ -34,7 +34,7 @@ def chat(bundle: Path, lines: str, *arguments: str) -> Result:
 
 
 def answers(bundle: Path, questions: list[str], system: str | None = None) -> str:
-    """What a conversation gives, from the library."""
+    """The answers of a conversation, from the library."""
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system is not None else []
     text = ""
     with ew.LLM(bundle) as llm:
@@ -110,7 +110,7 @@ def test_a_conversation_that_no_longer_fits(tiny_bundle: Path) -> None:
 
 
 def read_until(terminal: int, text: str, seconds: float = HANG) -> str:
-    """What the terminal shows up to ``text``."""
+    """The terminal's output up to ``text``."""
     shown = b""
     deadline = time.monotonic() + seconds
     while text.encode() not in shown:

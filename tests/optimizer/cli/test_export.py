@@ -198,7 +198,7 @@ def test_what_goes_wrong_is_named(
 
 
 def test_a_reader_that_is_gone_takes_nothing_from_an_export(tiny_folder: Path, tmp_path: Path) -> None:
-    """What reads is gone as in `optimize export ... | head`: the bundle is there, so it ends with 0."""
+    """The reader closes its end as in `optimize export ... | head`: the bundle is there, so the exit code is 0."""
     script = (
         "import os, sys, enginewright\n"
         "from enginewright.optimizer.cli import export\n"

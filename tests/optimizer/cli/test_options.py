@@ -30,7 +30,7 @@ def app_of(seen: dict[str, Any]) -> typer.Typer:
         size: Size,
         quiet: Annotated[bool, typer.Option()] = False,
     ) -> None:
-        """What it does."""
+        """Keeps the options."""
         seen.update(name=name, size=size, quiet=quiet)
 
     return app
@@ -41,7 +41,7 @@ def test_a_group_s_fields_are_options_where_it_stands_and_come_as_one():
     assert CliRunner().invoke(app_of(seen), ["a", "-w", "5", "--quiet"]).exit_code == 0
     assert seen == {"name": "a", "size": Size(5, None), "quiet": True}
     said = CliRunner().invoke(app_of(seen), ["--help"]).output
-    places = [said.index(word) for word in ("What it does.", "NAME", "--width", "--height", "--quiet")]
+    places = [said.index(word) for word in ("Keeps the options.", "NAME", "--width", "--height", "--quiet")]
     assert places[0] > 0 and places[2:] == sorted(places[2:]) and "So wide." in said
 
 

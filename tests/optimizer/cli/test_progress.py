@@ -17,7 +17,7 @@ from enginewright.runtime.shared.progress import ProgressEvent
 from tests.waiting import wait_until
 
 FOLDER = "model[1]/[bold]"
-"""What a terminal's markup would swallow."""
+"""Characters that a terminal's markup would swallow."""
 
 
 class Stream(io.StringIO):

@@ -67,7 +67,7 @@ def test_a_bundle_without_a_report(bundle: Path) -> None:
 
 
 def test_an_old_report(bundle: Path) -> None:
-    """What exports wrote before there were comparisons, measurements and diffs."""
+    """A report from before there were comparisons, measurements and diffs."""
     report = json.loads((bundle / "report/report.json").read_text())
     old = {key: report[key] for key in ("path", "recipe", "targets", "seconds", "peak_rss_bytes", "stages")}
     old["passes"] = [{key: p[key] for key in ("name", "matched", "rejected", "seconds")} for p in report["passes"]]

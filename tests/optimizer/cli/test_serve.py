@@ -1,4 +1,4 @@
-"""What `optimize serve` makes of its models before it serves them; what is served is tested in tests/runtime/server."""
+"""The models that `optimize serve` prepares before it serves them; tests/runtime/server tests the serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --tools and --set give to the chat template, and what isn't of use to it."""
+"""The variables that --tools and --set pass to the chat template, and those that it doesn't use."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from enginewright.optimizer.cli.terminal import Wrapped, shown
 
 
 def wrapped(text: str, width: int, pieces: int = 1, seed: int = 0) -> str:
-    """As it is written when ``text`` comes in pieces of random sizes."""
+    """The lines written when ``text`` comes in pieces of random sizes."""
     written: list[str] = []
     out = Wrapped(written.append, lambda: width)
     rng = random.Random(seed)

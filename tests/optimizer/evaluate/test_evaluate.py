@@ -63,7 +63,7 @@ def test_perplexity_equals_transformers(pair: Pair, text: Path, window: int, str
 
 
 def perturbed(pair: Pair, place: Path, strength: float) -> Pair:
-    """The same model with noise on the output of its first feed-forward block."""
+    """A copy of the model with noise on the output of its first feed-forward block."""
     model = pair.model()
     weight = model.get_parameter("model.layers.0.mlp.down_proj.weight")
     with torch.no_grad():

@@ -18,7 +18,7 @@ from .conftest import Pair
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2", "Mistral", "GPT2", "Phi3"])
 def test_logits_are_transformers(family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
-    """The same computation on the same weights, in the same order."""
+    """Both compute the same with the same weights, in the same order."""
     model = tiny_model(family)
     model.save_pretrained(tmp_path)
     ids = np.random.default_rng(1).integers(3, 256, 40).tolist()

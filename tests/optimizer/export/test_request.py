@@ -1,4 +1,4 @@
-"""What an export refuses before it looks at the model, and what it takes of a recipe and of what is said beside it."""
+"""The requests that an export refuses before it looks at the model, and the options that override a recipe."""
 
 from __future__ import annotations
 

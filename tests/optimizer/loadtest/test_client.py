@@ -36,7 +36,7 @@ def ask(url: str, *answers: Answer, timeout: float = 60.0) -> None:
 
 
 def bytewise(script: Script) -> Script:
-    """The same, a byte at a time."""
+    """The script with one byte at a time."""
     return [bytes([byte]) for part in script if isinstance(part, bytes) for byte in part]
 
 

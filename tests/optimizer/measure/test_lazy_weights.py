@@ -50,7 +50,7 @@ def blank(model: PreTrainedModel) -> PreTrainedModel:
 def test_the_logits_are_the_same(
     family: str, bring: Callable[..., None], tiny_model: Callable[..., PreTrainedModel]
 ) -> None:
-    """The same operations on the same numbers."""
+    """Both run the same operations on the same numbers."""
     model = tiny_model(family)
     twin = blank(model)
     bring(twin, read_module_tensors(model))

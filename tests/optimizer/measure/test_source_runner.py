@@ -23,7 +23,7 @@ def expected(model: PreTrainedModel) -> np.ndarray:
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2", "Mistral", "GPT2", "Phi3"])
 @pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
 def test_a_directory(family: str, keep_bytes: int, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
-    """The same computation on the same weights, in the same order."""
+    """Both compute the same with the same weights, in the same order."""
     model = tiny_model(family)
     model.save_pretrained(tmp_path)
     runner = SourceRunner(tmp_path, keep_bytes=keep_bytes)

@@ -1,4 +1,4 @@
-"""What tests of plans share."""
+"""Fixtures of tests of plans."""
 
 from __future__ import annotations
 

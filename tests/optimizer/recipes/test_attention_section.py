@@ -1,4 +1,4 @@
-"""What [attention] may say, and what goes with it."""
+"""The keys of [attention], and the sections that they require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training takes is worked out from shapes, and refused with the figures."""
+"""The memory of a training is computed from shapes, and refused with the figures."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from enginewright.optimizer.report.document import ReportDocument
 from enginewright.runtime.bundle.reader import Bundle
 
 HOSTILE = "<script>alert('&\"')</script>"
-"""What a model's maker may call a module."""
+"""A module name that a model's maker may choose."""
 
 
 @pytest.fixture(scope="module")

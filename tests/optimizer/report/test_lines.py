@@ -1,4 +1,4 @@
-"""What a report says in lines; it calls passes and metrics by their names, without loading them."""
+"""The lines of a report; it knows passes and metrics by their names, without loading them."""
 
 from __future__ import annotations
 

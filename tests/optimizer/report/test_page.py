@@ -34,7 +34,7 @@ QUIET = "--disable-quic --no-first-run --disable-background-networking --disable
 
 
 class Outline(HTMLParser):
-    """What is open, which ids there are, and where elements lead."""
+    """The open elements, the ids, and the links of a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "C": {"name": str, "pid": int, "ts": (int, float), "args": dict},
     "M": {"name": str, "pid": int, "tid": int, "args": dict},
 }
-"""What the Trace Event Format has: the fields of complete events, counters and metadata."""
+"""The Trace Event Format: the fields of complete events, counters and metadata."""
 
 
 def check_schema(document: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def test_measured(tiny_bundle: Path) -> None:
 def test_limits_are_measured_before_and_after_over_what_a_step_reads(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was slow before the steps, when the machine was busy, must not be the limit of steps that were fast."""
+    """A limit measured before the steps on a busy machine must not limit steps that were fast."""
     asked: list[int] = []
 
     def measured(isa: str, threads: int, types: set[str], working_set: int) -> Machine:

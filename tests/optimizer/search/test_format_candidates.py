@@ -1,4 +1,4 @@
-"""What there is to choose from where a recipe names none: formats that kernels read, but for those that are beaten."""
+"""The candidates if a recipe names none: formats that kernels read, except those that others beat."""
 
 from __future__ import annotations
 

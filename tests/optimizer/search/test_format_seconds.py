@@ -1,4 +1,4 @@
-"""What a token takes, before there is a bundle: of each unit in each format, on this machine and on a GPU."""
+"""The time of a token before there is a bundle: for each unit in each format, on this machine and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gets a format each, which ones it can have, and the bytes that these take."""
+"""The units that get a format each, their possible formats, and the bytes of these."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def run(chosen: Recipe, family: str = "Llama", **sizes: object) -> tuple[Program
 
 
 def changed(records: list[PassRecord], *names: str) -> list[str]:
-    """Those of these passes that did something, in the order in which they did."""
+    """The passes among ``names`` that changed something, in the order in which they ran."""
     return [r.name for r in records if r.name in names and r.matched]
 
 

@@ -1,4 +1,4 @@
-"""What may go within a KL budget: what adds the least goes first, the real KL is met, and the choice is exported."""
+"""The parts to remove within a KL budget: least contributions go first, the real KL is met, the choice is exported."""
 
 from __future__ import annotations
 

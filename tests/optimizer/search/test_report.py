@@ -1,4 +1,4 @@
-"""What became of the cache, from what the pass measured and the groups of the finished program."""
+"""The report on the cache, from the pass's measurements and the groups of the finished program."""
 
 from __future__ import annotations
 

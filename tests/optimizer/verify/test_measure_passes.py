@@ -1,4 +1,4 @@
-"""What is measured when, and that the pass that is to blame is named, whatever was judged together."""
+"""The times of measurements, and that the faulty pass is named, whatever was judged together."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_structure_and_numbers(family: str, sizes: dict[str, int], count: int, g
 
 @pytest.mark.parametrize(("family", "sizes"), [("Llama", WIDE), ("Qwen2", MHA)])  # the latter has biases
 def test_the_mean_is_plain_pooling(family: str, sizes: dict[str, int]) -> None:
-    """The same program as of a model whose heads were averaged by hand."""
+    """The program equals that of a model whose heads were averaged by hand."""
     model = make_tiny_model(family, **sizes)
     program, _ = normalized(family, **sizes)
     group(program, KvOptions(kv_heads=2, method="mean", grouping="neighbours"), ())

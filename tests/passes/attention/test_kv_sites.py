@@ -1,4 +1,4 @@
-"""Where heads come from and go to, in every spelling; and what is in the way."""
+"""The sources and uses of heads, in every spelling, and the reasons against grouping them."""
 
 from __future__ import annotations
 

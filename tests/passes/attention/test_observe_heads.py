@@ -1,4 +1,4 @@
-"""What is kept of an attention's surroundings gives its result again, whole and for some of its heads."""
+"""The recorded surroundings of an attention reproduce its result, whole and for some of its heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.passes.captured import normalized
 
 ew = torch.ops.ew
 TOLERANCE = 1e-5
-"""The same sums of float32 in another order."""
+"""Equal sums of float32 in another order."""
 
 
 def sites_of(program: Program) -> list[Site]:
@@ -30,7 +30,7 @@ def sites_of(program: Program) -> list[Site]:
 
 
 def observe(program: Program, sites: Sequence[Site]) -> list[tuple[Seen, torch.Tensor]]:
-    """What was seen of each site, and what its attention gave."""
+    """The recording of each site, and the result of its attention."""
     fast = FastEvaluation(program, WeightCache(0))
     observer = HeadObserver(program, sites, fast)
     attentions = {site.attention: site for site in sites}

@@ -1,4 +1,4 @@
-"""What formats there are, as recipes and passes name them; recipes' errors are in test_recipe.py."""
+"""The formats as recipes and passes name them; test_recipe.py has the errors of recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of ATen ops, against the ops themselves."""
+"""The tables on ATen ops, compared with the ops themselves."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ew = torch.ops.ew
 
 
 def held(program: Program, tokens: int) -> int:
-    """What values there are while it runs, at most: counted by storages, so that views count once."""
+    """The most bytes of values alive during a run, counted by storages, so that views count once."""
     last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
     alive: dict[Node, Any] = {}
     most = 0

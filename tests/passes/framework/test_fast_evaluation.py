@@ -112,7 +112,7 @@ def test_decoding(size: int, group: int) -> None:
 
 
 def counted(program: Program) -> dict[str, int]:
-    """How often each source tensor is read from now on."""
+    """Counts the reads of each source tensor from now on."""
     reads: dict[str, int] = {}
 
     def counting(name: str, value: torch.Tensor) -> Callable[[], torch.Tensor]:

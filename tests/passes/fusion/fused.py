@@ -92,6 +92,6 @@ def _logits(
 
 
 def _aligned(value: torch.Tensor) -> np.ndarray:
-    """The same bytes in memory that torch has got, which is aligned."""
+    """A copy of the tensor's bytes in memory of torch, which is aligned."""
     bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
     return torch.empty_like(bits, memory_format=torch.contiguous_format).copy_(bits).numpy()

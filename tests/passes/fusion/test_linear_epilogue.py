@@ -1,4 +1,4 @@
-"""What a linear may do before it stores its result, and what it is called with then."""
+"""The operations that a linear may apply before it stores its result, and its name with them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _program(layers: int = 4, width: int = 4) -> Program:
 
 @pytest.fixture
 def inferred(monkeypatch: pytest.MonkeyPatch) -> Counter[object]:
-    """How often each op's fake value was made."""
+    """Counts the fake values that are made, by op."""
     counts: Counter[object] = Counter()
     make = Program._infer
 

@@ -1,4 +1,4 @@
-"""What is kept comes back bit for bit, from memory and from a file; a digest is of the bits."""
+"""Kept tensors come back bit for bit, from memory and from a file; a digest is of the bits."""
 
 from __future__ import annotations
 

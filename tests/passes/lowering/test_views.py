@@ -58,7 +58,7 @@ def test_view_ops_reach_what_torch_reaches(batch: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_reshape_agrees_with_torch(seed: int) -> None:
-    """What torch can view we can, to the same elements; what we can't, torch can't either, but for sizes of 1."""
+    """If torch can view it, so can we, with the same elements; otherwise torch can't either, except for sizes of 1."""
     rng = random.Random(seed)
     shape = [rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randint(1, 4))]
     view, tensor = dense(T, *shape), base((5, 1, 1), T, *shape)

@@ -145,7 +145,7 @@ def test_pairs_that_come_out_apart(size: int) -> None:
 @pytest.mark.parametrize("apply", [llama, deepseek_v3, cohere], ids=["llama", "deepseek-v3", "cohere"])
 @pytest.mark.parametrize("size", [8, 12])
 def test_one_head_without_a_dimension_of_its_own(apply: Apply, size: int) -> None:
-    """As keys that all heads share (MLA): [1, 1, T, D] is seen as [T, D]."""
+    """Keys that all heads share (MLA) have one head: [1, 1, T, D] becomes [T, D]."""
 
     def call(m: nn.Module, i: Inputs) -> torch.Tensor:
         assert isinstance(m, Heads)

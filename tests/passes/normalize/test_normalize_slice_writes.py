@@ -26,7 +26,7 @@ class Table(nn.Module):
 
 
 def _write(into: torch.Tensor, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """What ``into[..., start:stop].copy_(x)`` is in functional form."""
+    """The functional form of ``into[..., start:stop].copy_(x)``."""
     copy = aten.copy.default(aten.slice.Tensor(into, -1, start, stop), x)
     return aten.slice_scatter.default(into, copy, -1, start, stop)
 

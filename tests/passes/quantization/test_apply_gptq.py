@@ -101,7 +101,7 @@ def test_integers_with_one_scale_a_channel() -> None:
 
 
 def inputs_of(program: Program, node: Node, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What a linear is given, [M, K], rounded as its format rounds it."""
+    """The input of a linear, [M, K], rounded as its format rounds it."""
     found: list[torch.Tensor] = []
 
     def compute(at: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -247,7 +247,7 @@ def test_without_tokens_it_is_an_error() -> None:
 
 
 def test_experts_get_integers_of_their_own_tokens() -> None:
-    """Those that too few tokens reach are rounded to the nearest, and named."""
+    """Experts that too few tokens reach are rounded to the nearest, and named."""
     program = formatted(GPTQ, "Mixtral", num_local_experts=4, num_experts_per_tok=2)
     record = run(program)
     grouped = program.nodes_of(ew.grouped_linear.default)

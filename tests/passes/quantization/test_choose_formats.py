@@ -1,4 +1,4 @@
-"""Who gets which format, what the default is not given to, and which recipes are refused."""
+"""The format of each weight, weights that the default isn't for, and recipes that are refused."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_embeddings_and_the_head_have_a_format_of_their_own(tied: bool, cap: flo
 
 
 def test_a_product_before_the_head_is_none() -> None:
-    """As many outputs as there are logits, but another product behind it."""
+    """It has as many outputs as there are logits, but another product follows it."""
     inner = torch.nn.Module()
     inner.wide, inner.head = Linear(67, 32), Linear(67, 67)
 

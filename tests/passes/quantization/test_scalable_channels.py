@@ -1,4 +1,4 @@
-"""What the channels of each linear's input can be folded into, and which can't be scaled, and why."""
+"""The ops that take up the scales of each linear's input, and the reasons why some inputs can't be scaled."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_can_not_be_scaled_says_why() -> None:
 
 
 def test_integers_of_the_wanted_format_are_not_rounded_again() -> None:
-    """As a GGUF file has them: parts of a fused product, all in blocks of 32."""
+    """A GGUF file has them: parts of a fused product, all in blocks of 32."""
     program = lowered("Llama")
     linear = next(n for n in program.nodes_of(*LINEARS) if "q_proj" in n.meta["where"][0])
     weight = linear.args[1]

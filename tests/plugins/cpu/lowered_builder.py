@@ -49,7 +49,7 @@ def dense_strides(shape: Sequence[Size]) -> tuple[Affine, ...]:
 
 
 def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None = None, offset: Size = 0) -> Operand:
-    """The same memory under another shape; ``offset`` in elements is added."""
+    """A view of the same memory with another shape; ``offset`` in elements is added."""
     return operand.model_copy(
         update={
             "shape": tuple(Affine.parse(s) for s in shape),
@@ -174,7 +174,7 @@ class LoweredBuilder:
         return CpuProgram(self.program(), self.weights, blocks=counts, threads=threads, isa=isa)
 
     def run(self, index: int, tokens: int, **options: int | str) -> list[Array]:
-        """What step ``index`` writes in a step of one request with ids 0 .. tokens-1."""
+        """The outputs of step ``index`` in a run of one request with ids 0 .. tokens-1."""
         program = self.build(**options)  # type: ignore[arg-type]
         return program.trace(step_input([list(range(tokens))], groups=[g.name for g in self.groups]), index)
 
@@ -234,7 +234,7 @@ def sampling_batch(
     counter: int = 0,
     logprobs: int | None = None,
 ) -> SamplingBatch:
-    """The same parameters for every row."""
+    """Sampling parameters that are equal for all rows."""
     return SamplingBatch(
         temperature=np.full(rows, temperature, np.float32),
         top_k=np.full(rows, top_k, np.int32),

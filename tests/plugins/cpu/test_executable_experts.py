@@ -166,7 +166,7 @@ def test_experts(
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8"])
 def test_tokens_alone_and_together(isa: str, kind: str, rng: np.random.Generator) -> None:
-    """What else an expert has to do changes no bit of a token."""
+    """The other tokens of an expert change no bit of a token."""
     model = Experts(rng, kind, 6, 40, 33, True)
     b = LoweredBuilder()
     _, step = model.steps(b)

@@ -250,7 +250,7 @@ def test_rows_alone_and_together(isa: str, offsets: bool, rng: np.random.Generat
 
 
 def test_activation_and_residual(isa: str, rng: np.random.Generator) -> None:
-    """As other linears they end with an activation, and then a residual is added."""
+    """They end with an activation and then add a residual, like other linears."""
     tokens, rows, width = 5, 40, 64
     x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (width, rows))
     weight = codes(rng, rows, width, group=32, offsets=True)

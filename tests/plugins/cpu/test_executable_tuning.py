@@ -1,4 +1,4 @@
-"""What is chosen for a machine changes no bit of any result."""
+"""The choices for a machine change no bit of any result."""
 
 from __future__ import annotations
 

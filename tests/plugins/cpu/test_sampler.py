@@ -256,7 +256,7 @@ def test_options_are_named() -> None:
 
 
 def z_of_bias(draws: int, bias: float) -> tuple[float, float]:
-    """How many deviations draws are off: for a bias between tokens of odd and of even ids, and for any, by chi-square.
+    """The deviations by which draws are off: for a bias between odd and even token ids, and for any, by chi-square.
 
     ``bias``: what is drawn from has odd tokens so much more probable than they should be, and even ones less.
     """

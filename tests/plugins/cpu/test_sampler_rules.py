@@ -1,4 +1,4 @@
-"""What the C++ sampler does besides top_k, top_p and min_p, beside transformers, vLLM's formulas and definitions.
+"""The C++ sampler's rules besides top_k, top_p and min_p, compared with transformers, vLLM's formulas and definitions.
 
 Penalties, biases, bans and typical_p are transformers' or vLLM's. Top-n-sigma, XTC and DRY are those of their papers
 and of llama.cpp, in numpy.
@@ -185,7 +185,7 @@ def sigma_cut(logits: npt.NDArray[np.float64], n: float) -> npt.NDArray[np.float
 @pytest.mark.parametrize("n", [0.1, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1e3])
 def test_top_n_sigma_is_the_papers(n: float, temperature: float) -> None:
-    """The same tokens at every temperature; banned ones have no part in the deviation."""
+    """The tokens are the same at every temperature; banned ones have no part in the deviation."""
     logits = logits_of(6)
     logits[::2, 5:90] = -np.inf
     batch = replace(sampling_batch(ROWS, temperature=temperature), top_n_sigma=full(n))

@@ -1,4 +1,4 @@
-"""What libraries compiled by TVM call, called as they do: steps by number, and loops on our threads."""
+"""The functions that libraries compiled by TVM call, called as they do: steps by number, and loops on our threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What machines with and without GPUs can run of bundles; the machines are made up."""
+"""The bundles that machines with and without GPUs can run; the machines are made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found of this machine, and how files that describe one are read."""
+"""The description of this machine, and reading files that describe one."""
 
 from __future__ import annotations
 

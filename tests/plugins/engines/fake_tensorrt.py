@@ -51,7 +51,7 @@ class _Config:
 
 
 class _RtxConfig(_Config):
-    """As TensorRT-RTX has it. What is compiled: sizes of the inputs."""
+    """TensorRT-RTX's configuration. Its cache records the input sizes that were compiled."""
 
     cache: _RuntimeCache | None = None
 
@@ -85,7 +85,7 @@ Described = dict[str, tuple[str, tuple[int | str, ...]]]
 
 @dataclass
 class Model:
-    """What an engine computes: its tensors, with types as TensorRT calls them and letters for sizes, and a function.
+    """The computation of an engine: tensors, with TensorRT's types and letters for sizes, and a function.
 
     ``scratch``: bytes of memory that it needs; ``aliases``: outputs that must lie where an input lies.
     """
@@ -113,7 +113,7 @@ def of_onnx(model: bytes) -> Model:
 
 
 MODELS: dict[bytes, Model] = {}
-"""What plans that hold a name stand for."""
+"""The models that plans with a name stand for."""
 
 
 class _Engine:
@@ -226,7 +226,7 @@ class _Context:
 
 
 class _RtxContext(_Context):
-    """As TensorRT-RTX has it."""
+    """TensorRT-RTX's execution context."""
 
     def is_stream_capturable(self, stream: int) -> bool:
         assert stream == STREAM
@@ -249,7 +249,7 @@ def _numpy(kind: str) -> np.dtype[Any]:
 
 
 def rtx_plan(model: bytes, mask: int = 0b1110) -> bytes:
-    """What the fake takes for an engine: a plan's header, and an ONNX file behind it."""
+    """An engine for the fake: a plan's header, followed by an ONNX file."""
     return plan(64 + len(model), mask=mask)[:64] + model
 
 

@@ -1,4 +1,4 @@
-"""What a step of segments is padded to, and what there has to be memory for."""
+"""The sizes that a step of segments is padded to, and its memory."""
 
 from __future__ import annotations
 

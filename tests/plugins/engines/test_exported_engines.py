@@ -104,7 +104,7 @@ def test_an_exported_bundle(
 
 
 def test_masks_are_made_on_the_gpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step uploads doesn't grow with the slots."""
+    """The bytes that a step uploads don't grow with the slots."""
     plans: list[onnx.ModelProto] = []
 
     def keep(request: EngineRequest, progress: object = None) -> BuiltEngine:

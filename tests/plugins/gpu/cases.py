@@ -113,7 +113,9 @@ def difference(case: Case, device: str = "cpu") -> float:
 
 
 def preallocated(case: Case) -> tuple[bool, list[str]]:
-    """Whether a result in memory that was there is bit for bit the same; what is said of memory that doesn't fit."""
+    """Returns True if a result in preallocated memory is bit for bit the same, and the messages for memory that doesn't
+    fit.
+    """
     step = step_of(case)
     want = step.triton(case.split_keys)
     k, v, *scales = step.caches
@@ -145,7 +147,7 @@ def preallocated(case: Case) -> tuple[bool, list[str]]:
 
 
 def listed(case: Case, workers: int | None, device: str = "cpu") -> tuple[bool, list[int], Tensor]:
-    """Whether a step by a work list gives the same bits, memory that nobody wrote being NaN; the list; its result."""
+    """Returns True if a step with a work list gives the same bits, unwritten memory being NaN; the list; its result."""
     step = step_of(case, device)
     want = step.triton(case.split_keys)
     k, v, *scales = step.caches
@@ -177,7 +179,7 @@ def listed_padding() -> list[int]:
 
 
 def alone_and_together(case: Case, device: str = "cpu") -> bool:
-    """Whether each request's result is bit for bit the same in the batch and by itself."""
+    """Returns True if each request's result is bit for bit the same in the batch and by itself."""
     torch.set_num_threads(1)
     step = step_of(case, device)
     together = step.triton(case.split_keys)
@@ -197,7 +199,7 @@ def alone_and_together(case: Case, device: str = "cpu") -> bool:
 
 
 def write(dtype: str, cache: str, tokens: int, heads: int, size: int, device: str = "cpu") -> list[Tensor]:
-    """What the kernel leaves in the caches (and scales), after what the reference leaves; float32, on the CPU."""
+    """The caches (and scales) that the kernel writes, after those that the reference writes; float32, on the CPU."""
     torch.manual_seed(tokens)
     rows = torch.randn(tokens, heads * (2 * size - 8)).to(DTYPES[dtype]).to(device)
     k = rows[:, : heads * size].unflatten(1, (heads, size))
@@ -224,7 +226,7 @@ def codes(values: list[list[float]], cache: str) -> tuple[list[list[float]], lis
 
 
 def left_out(capacity_blocks: int) -> bool:
-    """Whether tokens with slots outside the cache are left out, and the others not."""
+    """Returns True if tokens with slots outside the cache are left out, and the others aren't."""
     caches = [torch.zeros(capacity_blocks + 1, 16, 1, 16) for _ in range(2)]
     inside = [c[:capacity_blocks] for c in caches]  # what lies behind must not be written either
     k = torch.ones(4, 1, 16)
@@ -247,7 +249,7 @@ def of_small_values(case: Case, factor: float) -> float:
 
 
 def clamped(case: Case, seed: int) -> tuple[bool, bool]:
-    """Whether a kernel that clamps gives the same bits, and whether it ends on made-up integers, within its memory.
+    """Two flags: a kernel that clamps gives the same bits; and it ends on random integers, within its memory.
 
     What it reads must be the caches': beyond them are NaN. Tokens that no request has are left as they were.
     """

@@ -18,7 +18,7 @@ STREAM = 77
 
 Kernel = Callable[["FakeDevice", bytes, tuple[int, int, int], Sequence[Argument]], None]
 KERNELS: dict[str, Kernel] = {}
-"""What launches of kernels of that entry do."""
+"""Kernels by entry name: the functions that launches run."""
 
 
 class FakeGraph:

@@ -44,7 +44,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
 
 def kernel_files(vocab: int, capability: int, without: Sequence[str] = ()) -> dict[str, bytes]:
-    """What an export writes; an older one ``without`` some kernels."""
+    """The files that an export writes; ``without`` some kernels, as an older one."""
     calls = each_sampling_call(DeviceArray(0, np.dtype(np.float32), (4, vocab)))
     files = {}
     for spec in {call.spec(capability) for call in calls if call.kernel not in without}:
@@ -82,8 +82,9 @@ class RefusingDevice(FakeDevice):
 
 @dataclass
 class Ran:
-    """What came of one bundle: tokens of each request, logprobs of some, where tokens were drawn, and the largest
-    download of the requests that asked for none."""
+    """The results of one bundle: tokens of each request, logprobs of some, the place of sampling, and the largest
+    download of requests without logprobs.
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -141,7 +142,7 @@ def run(form: str, capability: int | None, params: list[dict[str, Any]], *, refu
 
 
 def refused(form: str, params: list[dict[str, Any]], without: Sequence[str]) -> list[str]:
-    """What each request gets from a bundle whose kernels are older; then where tokens are drawn."""
+    """The answers or errors of requests to a bundle with older kernels; then the place of sampling."""
     with tempfile.TemporaryDirectory() as folder:
         path, said = write(form, Path(folder), kernel_files(tiny.V, 80, without)), []
         install(form, False)

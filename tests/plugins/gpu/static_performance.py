@@ -1,4 +1,4 @@
-"""What can be known of a kernel's speed without a GPU: its registers, stack, shared memory, instructions and copies.
+"""A kernel's static performance, without a GPU: its registers, stack, shared memory, instructions and copies.
 
     PYTHONPATH=src:. python -m tests.plugins.gpu.static_performance [--write | --table] [--specs FILE] [NAME ...]
 
@@ -34,7 +34,7 @@ RECORD = Path(__file__).with_suffix(".jsonl")
 
 @dataclass(frozen=True)
 class Kernel:
-    """How one is compiled for a capability, and whether its loops must copy ahead to shared memory."""
+    """The compilation of a kernel for a capability; ``copies``: its loops must copy ahead to shared memory."""
 
     make: Callable[[int], CompiledKernel]
     copies: bool = False
@@ -102,8 +102,9 @@ except ModuleNotFoundError:  # torch is missing
 
 @dataclass(frozen=True)
 class Figures:
-    """What is counted of a compiled kernel. ``tile`` is (rows, keys, warps, stages) of attention, of products columns
-    in place of keys; ``copies`` are those in its code."""
+    """Counts of a compiled kernel. ``tile`` is (rows, keys, warps, stages) for attention, with columns in place of keys
+    for products; ``copies`` are those in its code.
+    """
 
     kernel: str
     capability: int

@@ -116,7 +116,7 @@ def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch
 
 
 def amid_nan(weight: Stored) -> Stored:
-    """The same weight, with NaN in memory behind its scales and offsets: what reads too far gives NaN."""
+    """A copy of the weight with NaN in memory after its scales and offsets: a read beyond them gives NaN."""
 
     def behind(values: Tensor | None) -> Tensor | None:
         if values is None:
@@ -228,9 +228,9 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
 
 
 def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """The same of rows with lists of tokens, some longer than a piece, and with typical_p; some rows have none.
+    """Sampled tokens of rows with lists of tokens, some longer than a piece, and with typical_p; some rows have none.
 
-    Of each: what the options ask for; logits in float32, and in bfloat16 with many that are equal.
+    For each: the options' tokens; logits in float32, and in bfloat16 with many equal ones.
     """
     rng = np.random.default_rng(100 + seed)
     found, rows = [], 6
@@ -261,7 +261,7 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
 
 
 def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """The same of rows with typical_p alone or with another cut, at low temperatures and high ones."""
+    """Sampled tokens of rows with typical_p alone or with another cut, at low temperatures and high ones."""
     rng, found, rows = np.random.default_rng(200 + seed), [], 6
     for name in (("typical_p", "top_p"), ("top_k", "min_p"))[seed % 2]:
         logits = (rng.standard_normal((rows, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)

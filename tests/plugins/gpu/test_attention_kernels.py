@@ -109,7 +109,7 @@ def test_a_work_list_gives_the_same_bits(interpreter, case, parts, workers):
 
 
 def test_requests_without_keys_are_not_in_the_list(interpreter):
-    """As padding has them: their results are 0."""
+    """Padding has such requests: their results are 0."""
     assert interpreter.submit(cases.listed_padding).result() == [5, 0, 0, 1, 0, 1, 1, 1, 2, 3, 0]
 
 

@@ -30,7 +30,7 @@ EM_CUDA = 190  # of an ELF header
 
 
 def check(kernel: CompiledKernel) -> None:
-    """What holds for every kernel; ptxas has accepted the code, or there were none."""
+    """The rules for every kernel; ptxas has accepted the code, or there was none."""
     spec = kernel.spec
     assert re.search(rf"^\.target sm_{spec.capability}a?$", kernel.ptx, re.MULTILINE)
     (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", kernel.ptx, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""How compute capabilities are written, and what GPUs lack."""
+"""The spelling of compute capabilities, and features that GPUs lack."""
 
 from __future__ import annotations
 

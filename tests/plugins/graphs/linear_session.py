@@ -166,6 +166,6 @@ def run_plan(session: LinearSession, plan: Sequence[dict[int, int]] = PLAN) -> d
 
 
 def reference_logits(model: PreTrainedModel) -> dict[int, Logits]:
-    """The same by transformers, each request by itself."""
+    """The logits of transformers, each request by itself."""
     with torch.no_grad():
         return {s: model(input_ids=torch.tensor([tokens_of(s)]), use_cache=False).logits[0].numpy() for s in SEQUENCES}

@@ -31,7 +31,7 @@ from tests.plugins.graphs.linear_session import (
 CONTEXT = 40
 
 CHUNKS_ALONE: tuple[dict[int, int], ...] = ({0: 11, 2: 5}, {0: 7}, {2: 2}, *({0: 1, 2: 1},) * 5)
-"""What runs as in ``linear_session.PLAN``; parts of prompts behind others run one by one."""
+"""The runs of ``linear_session.PLAN``, but later parts of prompts run one token at a time."""
 
 
 def _grouped(heads: int, kv_heads: int) -> dict[str, Any]:

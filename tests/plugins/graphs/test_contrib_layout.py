@@ -10,7 +10,7 @@ from tests.plugins.graphs.linear_session import emit, lowered
 
 
 def test_layers_reshape_nothing(tmp_path: Path) -> None:
-    """What is reshaped is at the ends: token ids, their rows of the table, and what wanted rows are taken of."""
+    """Reshapes are only at the ends: token ids, their rows of the table, and the selection of rows."""
     counts = []
     for layers in (2, 3):
         folder = tmp_path / str(layers)

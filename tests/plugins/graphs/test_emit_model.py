@@ -46,7 +46,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 
 
 def _families() -> list[str]:
-    """Those that docs/use/families.md says the cpu target runs."""
+    """The families that docs/use/families.md lists for the cpu target."""
     rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
     return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
 

@@ -155,7 +155,7 @@ def logits_of(folder: Path, io: LinearIo, variant: Variant) -> Logits:
 
 
 def evaluated(program: Program) -> Logits:
-    """The same by the ops' own definitions."""
+    """The logits by the ops' own definitions."""
     inputs = packed_inputs(program, [torch.tensor(tokens_of(slot)) for slot in SEQUENCES])
     found: Logits = program.evaluate(inputs)[0].numpy()
     return found

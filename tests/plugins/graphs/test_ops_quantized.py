@@ -33,7 +33,7 @@ INT4_OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, acti
 
 
 def _with_floats(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call gives if activations aren't rounded, and weights are the floats that their integers stand for."""
+    """The result of a call if activations aren't rounded, and weights are the floats that their integers stand for."""
     assert callable(node.target)
     if node.target is ew.quantize_activation.default:
         return (args[0],) * 3

@@ -1,4 +1,4 @@
-"""How a packed step is padded, and how one that is too large is parted."""
+"""The padding of a packed step, and the division of one that is too large."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def reference(ids: list[int], seed: int = 0) -> Array:
 
 
 def greedy(prompt: list[int], tokens: int, seed: int = 0) -> list[int]:
-    """What follows a prompt."""
+    """The greedy continuation of a prompt."""
     ids = list(prompt)
     for _ in range(tokens):
         ids.append(int(reference(ids, seed)[-1].argmax()))

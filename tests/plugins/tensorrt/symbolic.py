@@ -62,7 +62,7 @@ class Integers(dict[int, Any]):
 
 @dataclass(frozen=True)
 class Launched:
-    """What a plugin asked for at given sizes."""
+    """The launch that a plugin asks for at given sizes."""
 
     grid: tuple[int, int, int]
     block: int

@@ -194,7 +194,7 @@ def test_outputs_that_are_taken(output: str, manifest: Manifest, tmp_path: Path)
 
 
 def test_parents_links_are_followed_before_two_dots(manifest: Manifest) -> None:
-    """As the system does: "link/.." is the folder around what the link leads to."""
+    """The system resolves links first: "link/.." is the parent of the link's target."""
     Path("deep/in").mkdir(parents=True)
     Path("link").symlink_to("deep/in")
     assert output_place("link/../x", {}) == Path.cwd() / "deep/x"

@@ -42,7 +42,7 @@ class Phrases(Proposer):
 
 
 class TimedPhrases(Phrases, TimedProposer):
-    """The same, as a proposer that takes time."""
+    """A proposer of phrases that takes time."""
 
     def seconds(self, rows: int) -> float:
         return 1e-6 * rows

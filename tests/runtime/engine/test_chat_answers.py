@@ -1,4 +1,4 @@
-"""What a conversation's answers are held to, and how they are read."""
+"""The constraints on a conversation's answers, and their parsing."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_prompt_that_fails_has_the_log_probabilities_before(toy: Toy, tokens_a
 
 @pytest.mark.parametrize("how", ["abort", "fail"])
 def test_blocks_stay_with_who_has_ended_until_its_step_has_run(toy: Toy, how: str) -> None:
-    """That step still writes to them, while what is read from a disk for their next owner is written at once."""
+    """The step still writes to them, while blocks read from disk for their next owner are written at once."""
     engine = Engine(toy(caps=ExecutorCaps(in_flight=2)), SchedulerConfig())
     one, other = (Generation([*range(first, first + 6)], SamplingParams(max_tokens=9)) for first in (5, 50))
     engine.add_request(one)

@@ -1,4 +1,4 @@
-"""What requests give back: results, times, errors of one among many, a bar."""
+"""The output of requests: results, times, the error of one among many, a progress bar."""
 
 from __future__ import annotations
 

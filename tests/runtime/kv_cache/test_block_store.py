@@ -1,4 +1,4 @@
-"""What comes back from a folder is what was written, bit for bit, or nothing."""
+"""A folder returns blocks as they were written, bit for bit, or not at all."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def test_any_long_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
 
 
 def steps_to_first_token(toy: Any, *, victim: bool, share: bool, seed: int) -> int:
-    """What an attacker sees of its request for a text, in steps, at a load that is the same each time.
+    """The steps that an attacker's request for a text takes, at a load that is the same each time.
 
     ``victim``: another tenant has asked for that text, and not for one of the same length. ``share``: as if tenants
     found each other's prefixes.
@@ -474,7 +474,7 @@ def test_who_waits_for_a_copy_of_a_step_that_failed_begins_again(toy: Any) -> No
 
 
 def test_who_waits_for_a_copy_of_a_step_that_is_given_up_begins_again(toy: Any) -> None:
-    """Those of the step itself keep what they have: they are to be failed."""
+    """The requests of the step itself keep their blocks: they are to be failed."""
     engine = engine_of(toy)
     scheduler = engine.scheduler
     run(engine, ask(list(range(20))))

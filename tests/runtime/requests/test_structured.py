@@ -602,7 +602,7 @@ SUITE = Path(__file__).parent / "json_schema_test_suite" / "draft2020-12"
 
 @pytest.mark.parametrize("file", sorted(SUITE.glob("*.json")), ids=lambda file: file.stem)
 def test_no_invalid_instance_of_the_schema_suite_is_accepted(grammars: Grammars, file: Path) -> None:
-    """What isn't understood is refused by name; valid instances may be refused, as keys have one order."""
+    """Unsupported keywords are refused by name; valid instances may be refused, as keys have one order."""
     refused = []
     for group in json.loads(file.read_text(encoding="utf-8")):
         try:
@@ -617,7 +617,7 @@ def test_no_invalid_instance_of_the_schema_suite_is_accepted(grammars: Grammars,
 
 
 def accepts(grammar: Grammar, data: Any) -> bool:
-    """Whether an instance can be written, whatever its whitespace."""
+    """Returns True if an instance can be written, with some whitespace."""
     for separators in ((",", ":"), (", ", ": ")):
         one = grammar.copy()
         for token in json.dumps(data, ensure_ascii=False, separators=separators).encode():
@@ -675,7 +675,7 @@ def hard_schemas(count: int) -> Iterator[dict[str, Any]]:
 
 
 def answers_to_hard_schemas(llm: ew.LLM, count: int) -> int:
-    """How many of so many answers are finished; each of these has to be valid."""
+    """The number of finished answers; each of these has to be valid."""
     schemas = list(hard_schemas(count))
     params = [
         SamplingParams(max_tokens=150, temperature=i % 3 * 0.6, seed=i, structured_outputs={"json": json.dumps(schema)})

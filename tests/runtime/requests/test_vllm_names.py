@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def test_a_program_written_for_vllm(tiny_bundle: Path) -> None:
-    """As its own examples are written; only the model's name is a bundle."""
+    """It is written like vLLM's own examples; only the model's name is a bundle."""
     options: dict[str, Any] = {
         **{"tensor_parallel_size": 1, "dtype": "auto", "gpu_memory_utilization": 0.8, "enforce_eager": True},
         **{"max_model_len": 64, "max_num_seqs": 4, "trust_remote_code": False, "swap_space": 4, "seed": 0},
@@ -54,7 +54,7 @@ def test_a_program_written_for_vllm(tiny_bundle: Path) -> None:
 
 
 def test_each_rule_is_kept(make_llm: MakeLLM, toy: Toy, tmp_path: Path) -> None:
-    """What asks for nothing is taken; anything else is refused with the name, the reason and what to do."""
+    """Options that ask for nothing are taken; others are refused with the name, the reason and the remedy."""
     llm = make_llm(toy())
     calls: list[tuple[dict[str, Any], Callable[..., object]]] = [
         (dict(OF_LLM), lambda **given: LLM(tmp_path / "nowhere", **given)),

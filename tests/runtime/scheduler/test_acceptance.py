@@ -1,4 +1,4 @@
-"""How often drafts are accepted, by their kind, and what they may cost."""
+"""The acceptance of drafts by their kind, and the cost that they may have."""
 
 from __future__ import annotations
 

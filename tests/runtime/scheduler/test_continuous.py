@@ -1,4 +1,4 @@
-"""Who runs when, and what happens when blocks run out."""
+"""The order in which requests run, and the handling of a lack of blocks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)
 
 @pytest.fixture
 def steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a draft pays doesn't hang on what else this machine does."""
+    """Makes the choice of drafts independent of other work on this machine."""
     monkeypatch.setattr(DecodeTimes, "took", lambda *given: None)
 
 
@@ -188,7 +188,7 @@ def drafts_of_lookups() -> Drafts:
 
 
 def test_the_proposal_behind_the_most_equal_tokens_counts() -> None:
-    """Where the number is equal, the request's own text has the next ones."""
+    """If the numbers are equal, the request's own text determines the next tokens."""
     drafts = drafts_of_lookups()
     said = Generation([*range(100, 108), 50], PARAMS)
     said.tokens += [51, 52]

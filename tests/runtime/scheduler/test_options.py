@@ -1,4 +1,4 @@
-"""What ``LLM(scheduling=...)`` takes, and what is refused by name."""
+"""The options of ``LLM(scheduling=...)``, and those that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes first, who pauses and who is refused, where requests aren't served as they come."""
+"""The order, pauses and refusals of requests that aren't served in the order of arrival."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_what_was_given_out_stays_as_it_was() -> None:
 
 
 def test_a_step_that_is_scheduled_again() -> None:
-    """As after a failure: nothing was committed, so nothing has moved."""
+    """A failure is followed by such a step: nothing was committed, so nothing has moved."""
     inputs, requests = StepInputs(GROUPS), decodes(3, 8)
     for _ in range(3):
         assert_same(inputs.build(chunks(requests)), step_input(chunks(requests), GROUPS))

@@ -1,4 +1,4 @@
-"""What steps are expected to take: from what they took, from a plan, and from what was measured by rows."""
+"""The expected times of steps: from past steps, from a plan, and from measurements by rows."""
 
 from __future__ import annotations
 

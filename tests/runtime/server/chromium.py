@@ -86,7 +86,7 @@ class Browser:
         self.use(next(iter(self._targets)))
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """What a command gives."""
+        """Sends a command and returns its result."""
         number = self._post(method, params)
         while True:
             found = self._next()
@@ -138,7 +138,7 @@ class Browser:
             self.send("Fetch.disable")
 
     def run(self, script: str) -> Any:
-        """What an expression gives."""
+        """Evaluates an expression and returns its value."""
         found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")

@@ -71,7 +71,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What was written, streamed or whole."""
+        """The text of the answer, streamed or whole."""
         if self.headers["content-type"].startswith("text/event-stream"):
             choices = [choice for event in self.events for choice in event["choices"]]
             return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices)

@@ -1,4 +1,4 @@
-"""What goes through the door is what ``LLM`` gives: tokens, log-probabilities, texts, in OpenAI's shapes."""
+"""The server's answers are those of ``LLM``: tokens, log-probabilities, texts, in OpenAI's shapes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request_of(rng: random.Random) -> dict[str, Any]:
 
 
 def expected(llm: LLM, prompt: list[int], body: dict[str, Any]) -> list[list[int]]:
-    """What the library gives, for that prompt alone."""
+    """The library's answer to that prompt alone."""
     names = set(body) - {"return_token_ids", "stream"}
     fields = {name: body[name] for name in names}
     if "logit_bias" in fields:

@@ -26,7 +26,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Transport:
-    """What the connection writes, and whether it was closed."""
+    """Records the connection's writes, and if it was closed."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -76,7 +76,7 @@ class Transport:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is read, as far as the client can tell."""
+        """Returns True if nothing more is read, as far as the client can tell."""
         return self.closed or self.aborted or (self.half_closed and self.paused)
 
 

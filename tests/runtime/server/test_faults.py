@@ -299,7 +299,7 @@ def test_keys_tenants_and_quotas(make_server: MakeServer, tiny_bundle: Path, tmp
 
 
 def read_all(link: socket.socket) -> bytes:
-    """What comes until the connection is closed."""
+    """The bytes received until the connection is closed."""
     data = b""
     while piece := link.recv(65536):
         data += piece

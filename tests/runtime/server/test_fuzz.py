@@ -1,5 +1,7 @@
-"""What no client should send, at random and at once: each connection gets a 4xx in the protocol's shape or is closed,
-never a 500; the engine lives, the log has no failure, and others' requests have the tokens that they have alone."""
+"""Invalid requests, at random and in parallel, get a 4xx in the protocol's shape or a closed connection, never a 500.
+
+The engine lives, the log has no failure, and other clients' requests have the tokens that they have alone.
+"""
 
 from __future__ import annotations
 

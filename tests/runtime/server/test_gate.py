@@ -1,4 +1,4 @@
-"""What stands before the routes, as browsers, load balancers and other programs meet it."""
+"""The checks before the routes, as browsers, load balancers and other programs meet them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who must go where connections or bodies take too much, and who stays."""
+"""The clients that have to go if connections or bodies take too much, and those that stay."""
 
 from __future__ import annotations
 

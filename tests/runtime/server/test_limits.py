@@ -51,7 +51,7 @@ def test_no_bound_is_for_a_field_that_no_body_has() -> None:
 
 
 def too_much(bound: Bound, sizes: Sizes) -> Iterator[tuple[str, Any]]:
-    """What each limit of a bound is called in its error, and the least that exceeds it."""
+    """The name of each limit of a bound in its error, with the smallest value that exceeds it."""
     if characters := bound.characters.of(sizes):
         yield "characters", "x" * (characters + 1)
         if bound.values.of(sizes) > 2:

@@ -1,4 +1,4 @@
-"""What the live view is told, with an engine that is held in the middle of a step."""
+"""The data of the live view, with an engine that is held in the middle of a step."""
 
 from __future__ import annotations
 

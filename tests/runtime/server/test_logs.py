@@ -1,4 +1,4 @@
-"""What operators get: a line for each request, JSON alone where that is asked for, an address that answers, SIGHUP."""
+"""The operator's tools: a log line for each request, JSON if asked for, the printed address, SIGHUP."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from enginewright.runtime.server.bodies import HARMLESS, REFUSED, ChatBody, Comp
 from tests.runtime.server.conftest import Server
 
 Answer = dict[str, Any]
-"""What one choice has: its text, finish_reason, and tokens of its log-probabilities."""
+"""The parts of one choice: its text, finish_reason, and tokens of its log-probabilities."""
 Check = Callable[[list[Answer], list[Answer]], bool]
-"""Whether the answers with an option are right, given those without it."""
+"""Returns True if the answers with an option are right, given those without it."""
 
 MESSAGES = [{"role": "user", "content": "Tell me of ships."}]
 BASE = {"seed": 5, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -386,7 +386,7 @@ def test_models_and_errors(client: openai.OpenAI, server: Server) -> None:
 
 
 def test_a_tokenizer_is_told(server: Server, tiny_bundle: Path) -> None:
-    """As vLLM tells it; lm-eval then needs none of its own."""
+    """The response is vLLM's; lm-eval then needs no tokenizer of its own."""
     info = server.ask("GET", "/tokenizer_info").json
     with LLM(tiny_bundle) as llm:
         assert llm.tokenizer is not None

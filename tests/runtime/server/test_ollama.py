@@ -85,14 +85,14 @@ def lines(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def said(rows: list[Any], name: str) -> Any:
-    """What rows say together, by /api/chat or /api/generate."""
+    """The joined content of rows from /api/chat or /api/generate."""
     values = [one["message"].get(name) if "message" in one else one.get(name) for one in rows]
     values = [value for value in values if value]
     return [call for calls in values for call in calls] if name == "tool_calls" else "".join(values)
 
 
 def both(server: Server, path: str, **body: Any) -> dict[str, Any]:
-    """What comes whole, which is what is streamed."""
+    """The whole answer, after a check that the streamed one is equal."""
     body = {"model": "tools", "options": {"num_predict": 200, "seed": 1}, **body}
     whole = server.ask("POST", path, body | {"stream": False})
     assert whole.status == 200, whole.body

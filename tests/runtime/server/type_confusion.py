@@ -233,7 +233,7 @@ async def confuse(app: InProcess, count: int, seed: int, at_once: int = 16) -> C
 
 
 async def run(bundle: Path, count: int, seed: int) -> Counter[int]:
-    """The same with an application of its own, of which nothing is left in the end."""
+    """Confuses an application of its own, of which nothing is left in the end."""
     app = InProcess(bundle)
     try:
         model = await app.front.loaded(app.front.model("m"))

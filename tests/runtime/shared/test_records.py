@@ -1,4 +1,4 @@
-"""What is read of JSON is checked, and the first wrong field is named with its whole path."""
+"""Records read from JSON are checked, and the first wrong field is named with its whole path."""
 
 from __future__ import annotations
 

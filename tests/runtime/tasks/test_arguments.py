@@ -1,4 +1,4 @@
-"""What callers may pass, as people pass it to other libraries, and errors that name what is wrong."""
+"""Arguments that callers pass, as they pass them to other libraries, and errors that name what is wrong."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_prompt_of_megabytes_is_refused_by_its_beginning(make_llm: MakeLLM, to
 
 
 def test_a_long_text_of_few_tokens_is_taken() -> None:
-    """What a tokenizer drops or joins doesn't count: only tokens do."""
+    """Characters that a tokenizer drops or joins don't count: only tokens do."""
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = Tokenizer(TokenizerFiles(words.to_str(), None, {}))

@@ -42,7 +42,7 @@ MARKERS = {
     "llama-pythonic": ["<|python_start|>", "<|python_end|>"],
     "llama-json": ["<|python_tag|>", "<|eom_id|>"],
 }
-"""Those that are tokens of its models."""
+"""Markers that are tokens of the notation's models."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -117,7 +117,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer says, and the tokens that say it."""
+    """The content of an answer, and its tokens."""
 
     name: str
     ids: tuple[int, ...]

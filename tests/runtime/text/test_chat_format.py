@@ -33,7 +33,7 @@ def parser_of(name: str) -> ChatParser:
 
 
 def joined(deltas: Sequence[Delta]) -> tuple[str, str, dict[int, tuple[str | None, str]]]:
-    """What pieces are together."""
+    """Joins deltas to content, reasoning and calls."""
     calls: dict[int, tuple[str | None, str]] = {}
     for delta in deltas:
         if delta.call is not None:

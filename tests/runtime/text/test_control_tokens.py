@@ -1,4 +1,4 @@
-"""What a message says never becomes a control token; what a template writes does, as with transformers."""
+"""The text of a message never becomes a control token; a template's own text does, as with transformers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def pid(process: TemplateProcess) -> int:
 
 
 def is_there(number: int) -> bool:
-    """Whether a process that isn't a child of ours runs."""
+    """Returns True if a process that isn't a child of ours runs."""
     try:
         return ") Z " not in Path(f"/proc/{number}/stat").read_text()
     except FileNotFoundError:

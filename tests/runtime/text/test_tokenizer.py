@@ -26,7 +26,9 @@ def stream(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
-    """As Llama's: words carry their space, unknown characters are bytes, and a text's first space is stripped."""
+    """A tokenizer like Llama's: words carry their space, unknown characters are bytes, a text's first space is
+    stripped.
+    """
     vocab = {"<unk>": 0, "<s>": 1, "▁Hello": 2, "▁world": 3, "!": 4}
     vocab |= {f"<0x{b:02X}>": 5 + b for b in range(256)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))

@@ -27,7 +27,7 @@ def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
-    """How long steps of several rows are measured, and with what; they take no time here."""
+    """The calls that measure steps of several rows; they take no time here."""
     asked: list[tuple[float, dict[str, Any]]] = []
 
     def measured(bundle: Bundle, contexts: Sequence[int], seconds: float, **given: Any) -> dict[int, tuple[float, ...]]:
@@ -85,7 +85,7 @@ class Clock:
 def test_the_time_is_kept_to(
     opening: float, step: float, seconds: float, tried: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no time for all choices fewer are tried; where there is none for any nothing is written."""
+    """With too little time fewer choices are tried; without time for any, nothing is written."""
     clock = Clock(opening, step)
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "Contender", clock.contender)

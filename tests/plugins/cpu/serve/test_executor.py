@@ -34,7 +34,7 @@ CACHES: dict[CacheDtype, int] = {
     "i8": 32 * (H + H) + 2 * 32 * 4,
     "fp8": 32 * (H + H) + 2 * 32 * 4,
 }
-"""What keys and values are stored in -> bytes of a block, scales included."""
+"""Storage type of keys and values -> bytes of a block, scales included."""
 RNG = np.random.default_rng(3)
 TABLE: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
 HEAD: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)

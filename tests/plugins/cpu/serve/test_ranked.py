@@ -62,12 +62,12 @@ def ranked(llm: LLM) -> RankedExecutor:
 
 
 def nothing_is_left(pids: list[int], files: int) -> bool:
-    """Whether no process of a rank is there, not even as a zombie, and this one has no file of shared memory more."""
+    """Returns True if no process of a rank is left, not even a zombie, and no file of shared memory was added."""
     return not any(os.path.exists(f"/proc/{pid}") for pid in pids) and shared_files() <= files
 
 
 def shared_files() -> int:
-    """How many files of ranks this process has open or mapped."""
+    """The number of ranks' files that this process has open or mapped."""
     gc.collect()
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
@@ -251,7 +251,7 @@ def test_ranks_end_with_the_process_of_rank_0(tiny_bundle: Path, stopped: bool) 
 
 
 def _runs(pid: int) -> bool:
-    """Whether it is there, and no zombie: whoever adopts orphans may be slow to look after them."""
+    """Returns True if the process runs and isn't a zombie: the process that adopts orphans may be slow to reap them."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:

@@ -224,7 +224,7 @@ class Killed(BaseException):
 
 
 class Wire:
-    """What simulated ranks send each other, and the time: the ranks are threads, and no machine makes them late.
+    """The messages and the time of simulated ranks: the ranks are threads, and no machine makes them late.
 
     A limit of seconds passes only when nobody can go on: no rank computes, and each waits for a message that isn't
     there, is stopped, or has ended. Then the one that has waited longest gives up.
@@ -458,7 +458,7 @@ SIMULATED = {"tensor=2": 2, "pipeline=2": 2, "tensor=3": 3, "pipeline=3": 3, "te
 
 
 def numbers(llm: LLM) -> list[object]:
-    """What ``answers`` gives, without texts: an LLM of an executor has no tokenizer."""
+    """The numbers of ``answers``, without texts: an LLM of an executor has no tokenizer."""
     found = llm.generate(PROMPTS, PARAMS)
     return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob, len(o.outputs)) for o in found]
 
@@ -688,7 +688,7 @@ class Cluster:
         kill(self.others())
 
     def others(self) -> list[int]:
-        """What names the folder, such as Ray's autoscaler, which is nobody's child."""
+        """Processes whose command lines name the folder, such as Ray's autoscaler, which isn't our child."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the cuda target's bundle holds, and that it holds every kernel that a step launches."""
+"""The content of the cuda target's bundle; it has every kernel that a step launches."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_kernels_of_both_ways_compile(capability: int) -> None:
 
 
 def generated(bundle: Path) -> list[list[int]]:
-    """What users do, where Triton interprets the kernels; a warning is an error."""
+    """Generates tokens as users do, with kernels interpreted by Triton; a warning is an error."""
     warnings.simplefilter("error")
     with LLM(bundle, context=64, max_requests=2, trust="code") as llm:
         options = SamplingParams(max_tokens=3, temperature=0.8, seed=3, ignore_eos=True)

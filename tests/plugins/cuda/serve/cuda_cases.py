@@ -56,7 +56,7 @@ def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tupl
 
 
 def lowered(program: Program, context: PassContext, floats: FloatType) -> Lowering:
-    """What the emitter writes of a program, read again as the runtime gets it."""
+    """The program that the emitter writes, read again as the runtime reads it."""
     program = program.copy()
     PassManager([p for p in CudaEmitter().passes() if p.wanted(context)], context).run(program)
     lowering = lower_for_gpus(program, floats)
@@ -100,7 +100,7 @@ def poison(memory: Tensor) -> None:
 
 
 def step_input(inputs: Mapping[str, Tensor], sampling: SamplingBatch | None = None) -> StepInput:
-    """What ``Steps`` makes, as executors take it; of a step without sampling the logits are wanted."""
+    """The inputs of ``Steps`` as executors take them; a step without sampling returns logits."""
     arrays = {name: value.to(torch.int32).numpy() for name, value in inputs.items()}
     plain = {name: arrays[name] for name in ("ids", "positions", "q_start", "kv_len", "rows")}
     tables = {name.partition(":")[2]: a for name, a in arrays.items() if name.startswith("block_table:")}

@@ -47,7 +47,7 @@ EXACT = 1e-5
 """The share of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
 
 ROUNDED = 20 * 2.0**-9
-"""Where activations are bf16: some 20 roundings on the way to a logit, of half a unit in the last place each."""
+"""The share with bf16 activations: some 20 roundings on the way to a logit, of half a unit in the last place each."""
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_long_contexts_are_put_together_from_parts(
 
 
 class FakeGraph(TorchDispatchMode):
-    """What a CUDA graph is: calls on fixed memory, recorded once. It runs what it records, which does no harm."""
+    """A stand-in for a CUDA graph: calls on fixed memory, recorded once. It runs the calls that it records."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
@@ -420,7 +420,7 @@ def test_what_steps_hold_is_known_before_and_gone_afterwards(interpreter: Proces
 
 
 def test_long_contexts_take_room_for_their_parts() -> None:
-    """What attention's parts take beside the arena grows with the longest context."""
+    """The memory of attention's parts, next to the arena, grows with the longest context."""
     program, context = cases.program_of("Llama")
     lowered = cases.lowered(program, context, "bf16").program
     short, long = (step_memory(lowered, StepLimits(64, 256, 256, blocks), 256) for blocks in (1, 131072 // 32))
@@ -438,7 +438,7 @@ def test_products_add_in_float32_and_settings_are_kept() -> None:
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Callable[[], Any]:
-    """What opens the first GPU of a driver in memory, where torch has no CUDA."""
+    """Opens the first GPU of a driver in memory, since torch has no CUDA."""
     processors = SimpleNamespace(multi_processor_count=4)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
@@ -758,8 +758,7 @@ def test_logprobs_take_a_fifth_of_the_logits_memory() -> None:
 
 
 def out_of_memory(times: int) -> tuple[list[str], int]:
-    """What each of three steps gives where memory runs out so often in the second one, and how often it was tried
-    again."""
+    """The results of three steps if memory runs out ``times`` times in the second one, and the number of attempts."""
     program, context = cases.program_of("Llama")
     steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256), Steps(["full"], cases.BLOCKS)
     found, left = [], 0
@@ -793,7 +792,7 @@ def test_where_memory_runs_out_a_step_is_tried_again(interpreter: ProcessPoolExe
 
 
 def lost_gpu(bundle: str) -> list[tuple[str, str]]:
-    """What ``LLM`` says of requests around a launch that fails, behind which the GPU answers nothing."""
+    """The answers of ``LLM`` around a launch that fails, after which the GPU answers nothing."""
     from enginewright import LLM, SamplingParams
 
     said: list[tuple[str, str]] = []

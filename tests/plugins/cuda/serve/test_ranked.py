@@ -51,7 +51,7 @@ EXACT = 1e-5
 
 
 def rows_of(use: WeightUse, weights: dict[str, Tensor]) -> Tensor:
-    """What a rank loads of a weight."""
+    """The part of a weight that a rank loads."""
     return weights[use.source][use.first : use.first + use.shape[0]].clone() if use.source else weights[use.name]
 
 
@@ -112,7 +112,7 @@ class Threads:
             raise problems[0]
 
     def logits(self, step: StepInput) -> FloatArray:
-        """What rank 0 gives for a step that the others get as bytes."""
+        """The logits of rank 0 for a step that the others receive as bytes."""
         found: list[FloatArray] = []
         groups = [group.name for group in self.programs[0].cache_groups]
 
@@ -258,8 +258,9 @@ def test_processes_have_the_tokens_of_one(bundle: Path, how: str, interpreter: P
 
 
 def lost(path: Path) -> tuple[str, str, list[bool], list[tuple[int, ...]]]:
-    """What a request is told after a rank was killed, and a later one; which processes are there still; and the answers
-    once the bundle was opened again."""
+    """The errors of a request after a rank was killed, and of a later one; the processes that still run; and the
+    answers after the bundle was opened again.
+    """
     with opened(path, ranks=2) as llm:
         executor: Any = llm.engine.executor
         pids = executor.places.pids

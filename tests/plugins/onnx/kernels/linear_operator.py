@@ -28,7 +28,7 @@ Float = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Format:
-    """How a weight is stored, and in which groups it and x are scaled."""
+    """The storage of a weight, and the groups in which it and x are scaled."""
 
     storage: str
     dtype: Dtype
@@ -43,7 +43,7 @@ class Format:
 
     @property
     def rounded(self) -> bool:
-        """Whether x is multiplied as integers."""
+        """Returns True if x is multiplied as integers."""
         return self.storage in ("int8", "int4")
 
 
@@ -90,7 +90,7 @@ class Product:
         }
 
     def stored(self) -> dict[str, Array]:
-        """What the file has, by the names of the operator's inputs."""
+        """The arrays of the file, by the names of the operator's inputs."""
         f, found = self.format, {}
         found["weight"] = packed(self.weight, f.layout, f.dtype).view(stored_dtype(f.dtype, f.layout))
         if self.scales is not None:
@@ -169,7 +169,7 @@ def open_model(
 
 
 def open_product(product: Product, threads: int = 1, isa: str = isas()[0]) -> onnxruntime.InferenceSession:
-    """The same of a product."""
+    """Opens a session of a model with one product."""
     return open_model(operator_model(product.attributes(), product.stored()), threads, {"isa": isa})
 
 
@@ -181,7 +181,7 @@ def by_onnxruntime(session: onnxruntime.InferenceSession, x: Float) -> Float:
 
 
 def by_cpu_target(product: Product, x: Float, isa: str = isas()[0]) -> Float:
-    """The same by a step of a program, with one thread."""
+    """The product by a step of a cpu program, with one thread."""
     b, f = LoweredBuilder(), product.format
     operands: list[Operand] = [b.values(x)]
     attributes: dict[str, int | str] = {"has_bias": product.bias is not None}

@@ -1,4 +1,4 @@
-"""Where the library of operators is looked for, and what is said where it isn't."""
+"""The search for the library of operators, and the message if it is missing."""
 
 from __future__ import annotations
 

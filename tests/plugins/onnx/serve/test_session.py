@@ -136,5 +136,5 @@ def test_a_file_that_is_not_there(module: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_else_loads_it() -> None:
-    """So that a machine without onnxruntime runs what is for the cpu target."""
+    """A machine without onnxruntime can thus run the cpu target."""
     assert "onnxruntime" not in vars(onnx_session)

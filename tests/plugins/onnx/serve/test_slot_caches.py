@@ -61,7 +61,7 @@ def prompt_run(first: int, tokens: list[int], start: int = 0) -> SlotRun:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_slots_that_are_forgotten_are_zero_and_no_others(device: str) -> None:
-    """Where memory is a device's, onnxruntime has it: here its own memory on the CPU stands in for that."""
+    """A device's memory is in onnxruntime; its memory on the CPU stands in for that here."""
 
     class Module:
         class OrtValue:
@@ -144,7 +144,7 @@ def test_slots_that_nobody_had_are_not_touched(bundle: Path, monkeypatch: pytest
 
 
 def test_what_is_bound_is_kept(bundle: Path) -> None:
-    """The same run again takes the same binding; it reads the new tokens all the same."""
+    """A second run of the same sizes takes the same binding, but reads the new tokens."""
     caches = open_caches(bundle)
     texts = [[1, 2, 3], [4, 5, 6]]
     for text in texts:

@@ -117,7 +117,7 @@ def test_what_is_damaged(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if that had been exported."""
+    """The file is replaced after the export."""
     bundle = Bundle.open(path, trust="code")
     section = stablehlo_section(bundle, "stablehlo")
     client = Iree(section, 1)

@@ -30,7 +30,7 @@ def pjrt() -> Pjrt:
 
 
 def call(pjrt: Pjrt, name: str, arrays: list[Array], shape: tuple[int, ...], said: Said) -> Array:
-    """What a module of one call gives."""
+    """The result of a module with one call."""
     text = ModuleText()
     arrays = [a if a.dtype.isbuiltin == 1 else a.view(f"u{a.dtype.itemsize}") for a in arrays]
     operands: list[Tensor] = [text.argument(a.shape, KINDS[a.dtype]) for a in arrays]

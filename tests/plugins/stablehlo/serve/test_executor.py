@@ -62,7 +62,7 @@ def test_numbers_that_are_not_finite_go_with_their_request(path: Path) -> None:
 
 
 def test_slots_grow_with_their_longest_request_and_shrink_again(path: Path) -> None:
-    """As if the modules were for slots of 16 and 32 places: those of 32 are run, those of 16 only planned for."""
+    """The modules pretend to have slots of 16 and 32 places: those of 32 run, those of 16 are only planned for."""
     bundle = Bundle.open(path, trust="code")
     section = stablehlo_section(bundle, "stablehlo")
     short = tuple(m.model_copy(update={"places": 16}) for m in section.modules if m.tokens < 16)
@@ -91,7 +91,7 @@ def test_slots_grow_with_their_longest_request_and_shrink_again(path: Path) -> N
 
 @pytest.mark.matrix
 def test_what_is_copied_by_a_client_that_does_not_write_in_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a plugin whose memory isn't the host's."""
+    """A plugin may have memory that isn't the host's."""
     first, second = (executor(path) for _ in range(2))
     view = Pjrt.view
     monkeypatch.setattr(second._client, "view", lambda array, donated=False: view(second._client, array))

@@ -32,7 +32,7 @@ def pjrt() -> Pjrt:
 
 
 def test_a_donated_part_of_an_array_is_written_in_place_again_and_again(pjrt: Pjrt) -> None:
-    """What caches are: one array, of which a run takes some rows, and its results are what the next run takes."""
+    """Caches work like this: one array, of which a run takes some rows, and its results are the next run's input."""
     executable = pjrt.compile(WRITES.encode(), "test")
     memory, added = aligned((5, 16), np.float32), in_place(np.arange(16, dtype=np.float32))
     other = pjrt.view(added)

@@ -1,4 +1,4 @@
-"""How runs over slots are cut to the modules that there are: every token once, every row where it belongs."""
+"""Runs over slots are cut to the existing modules: every token runs once, every row is where it belongs."""
 
 from __future__ import annotations
 

@@ -24,15 +24,15 @@ from tests.plugins.tensorrt.compile.test_build import READY
 
 @dataclass
 class Ran:
-    """What was found.
+    """The results of a built bundle.
 
     Attributes:
-        report: of the build.
-        plugins: of each engine, by name.
-        layers: of each engine, by name.
-        outputs: of each engine, how many.
+        report: the build's report.
+        plugins: counts by name, for each engine.
+        layers: names, for each engine.
+        outputs: number of outputs, for each engine.
         logits, tokens: of each prompt, and of all of them together.
-        info: of the executor, when all had run.
+        info: the executor's, after all prompts.
     """
 
     report: dict[str, Any]

@@ -18,7 +18,7 @@ def use_rtx() -> None:
 
 
 class CutAttention:
-    """What goes into attention is given out, and what comes of it is taken in."""
+    """A cut through attention: its inputs become outputs of the network, and its results become inputs."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt

@@ -1,4 +1,4 @@
-"""What a network description means, op by op: ONNX's reference evaluator, and ``passes/ops`` for our own two."""
+"""The meaning of a network description, op by op: ONNX's reference evaluator, and ``passes/ops`` for our own two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT's layers mean, in numpy: as strict about types and ranks as a strongly typed network is said to be.
+"""The meaning of TensorRT's layers, in numpy: strict about types and ranks, as a strongly typed network is said to be.
 
 Each takes a layer with what was set on it, and its inputs; imports the bindings' enumerations when it is called, for
 this is used in a process of its own (see ``tests/plugins/tensorrt/conftest.py``).

@@ -122,7 +122,7 @@ class PluginLayer(Layer):
         return [i for i, size in enumerate(self.shapes[index]) if not size.fixed]
 
     def choose(self) -> None:
-        """What TensorRT does when it builds, in its order; of several tactics the last one wins."""
+        """Makes the choices of TensorRT's build, in its order; of several tactics the last one wins."""
         plugin, trt, tensors = self.plugin, self.network.trt, [*self.inputs, *self.outputs]
         descs = []
         for tensor in tensors:

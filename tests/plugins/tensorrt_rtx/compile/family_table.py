@@ -43,7 +43,7 @@ UNTRIED = frozenset(
 
 
 def families() -> list[str]:
-    """Those that the cpu target takes, and that were tried on these."""
+    """The families that the cpu target takes and that were tried on these."""
     rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
     named = (row.split("|")[1].strip() for row in rows if "| works |" in row)
     return [name for name in named if "," not in name and name not in UNTRIED]

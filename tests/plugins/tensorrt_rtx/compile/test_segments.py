@@ -1,4 +1,4 @@
-"""Where a program is cut: what runs between which attentions, and what is handed from one part to the next."""
+"""The cuts of a program: the parts between attentions, and the values passed from one part to the next."""
 
 from __future__ import annotations
 

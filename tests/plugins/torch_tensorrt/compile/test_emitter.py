@@ -1,4 +1,4 @@
-"""Where it can't be compiled, the target is refused before any work, with all that is missing."""
+"""The target is refused before any work if it can't be compiled, with a list of all that is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Torch-TensorRT is given is the program: of any size, made of ATen's ops, and equal to it bit for bit."""
+"""Torch-TensorRT receives the program: of any size, made of ATen's ops, and equal to it bit for bit."""
 
 from __future__ import annotations
 

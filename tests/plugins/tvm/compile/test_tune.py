@@ -155,7 +155,7 @@ def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.M
 def test_the_bundle_stays_as_it_was(
     arguments: tuple[str, ...], last: float, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the whole program isn't faster, and where nothing is to be written."""
+    """Either the whole program isn't faster, or nothing is to be written."""
     before = of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()
     pretend(monkeypatch, last=last)
     options = [*TVM, "--seconds", "600", "--threads", "1", "--json", *arguments]

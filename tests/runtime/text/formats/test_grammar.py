@@ -1,4 +1,4 @@
-"""What llguidance makes of the grammars: what models write is taken, and what is taken are calls that validate."""
+"""The grammars in llguidance accept what models write, and every accepted answer has calls that validate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def matcher(name: str, grammar: str | None) -> LLMatcher:
 
 
 def taken(start: LLMatcher, ids: Sequence[int]) -> int:
-    """How many tokens are taken; one more where the answer may end behind them all."""
+    """The number of accepted tokens, plus one if the answer may end after them all."""
     at = start.deep_copy()
     count = at.try_consume_tokens(list(ids))
     assert not at.is_error(), at.get_error()
