@@ -31,7 +31,7 @@ class RopeLayout:
 
     Attributes:
         first, second: [F], dimensions of the pairs.
-        rest: those that are not rotated.
+        rest: the dimensions that aren't rotated.
     """
 
     first: tuple[int, ...]

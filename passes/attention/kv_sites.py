@@ -30,11 +30,11 @@ class Branch:
     """One of q, k and v.
 
     Attributes:
-        linear: its projection.
+        linear: the branch's projection.
         rows: [N, D], which row of the projection's weight each element of ``pre`` comes from.
         pre: the value [T, N, D] before ``post``.
         post: norms and rotations between ``pre`` and attention, in order; each works head by head.
-        alone: whether nothing else reads the projection.
+        alone: True if nothing else reads the projection.
     """
 
     linear: Node

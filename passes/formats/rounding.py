@@ -122,7 +122,7 @@ class Rounding:
         coarseness: the largest relative error that rounding a weight, and what it is multiplied with, may make of a
             column of a product. A quarter of it is usual in the worst one, of some 100,000 columns of a trained model.
         round: (rows [N, K] float32, group size, whether with offsets) -> what is stored.
-        trained: whether training can round to it as it goes.
+        trained: True if training can round to it as it goes.
     """
 
     coarseness: float

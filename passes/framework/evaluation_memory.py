@@ -23,7 +23,7 @@ def evaluation_bytes(
     """Most bytes of activations and of the weight in use at a time, in ``Program.evaluate`` over whole sequences.
 
     Args:
-        tokens: of all sequences together; logits are counted for all of them if the program gives these.
+        tokens: the number of tokens of all sequences; logits are counted for each if the program gives these.
         working: bytes that calls take beside their arguments and results, where it isn't the op itself that runs.
         until: the last call that runs, and doesn't give its result; None: all do.
     """

@@ -31,12 +31,12 @@ class KvOptions(Section):
     """[attention] of a recipe: key/value heads, fewer than the model has, in numbers or by a budget.
 
     Attributes:
-        kv_heads: of the attentions that no override names; None: these keep theirs.
+        kv_heads: the number of heads of attentions that no override names; None keeps theirs.
         overrides: the first that matches an attention's path counts.
-        max_kl: as few heads as cost no more, in nats a token.
-        max_cache_bytes_per_token: what costs least of all that takes no more, over all layers.
-        method, grouping: how heads become fewer.
-        tokens: most that a layer's numbers are measured with, in a search; fewer are taken of large models.
+        max_kl: the largest KL divergence, in nats a token; heads become as few as it allows.
+        max_cache_bytes_per_token: the most bytes a token, over all layers; the choice costs the least of all within it.
+        method, grouping: the way heads become fewer.
+        tokens: the most tokens that measure a layer in a search; large models take fewer.
     """
 
     kv_heads: int | None = Field(default=None, ge=1)
@@ -75,8 +75,8 @@ class KvOptions(Section):
         """Checks that the attentions of a model, by path, can have these numbers of heads.
 
         Args:
-            present: how many each has.
-            recipe: its name, for errors.
+            present: the number of heads that each has.
+            recipe: the recipe's name, for errors.
 
         Raises:
             RecipeError: a number doesn't divide a layer's or is more; a pattern matches nothing, or earlier ones match
@@ -128,7 +128,7 @@ class ContextOptions(Section):
         best: keys that are chosen, of those that are neither first nor last.
         first, last: keys at the beginning, and right before the token's own block, that are always looked at.
         below: tokens at earlier positions look at everything.
-        whole_layers: as many layers from the first on look at everything.
+        whole_layers: the number of layers, from the first on, that read the whole context.
     """
 
     best: int = Field(ge=KV_BLOCK_SIZE)

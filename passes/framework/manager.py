@@ -18,7 +18,7 @@ class PassManager:
     Args:
         passes: run one after the other.
         context: handed to each.
-        after_pass: called with the program after each pass, for progress and verification.
+        after_pass: a function called with the program after each pass, for progress and verification.
     """
 
     def __init__(

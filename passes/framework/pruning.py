@@ -31,10 +31,10 @@ class Pruning(Section):
 
     Attributes:
         channels, heads: shares of each layer's.
-        layers: how many layers go, chosen by what leaving them out costs.
+        layers: the number of layers to remove, chosen by the cost of leaving them out.
         drop: patterns of layers that go whatever that costs.
         overrides: other shares for some layers; the first that matches and says something counts.
-        correct: whether what is kept compensates for what goes, by least squares.
+        correct: True if what is kept compensates for what goes, by least squares.
         max_kl: mean KL per token in nats; shares and ``layers`` are then the most that may go, and what does is
             searched for.
         multiple: columns that are left come in multiples of it; see ``fitting``.

@@ -32,7 +32,7 @@ class StepwiseEvaluation:
     Args:
         program: not changed.
         sequences: token ids, [S] each.
-        cache_bytes: most that weights may take which are kept from run to run.
+        cache_bytes: the most bytes of weights that are kept from run to run.
     """
 
     def __init__(self, program: Program, sequences: Sequence[torch.Tensor], cache_bytes: int) -> None:

@@ -24,7 +24,7 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
     """An input for each placeholder of ``program``: the sequences packed in one step, with nothing in their caches.
 
     Args:
-        program: with attention as captured, or paged.
+        program: a program with attention as captured, or paged.
         sequences: token ids, [S] each, at least one token.
 
     Returns:

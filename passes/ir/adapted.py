@@ -104,7 +104,7 @@ class Change:
     Attributes:
         adapter: the folder's path, which tells adapters with tensors of the same names apart.
         weight: factor of the difference that the steps make.
-        steps: in their order; at least one.
+        steps: at least one step, in order.
     """
 
     adapter: str

@@ -33,8 +33,8 @@ class Inferences:
         """The value of a call, by ``infer`` if no equal one was asked for before.
 
         Args:
-            target, args, kwargs: of the call.
-            symbols: those that sizes consist of. A value with others is one of its kind, and isn't kept.
+            target, args, kwargs: the call's op and arguments.
+            symbols: the symbols that sizes consist of. A value with others is unique, and isn't kept.
             infer: makes the value.
         """
         try:

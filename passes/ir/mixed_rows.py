@@ -25,7 +25,7 @@ class Mix:
     Attributes:
         indices: [J][M], of the base.
         size: N.
-        digest: of the matrices.
+        digest: the digest of the matrices.
         read: gives them, [J, N, M] float32, each time that it is called.
     """
 

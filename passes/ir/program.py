@@ -39,7 +39,7 @@ class Program:
 
     Args:
         graph: placeholders are step inputs (and, once lowered, caches); no owning module.
-        weights: what ``get_attr`` nodes name.
+        weights: the weights that ``get_attr`` nodes name.
         fake_mode: the mode of every ``meta["val"]``.
         symbols: sympy symbol -> one of SYMBOLS.
     """
@@ -237,9 +237,9 @@ class Program:
 
         Args:
             inputs: a tensor for each placeholder.
-            observe: called with every node and its value; for verifying and bisecting.
-            compute: called in place of a call's op, with the node and its arguments' values; for a faster way to the
-                same numbers, and for what goes through a program call by call. By default the op itself.
+            observe: a function called with every node and its value; for verifying and bisecting.
+            compute: a function called in place of a call's op, with the node and its arguments' values; for a faster
+                way to the same numbers, or to go through a program call by call. By default the op itself.
             read: gives a weight by its name; by default it is evaluated anew each time, so that memory holds one.
 
         Returns:
@@ -287,10 +287,11 @@ def from_exported(
     """A Program from torch.export's result, after ``run_decompositions``.
 
     Args:
-        exported: its parameters, buffers and constants become weights, its user inputs placeholders.
+        exported: the exported program, whose parameters, buffers and constants become weights, its user inputs
+            placeholders.
         weights: an expression for each parameter, buffer and constant, by the name that the exported program has for
             it less ``module_prefix``; shape and dtype must be those of the exported program.
-        module_prefix: what the wrapper around the model adds to every module path, such as "model_.".
+        module_prefix: the prefix that the wrapper around the model adds to every module path, such as "model_.".
         symbols: names of the shape symbols.
 
     Raises:

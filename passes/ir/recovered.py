@@ -19,8 +19,8 @@ class Recovered(InPlaceOf):
     """A float32 tensor that stands for ``base``, which says where its rows are from.
 
     Attributes:
-        name: of the weight in the program that was trained.
-        digest: of its bits; two of one name and digest are equal. "" while it is being trained.
+        name: the name of the weight in the program that was trained.
+        digest: the digest of its bits; two of one name and digest are equal. "" while it is being trained.
         read: gives the tensor, each time that it is called.
     """
 

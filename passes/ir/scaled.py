@@ -18,8 +18,8 @@ class Factors:
     """Positive float32 numbers, of the weight's rank, broadcast over it. Equal if their bits are.
 
     Attributes:
-        label: what they are, for ``describe``.
-        values: for example [1, K] for the columns of a weight [N, K], [N, 1] for its rows.
+        label: a name of the factors, for ``describe``.
+        values: the factors, for example [1, K] for the columns of a weight [N, K], [N, 1] for its rows.
     """
 
     label: str

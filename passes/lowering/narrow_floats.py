@@ -30,7 +30,7 @@ def narrow_floats(program: LoweredProgram, floats: Dtype) -> LoweredProgram:
     no product reads the result. Strides count elements, so that only types and the buffers' sizes change.
 
     Args:
-        program: with activations in f32 and memory not planned yet.
+        program: a program with activations in f32 and memory not planned yet.
     """
     if floats == "f32":
         return program

@@ -116,10 +116,10 @@ def quantized_linear(
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.
         weight, weight_scales: int8 [N, K] and float16 [N, Gw], or bytes in blocks; in groups of ``weight_group``.
-        weight_offsets: as weight_scales, or None; only for 2 to 5 bits.
+        weight_offsets: offsets in the shape of weight_scales, or None; only for 2 to 5 bits.
         bias: float32 [N] or None.
         weight_bits: 2 to 6, or 8; which integers ``weight`` holds.
-        activation, residual: as ``ew.linear`` has them.
+        activation, residual: see ``ew.linear``.
 
     Returns:
         [.., N]. Where both are grouped the groups are the same.

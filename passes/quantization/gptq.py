@@ -50,7 +50,7 @@ class Hessian:
 
     Attributes:
         size: K.
-        tokens: how many have been added.
+        tokens: the number of tokens added.
         sum: [K, K] float32.
     """
 
@@ -156,8 +156,8 @@ def gptq(
         weight: [N, K] float32.
         hessian: X^T X of its inputs, [K, K] float32.
         code_format: integers, in groups that divide K.
-        factor: of ``hessian``, if there is one already.
-        keep_zeros: what is zero in the weight stays zero, as its sparsity asks for.
+        factor: the factor of ``hessian``; None computes it.
+        keep_zeros: True keeps zeros of the weight, as its sparsity requires.
 
     Raises:
         PassError: the weight is too large for float16 scales, or ``hessian`` is invalid; see ``factorize``.

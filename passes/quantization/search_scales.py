@@ -62,8 +62,8 @@ class Product:
     Attributes:
         x: [M, K], some of the tokens.
         weight: [N, K] float32.
-        parts: how many of the N outputs belong to each of the linears that were fused: their errors count alike.
-        code_format: what the weight will be.
+        parts: the numbers of the N outputs that belong to each of the fused linears, whose errors count alike.
+        code_format: the format that the weight will have.
         activation_group: and the activations; None leaves them floats.
     """
 
@@ -104,10 +104,11 @@ def search_scales(
     """The scale of the channels that these products share.
 
     Args:
-        products: at least one; with the same K.
+        products: at least one product; all with the same K.
         magnitude: mean |x| of each channel, [K]; channels that are to have the same scale have the same.
         alphas: exponents to try, 0 first.
-        weights: of each channel, [K], as ``magnitude``; given, powers of ``magnitude / weights`` are tried too.
+        weights: the magnitude of weights in each channel, [K], as ``magnitude``; if not None, powers of ``magnitude /
+            weights`` are tried too.
     """
     bases = [_bounded(magnitude)]
     if weights is not None:
@@ -255,10 +256,10 @@ class ScaleSweep:
     """One evaluation of the program, searching as it goes: a layer's inputs and weights are there when it is called.
 
     Attributes:
-        linears: whose products are looked at.
-        by_weights: whether scales by the magnitudes of weights are tried too.
-        found_one: called with each value's scales, what its linears were given, and of each scale (one, or one for
-            each expert) the exponent and the error without it.
+        linears: the linears whose products are measured.
+        by_weights: True if scales by the magnitudes of weights are tried too.
+        found_one: a function called with each value's scales, what its linears were given, and of each scale (one, or
+            one for each expert) the exponent and the error without it.
     """
 
     program: Program

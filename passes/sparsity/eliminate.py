@@ -56,7 +56,7 @@ def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float
     """The ``count`` single inputs that go, in order of their numbers.
 
     Args:
-        moments: of the inputs, K of them.
+        moments: the moments of the K inputs.
         weight: [N, K].
         damping: see ``Moments.damped``: how little what the inputs show is trusted.
     """

@@ -70,8 +70,8 @@ class FeedForward:
         down: the linear that closes it; channels are its inputs.
         openings: the linears that open it: each output is a channel's, once or twice (gate and up in one).
         between: the calls between them, in order.
-        width: how many channels there are.
-        path: of the module that ``down`` is.
+        width: the number of channels.
+        path: the path of the module that ``down`` is.
     """
 
     down: Node

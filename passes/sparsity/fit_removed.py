@@ -71,9 +71,9 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
     Few tokens fit many inputs too well: what the other half says is held to. What is used is of both halves.
 
     Args:
-        halves: of the inputs: the first is fitted, the second says how well.
-        choose: those whose removal, compensated, costs the least.
-        plainly: those that add the least by themselves.
+        halves: moments of the inputs: the first is fitted, the second measures the fit.
+        choose: a function for the inputs whose removal, compensated, costs the least.
+        plainly: a function for the inputs that add the least by themselves.
         correct: take either of these, with what is compensated at some damping, if that is better on the second half
             than the latter with nothing compensated.
     """

@@ -83,9 +83,9 @@ class LeavingOut:
 
     Args:
         program: not changed.
-        layers: of it.
+        layers: the program's layers.
         sequences: token ids, [S] each.
-        cache_bytes: most that weights may take which are kept from run to run.
+        cache_bytes: the most bytes of weights that are kept from run to run.
     """
 
     def __init__(

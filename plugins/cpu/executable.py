@@ -79,9 +79,9 @@ class CpuProgram:
         blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
         threads: 0 means the cores this process may use, by affinity and cgroup quota.
         isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
-        tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
-            or 0, is the kernels' own choice. Logits are bit-equal for any.
-        exchange: what a program of several ranks meets the others by. Every rank runs the same steps.
+        tuning: ``TUNABLES`` by name: the way work is cut into tasks, and the time that threads wait awake. A missing
+            one, or 0, is the kernels' own choice. Logits are bit-equal for any.
+        exchange: the exchange with the other ranks of a program of several. Every rank runs the same steps.
         folder, slots: cache group -> for how many of its blocks there is memory, in layers that choose what they attend
             to; the others wait in a file without a name in that folder. Other layers have memory for all.
 

@@ -23,8 +23,8 @@ class StepTotal:
 
     Attributes:
         key: the op, or the module path.
-        calls: of kernels, over all runs.
-        seconds: of these calls together.
+        calls: the number of kernel calls, over all runs.
+        seconds: the time of these calls together, in seconds.
         cost: bytes and multiply-adds of these calls together; see ``step_costs``.
     """
 
@@ -50,8 +50,9 @@ class StepProfile:
     Where none is asked for, no clock is read.
 
     Attributes:
-        runs: how many were added.
-        seconds: of these as who called saw them: kernels, checks of the inputs, sampling, copies of logits.
+        runs: the number of runs added.
+        seconds: seconds of these runs as the caller saw them: kernels, checks of the inputs, sampling, copies of
+            logits.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class Finding:
     """The verdict on a target.
 
     Attributes:
-        target: its name.
+        target: the target's name.
         verdict: "runs" here; "needs-build": it can be finished here, and then runs; or it "can't".
         reasons: all problems; () if it runs.
         todo: the remedy for each problem.
@@ -63,7 +63,7 @@ def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str]
     """Looks at the targets of a bundle, or, without one, at what its targets could be.
 
     Args:
-        machine: from ``look_at_machine``.
+        machine: the result of ``look_at_machine``.
         bundle: an open one, or None.
         named: the targets to look at; none: all.
 

@@ -35,13 +35,13 @@ class Machine:
 
     Attributes:
         system: the operating system and architecture, such as "Linux x86_64".
-        processor: its name.
+        processor: the processor's name.
         features: its instruction-set flags, as Linux names them; () if they aren't listed.
         instruction_sets: instruction sets of the cpu target's kernels that this processor runs, best first; () if the
             extension module can't be loaded.
         cores: the number of cores that this process may use.
         memory_bytes, free_bytes: bytes of memory, and those still free.
-        python: its version.
+        python: the version of Python.
         packages: name -> version of those of ``PACKAGES`` that are installed, and of IREE's runtime ("iree").
         providers: the execution providers of onnxruntime.
         onnx_operators: True if the library of our operators for onnxruntime is there.

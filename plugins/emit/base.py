@@ -67,10 +67,10 @@ class Emitter(Protocol):
         """Writes the target's files and weights; leaves ``program`` as it is. The same program gives the same bytes.
 
         Args:
-            program: with attention in its paged form, and what ``passes`` made of it.
+            program: a program with attention in its paged form, and what ``passes`` made of it.
             writer: the bundle being written; it is not committed here.
-            progress: called with the stage "emit", weight by weight.
-            options: what else the target may be given; most need none of it.
+            progress: a function called with the stage "emit", weight by weight.
+            options: further inputs of the target; most need none.
 
         Returns:
             the target's manifest; its files are filled in when the bundle is committed.

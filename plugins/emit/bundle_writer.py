@@ -69,7 +69,7 @@ class BundleWriter:
         final_path: the bundle to write. It may be an empty folder.
         overwrite: replace a bundle that is there. What isn't a bundle, or has a file that isn't the bundle's, is never
             replaced.
-        inputs: what the bundle is made from, which must lie elsewhere.
+        inputs: the files that the bundle is made from, which must be outside of it.
 
     Raises:
         BundleError: ``final_path`` exists, or can't be taken (see ``output_place``), or a file can't be written there.
@@ -203,7 +203,7 @@ class BundleWriter:
         """Completes the weights and writes the manifests. After it only files in report/ may be written.
 
         Args:
-            manifest: its ``targets`` and ``files`` are filled in here.
+            manifest: the manifest, whose ``targets`` and ``files`` are filled in here.
             targets: target -> its manifest, whose ``files`` are filled in here.
 
         Returns:
@@ -333,11 +333,11 @@ class WeightsWriter:
         """Appends a tensor.
 
         Args:
-            name: its name in the index; programs use it by this name.
+            name: the name in the index; programs use it by this name.
             data: the stored elements in order: an array, or arrays whose elements follow each other. For a layout
                 of panels they are packed already (``weights.pack``, or panel by panel).
             layout: see ``weights``.
-            parts: which rows of which source tensors it is made of.
+            parts: the rows of source tensors that it is made of.
             shape: the logical shape; may be left out for one array in layout rows.
             dtype: the elements' type; the arrays must have it.
             stored_as: the format in whose blocks they are given instead.

@@ -26,14 +26,14 @@ class EngineReport:
     """An engine as it was built, for report.json.
 
     Attributes:
-        target: whose it is.
-        file: its path in the bundle.
-        seconds: of building it.
+        target: the target's name.
+        file: the file's path in the bundle.
+        seconds: the time of building it, in seconds.
         peak_rss_bytes: the most that the process which built it had resident.
-        file_bytes: of the file.
-        compute_capabilities: what it was built for.
+        file_bytes: the size of the file.
+        compute_capabilities: the compute capabilities that it was built for.
         profiles: sizes of its steps, as text.
-        attentions: that the library fuses; others are computed op by op.
+        attentions: attentions that the library fuses; others are computed op by op.
     """
 
     target: str
@@ -83,8 +83,8 @@ class Build(Protocol):
         """Raises an error of ours.
 
         Args:
-            bundle: opened with what the caller trusts.
-            target: of it.
+            bundle: a bundle, opened with the caller's trust.
+            target: the target's name.
             again: also if it is ready, such as for another GPU.
-            progress: called with the stages "hash" (in bytes) and "build" (engines).
+            progress: a function called with the stages "hash" (in bytes) and "build" (engines).
         """

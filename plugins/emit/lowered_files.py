@@ -36,10 +36,10 @@ def write_lowered(lowering: Lowering, target: str, writer: BundleWriter, progres
     One weight is in memory at a time, and one expert of those that are stored one by one.
 
     Args:
-        lowering: with memory planned.
-        target: its name.
+        lowering: a lowering with memory planned.
+        target: the target's name.
         writer: the bundle being written.
-        progress: called with the stage "emit", weight by weight.
+        progress: a function called with the stage "emit", weight by weight.
 
     Raises BundleError or CapacityError where a file can't be written.
     """

@@ -22,16 +22,17 @@ class Target:
     Attributes:
         emitter: lowers a program and writes the target's files.
         tools: distributions that it is made with, besides those of every export; the manifest has their versions.
-        check: of a target that can't be emitted everywhere: raises before any work what would be raised after it.
-        gpus: those that it builds for by default; none of a target that isn't built for GPUs.
+        check: a function of a target that can't be emitted everywhere: it raises the emitter's errors before any work
+            is done.
+        gpus: the GPUs that it builds for by default; () for a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
-        narrow_caches: whether its KV cache may have fewer bits than what it computes with.
-        caches: if not all of them, those that it may have.
-        cache_instructions: those of them that its GPUs must have instructions for.
-        floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
+        narrow_caches: True if its KV cache may have fewer bits than what it computes with.
+        caches: the cache formats that it may have, if not all of them.
+        cache_instructions: those of the cache formats that its GPUs must have instructions for.
+        floats: the type of activations by default, if a recipe doesn't state one ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
-        every_format: whether it reads formats of weights that not every target reads.
-        adaptive_context: whether its attention chooses what it looks at, where a recipe says so.
+        every_format: True if it reads formats of weights that not every target reads.
+        adaptive_context: True if its attention chooses what it looks at, where a recipe says so.
         lower: gives the lowered program that the target runs, with memory planned; None: it runs no such program.
         no_cache: why caches with scales are unsupported, where ``caches`` depends on the recipe.
     """

@@ -47,7 +47,7 @@ class StepMemory:
     Attributes:
         device: the GPU, open for this thread.
         groups, blocks: cache groups, and blocks of their pools by name.
-        limits: of steps.
+        limits: the limits of steps.
         caches: the names of ``cache_tensors`` -> addresses.
         logits: f32 [R, V].
 
@@ -191,15 +191,15 @@ class PackedSteps:
     Steps are put on the stream call by call; decode steps of a shape that comes again are a graph from then on.
 
     Args:
-        memory: of all steps.
-        program: what computes them.
+        memory: the memory of all steps.
+        program: the program that computes the steps.
         vocab: columns of the logits.
-        threads: of the sampler on the CPU.
-        sampler: where tokens are drawn.
-        graphs: whether graphs are made; False where the library makes them by itself.
+        threads: the number of threads of the sampler on the CPU.
+        sampler: the sampler that draws tokens.
+        graphs: True if graphs are made; False where the library makes them by itself.
 
     Attributes:
-        graph_launches: how many steps were replayed from a graph.
+        graph_launches: the number of steps that were replayed from a graph.
         not_captured: why steps of some sizes run without a graph; "" where all have one.
     """
 

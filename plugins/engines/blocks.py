@@ -30,11 +30,11 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
     """Caches are blocks, and a step may have prompts and decodes.
 
     Args:
-        bundle: with a ready target of the paged form, or of segments.
+        bundle: a bundle with a ready target of the paged form, or of segments.
         blocks: cache group -> blocks to allocate; no more than engines were made for.
         context: most tokens of a request.
         target: the target's name.
-        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+        threads: the number of threads of the sampler on the CPU; 0 takes one for each core.
 
     Raises:
         BundleError: the bundle has no such target, or an engine or kernel is damaged or not what the manifest says.

@@ -37,7 +37,7 @@ class AttentionLaunches:
 
     Args:
         kernels: their stems.
-        folder: of their files.
+        folder: the folder of the kernels' files.
         device: the GPU, open for this thread.
 
     Raises:
@@ -70,11 +70,11 @@ class AttentionLaunches:
         """Puts a write and an attention on the stream.
 
         Args:
-            step: which layer, and what of it.
-            shape: of the whole step. Steps of one token a request go over their contexts in parts.
-            heads, dtype: of the queries.
+            step: the attention step, with its layer.
+            shape: the sizes of the whole step. Steps of one token a request attend to their contexts in parts.
+            heads, dtype: the number of heads and the type of the queries.
             group, pool: the layer's cache group, and its blocks (P).
-            memory: of all steps.
+            memory: the memory of all steps.
             buffers: addresses of activations, of "sinks" and "slopes", and of the scratch "parts" and "lse".
         """
         of = AttentionShape(

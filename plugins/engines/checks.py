@@ -22,10 +22,10 @@ class Flavour:
     """A library that runs engines.
 
     Attributes:
-        name: for people.
-        module: as Python imports it.
+        name: the library's name, for people.
+        module: the name that Python imports.
         install: the command that installs it; ``{version}`` is where a version goes.
-        extra: of enginewright, which installs some version that will do.
+        extra: the extra of enginewright that installs a suitable version.
         capabilities: compute capabilities that it builds for and runs on; none where it doesn't say.
     """
 
@@ -50,7 +50,7 @@ def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Probl
 
     Args:
         flavour: which.
-        found: its version here; None: it isn't installed.
+        found: the installed version; None if it isn't installed.
         built_by: the version that built the engines; "": any will do.
     """
     extra = f"pip install 'enginewright[{flavour.extra}]'"
@@ -72,7 +72,7 @@ def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem |
 
     Args:
         flavour: which.
-        found: its version here; None: it isn't installed.
+        found: the installed version; None if it isn't installed.
         oldest: the smallest version that will do.
     """
     install = flavour.install.format(version=f">={oldest}")

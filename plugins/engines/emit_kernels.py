@@ -50,8 +50,9 @@ def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape,
     """The shapes of a program's attention, each with its layers.
 
     Args:
-        program: with attention in its paged form. Its cache groups are of 8 bits, or have the type of ``dtype``.
-        dtype: what the target computes in.
+        program: a program with attention in its paged form. Its cache groups are of 8 bits, or have the type of
+            ``dtype``.
+        dtype: the type that the target computes in.
 
     Raises:
         TargetError: a shape that no kernel has.
@@ -109,10 +110,10 @@ def emit_attention_kernels(
     """Compiles the kernels of ``program``'s attention, and writes them into the bundle's ``folder``.
 
     Args:
-        program, dtype: as ``attention_shapes`` has them.
-        capabilities: of the GPUs; 89 for 8.9.
-        folder: in the bundle, such as "targets/tensorrt/kernels".
-        progress: called with the stage "kernels", for one shape on one GPU after the other.
+        program, dtype: see ``attention_shapes``.
+        capabilities: the compute capabilities of the GPUs; 89 for 8.9.
+        folder: a folder in the bundle, such as "targets/tensorrt/kernels".
+        progress: a function called with the stage "kernels", for one shape on one GPU after the other.
         for_plugins: TensorRT launches them as plugins, which take less shared memory, unless ``large_tiles``.
 
     Raises:
@@ -154,8 +155,8 @@ def emit_sampling_kernels(
     """Compiles the kernels that draw tokens from float32 logits, once for GPUs of one major number.
 
     Args:
-        capabilities: of the GPUs, such as "8.9"; those that no kernels are compiled for are left out.
-        program, folder, writer, progress: as ``emit_attention_kernels`` has them.
+        capabilities: the compute capabilities of the GPUs, such as "8.9"; those without compiled kernels are left out.
+        program, folder, writer, progress: see ``emit_attention_kernels``.
 
     Raises MissingDependencyError without Triton.
     """

@@ -56,8 +56,8 @@ class Library:
     """A loaded library, and the GPU that it will use.
 
     Attributes:
-        flavour: which library it is.
-        version: its own.
+        flavour: the library that it is.
+        version: the library's version.
         gpu: one of a capability that the engines are for.
     """
 
@@ -154,12 +154,12 @@ class Engine:
     """A deserialized engine.
 
     Attributes:
-        path: of its plan.
-        tensors: by name.
-        profiles: how many optimization profiles it has.
-        scratch_bytes: of GPU memory that a context needs while it runs, in any profile.
-        contexts: how many were made.
-        shape_changes: how often a context was bound to other sizes than before.
+        path: the path of its plan.
+        tensors: inputs and outputs by name.
+        profiles: the number of optimization profiles.
+        scratch_bytes: bytes of GPU memory that a context needs while it runs, in any profile.
+        contexts: the number of contexts made.
+        shape_changes: the number of times that a context was bound to other sizes than before.
     """
 
     def __init__(self, library: Library, api: EngineApi, path: Path, sha256: str = "") -> None:
@@ -283,7 +283,7 @@ def open_library(section: TensorRtSection, where: str) -> Library:
     """The library, driver and GPU for a target's engines: everything is looked at before anything of it is called.
 
     Args:
-        section: what the target's manifest says of its engines.
+        section: the engines' section of the target's manifest.
         where: the target, for errors.
 
     Raises:

@@ -19,11 +19,11 @@ class RuntimeCache:
     """One engine's runtime cache.
 
     Args:
-        path: of the file; None: nothing is kept.
+        path: the path of the file; None keeps nothing.
         config: a runtime config of the engine's, which makes the library's object.
 
     Attributes:
-        state: for people: whether it was found, and why it isn't kept.
+        state: a note for people: whether it was found, and why it isn't kept.
     """
 
     def __init__(self, path: Path | None, config: Any) -> None:

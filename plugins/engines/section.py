@@ -34,7 +34,7 @@ class ProfileSection(Record, frozen=True, kw_only=True):
     """Sizes that an engine runs, an optimization profile of it; profiles are in the engine's order.
 
     Attributes:
-        phase: what it is for.
+        phase: the kind of steps that it is for.
         B: requests.
         S: tokens of each.
         R: rows of logits.
@@ -75,11 +75,11 @@ class TensorRtSection(Record, frozen=True, kw_only=True):
     Attributes:
         flavour: the library: "rtx" is TensorRT-RTX.
         form: "whole" has the model in one engine, "segments" the parts between two attentions.
-        version: of the library that built them, which has to run them.
-        compute_capabilities: of the GPUs that they were built for, in rising order.
-        dtype: of activations and caches.
+        version: the version of the library that built them; the same has to run them.
+        compute_capabilities: the capabilities of the GPUs that they were built for, in rising order.
+        dtype: the type of activations and caches.
         engines: none while the target waits to be built.
-        paged: of engines whose caches are blocks and whose attention is a plugin; None for the linear form.
+        paged: the section of engines whose caches are blocks and whose attention is a plugin; None for the linear form.
     """
 
     flavour: Literal["rtx", "tensorrt"]

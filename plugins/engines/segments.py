@@ -65,11 +65,11 @@ class Segment(Record, frozen=True, kw_only=True):
     """One engine.
 
     Attributes:
-        name: that steps call it by.
+        name: the name by which steps refer to it.
         file: the engine, in the target's folder.
         inputs: activations, by the engine's names.
         weights: inputs too, of fixed shape.
-        outputs: by the engine's names.
+        outputs: outputs by the engine's names.
     """
 
     name: str
@@ -94,10 +94,10 @@ class AttentionStep(Record, frozen=True, kw_only=True, tag_field="op", tag="atte
     ``ew.paged_attention``.
 
     Attributes:
-        layer, group: whose cache.
+        layer, group: the layer and the group of the cache.
         q, k, v: buffers [T, Nq, D], [T, Nkv, D] and [T, Nkv, Dv].
         out: a buffer [T, Nq, Dv].
-        scale, window, softcap: as ``ew.paged_attention`` has them.
+        scale, window, softcap: see ``ew.paged_attention``.
         sinks, slopes: f32 [Nq] of the bundle's weights, where the model has some.
     """
 
@@ -154,14 +154,14 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     """A whole step.
 
     Attributes:
-        dtype: of activations and weights, and of caches that aren't of 8 bits.
-        cache_groups: in the program's order.
-        profiles: of every engine.
+        dtype: the type of activations and weights, and of caches that aren't of 8 bits.
+        cache_groups: cache groups in the program's order.
+        profiles: the profiles of every engine.
         segments: the engines, in the order in which steps first run them.
-        buffers: by name; what several steps use one after the other is one.
-        steps: in order.
-        kernels: for each shape of attention and GPU.
-        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        buffers: buffers by name; values that steps use one after the other share one.
+        steps: the steps in order.
+        kernels: kernels for each shape of attention and GPU.
+        summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
     """
 
     format_version: int = FORMAT_VERSION

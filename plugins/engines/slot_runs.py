@@ -47,7 +47,7 @@ class Shape:
 
     Attributes:
         choice: the engine and profile that run it.
-        first: its first slot.
+        first: the first slot.
         batch, length: [B, S] of its tokens.
         rows: rows of logits.
     """
@@ -65,14 +65,14 @@ class EngineSlots:
     See ``slot_steps.Slots``. All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
 
     Args:
-        library: that loaded the engines.
+        library: the library that loaded the engines.
         device: the GPU, open for this thread.
         engines: loaded, in the manifest's order.
         choices: their profiles.
-        io: what they take and give.
-        slots, capacity: how many, and their size in tokens (C).
+        io: the engines' inputs and outputs.
+        slots, capacity: the number of slots, and their size in tokens (C).
         vocab: columns of the logits.
-        sampler: where tokens are drawn.
+        sampler: the sampler that draws tokens.
 
     Raises:
         BundleError: an engine takes or gives something else than ``io`` says.

@@ -35,10 +35,10 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
     """Blocks are slots, and prefill and decode alternate.
 
     Args:
-        bundle: with a ready target whose engines are of the whole model.
+        bundle: a bundle with a ready target whose engines are of the whole model.
         blocks: cache group -> slots to allocate; the same number for each.
         target: the target's name.
-        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+        threads: the number of threads of the sampler on the CPU; 0 takes one for each core.
 
     Raises:
         BundleError: the bundle has no such target, or an engine is damaged or not what the manifest says.

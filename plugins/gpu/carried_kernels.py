@@ -94,11 +94,11 @@ class CarriedKernels:
 
     Args:
         device: the GPU; None where nothing is bound.
-        folder: with the kernels.
-        capability: what they were compiled for; 90 is 9.0.
+        folder: the folder of the kernels.
+        capability: the capability that they were compiled for; 90 for 9.0.
 
     Attributes:
-        forms: how many kernels were loaded as ``CUBIN``, and how many as ``PTX``.
+        forms: the numbers of kernels that were loaded as ``CUBIN`` and as ``PTX``.
 
     ``bind`` raises BundleError for a kernel that is missing or damaged, and what else ``load_carried`` raises.
     """

@@ -47,9 +47,9 @@ class GpuSampler:
 
     Args:
         device: the GPU, open for this thread.
-        folder: of the bundle's kernels.
-        capability: that they were compiled for; 80 for 8.0.
-        rows: most that are drawn from at once; more are drawn from in parts.
+        folder: the folder of the bundle's kernels.
+        capability: the capability that they were compiled for; 80 for 8.0.
+        rows: the most rows that are drawn from at once; more are drawn from in parts.
         vocab: tokens of the vocabulary (V).
 
     Attributes:
@@ -145,7 +145,7 @@ def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: It
     """A sampler on the GPU, if there can be one.
 
     Args:
-        device, folder, rows, vocab: as ``GpuSampler`` has them.
+        device, folder, rows, vocab: see ``GpuSampler``.
         logits: their types, of each engine.
 
     Raises BundleError for a kernel that is damaged, and CapacityError.

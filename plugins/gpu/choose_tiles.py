@@ -52,7 +52,7 @@ def compile_layer(
         split_keys: keys of a part of the context when decoding.
         shared_memory: bytes that a block may use at most; None: what the GPU has.
         most: attention kernels for each phase, to choose among.
-        clamp: they stay within their memory whatever their integers are.
+        clamp: True keeps them within their memory whatever their integers are.
         compiler: ``compile_kernel``, or what stands for it.
 
     Raises:

@@ -45,7 +45,7 @@ class KernelCompiler:
 
     Args:
         workers: processes at most; they start as there is work. With 1 this process compiles.
-        compiler: what compiles a kernel in this process, in place of ``compile_kernel`` in others.
+        compiler: a function that compiles a kernel in this process, in place of ``compile_kernel`` in others.
 
     Raises MissingDependencyError without Triton, before anything is asked for.
     """

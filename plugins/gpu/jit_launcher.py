@@ -23,8 +23,8 @@ class JitLauncher:
     """Runs calls by Triton: on the device of their tensors, or interpreted where the environment says so.
 
     Args:
-        capability: of the GPU, which tiles are chosen for; of none 80.
-        interpreted: whether there is none.
+        capability: the compute capability of the GPU, which tiles are chosen for; of none 80.
+        interpreted: True if kernels are interpreted, without a GPU.
     """
 
     def __init__(self, capability: int = 80, *, interpreted: bool = True) -> None:

@@ -60,7 +60,7 @@ class ContribBuilder(LayoutBuilder):
     """Adds to the contrib variant.
 
     Args:
-        program, weights: as of the standard file, which has stored the weights.
+        program, weights: those of the standard file, which has stored the weights.
         context: most tokens of a request.
     """
 

@@ -31,12 +31,12 @@ class GroupQuery:
     Attributes:
         node: the ``ew.paged_attention`` call.
         write: the ``ew.kv_write`` before it, which this is, too.
-        layer: whose cache it is.
+        layer: the layer of the cache.
         counts, size: heads of q, k and v (Nq, Nkv, Nkv), and D.
         q, k, v: [T, heads, D], before ``table`` rotates q and k.
         packed: the [T, (Nq + 2 Nkv) D] that all three are columns of, if they are.
         table: the ``ew.rope_table`` call that q and k are rotated by in it; None: they come as they are to be.
-        interleaved: whether neighbours turn together, or halves.
+        interleaved: True if neighbours are rotated together; False for halves.
     """
 
     node: Node

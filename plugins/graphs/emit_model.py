@@ -74,12 +74,13 @@ def emit_model(
     """Writes model.onnx at the bundle's root, and its weights into the bundle's.
 
     Args:
-        program: with attention in its paged form.
-        writer: of the bundle.
-        progress: called with the stage "emit", weight by weight.
-        floats: what the graph computes in, and its caches have.
+        program: a program with attention in its paged form.
+        writer: the bundle's writer.
+        progress: a function called with the stage "emit", weight by weight.
+        floats: the type that the graph computes in, and its caches have.
         capacity: places of a slot; None leaves it free.
-        contrib, kernels: most tokens of a request, for a contrib or a kernels variant beside it; None leaves that out.
+        contrib, kernels: the most tokens of a request, for a contrib or a kernels variant next to it; None leaves that
+            out.
         narrow: floats of a variant of 16 bits beside it; None leaves that out.
 
     Raises:

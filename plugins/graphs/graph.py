@@ -53,11 +53,11 @@ class GraphBuilder:
     """Adds to a graph; ``node`` is the call of the program being emitted, which names and errors refer to.
 
     Args:
-        program: what is emitted.
-        weights: where weights go.
-        floats: what the graph computes in.
+        program: the program that is emitted.
+        weights: the store that weights are written to.
+        floats: the type that the graph computes in.
         capacity: places of a slot, C; None leaves it free.
-        target: that errors name.
+        target: the target's name, for errors.
     """
 
     def __init__(

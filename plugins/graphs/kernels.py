@@ -37,7 +37,7 @@ class PanelProducts:
     """Products of a graph as calls of the kernels.
 
     Args:
-        builder: of the graph.
+        builder: the builder of the graph.
     """
 
     def __init__(self, builder: GraphBuilder) -> None:

@@ -43,10 +43,10 @@ class ExternalWeights:
     """Writes weights when they are asked for; each of them once in a form and a type.
 
     Args:
-        writer: of the bundle.
-        progress: called with the stage "emit", weight by weight.
-        total: how many there are in the program.
-        suffix: of their names in the bundle, where another target may have the same weights in another type.
+        writer: the bundle's writer.
+        progress: a function called with the stage "emit", weight by weight.
+        total: the number of weights in the program.
+        suffix: a suffix of their names in the bundle, for weights that another target may have in another type.
     """
 
     def __init__(self, writer: BundleWriter, progress: Progress, total: int, suffix: str = "onnx") -> None:
@@ -65,7 +65,7 @@ class ExternalWeights:
 
         Args:
             name: the weight's name in the program.
-            expr: its values.
+            expr: the weight's values.
             form: the order of its axes.
             stored: the type of its elements.
             positive: True for the scales of a weight, of which no element may be 0. The scale of a group of zeros

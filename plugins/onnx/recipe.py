@@ -13,9 +13,9 @@ class OnnxSection(Section):
     """Further files, which run in the place of the standard one.
 
     Attributes:
-        floats: with activations, float weights and caches of 16 bits, for GPUs.
-        contrib: with onnxruntime's own operators, for CPUs.
-        kernels: with products by the cpu target's kernels as well; preferred to ``contrib``.
+        floats: adds a variant with activations, float weights and caches of 16 bits, for GPUs.
+        contrib: adds a variant with onnxruntime's own operators, for CPUs.
+        kernels: adds a variant with products by the cpu target's kernels as well; preferred to ``contrib``.
     """
 
     floats: Literal["f16", "bf16"] | None = None

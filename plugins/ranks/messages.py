@@ -159,10 +159,10 @@ class Connections:
     """A connection of TCP between any two ranks for each tag.
 
     Args:
-        store: which all ranks have joined; says who listens where, and the secret that a connection begins with.
+        store: a store that all ranks have joined; it has each rank's address, and the secret that begins a connection.
         rank: this one.
-        machines: of each rank, its address.
-        seconds: that it waits for the others.
+        machines: the address of each rank's machine.
+        seconds: the time that it waits for the others, in seconds.
 
     Its methods raise RuntimeError where another rank can't be reached.
     """

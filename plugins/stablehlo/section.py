@@ -50,8 +50,8 @@ class ModuleSection(Record, frozen=True, kw_only=True):
 
     Attributes:
         requests, tokens: B, and S of each.
-        places: of a slot, C. The last is for rows that rest.
-        rows: of logits, R.
+        places: the places of a slot, C. The last is for rows that rest.
+        rows: rows of logits, R.
     """
 
     requests: Positive

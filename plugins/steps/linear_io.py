@@ -67,7 +67,7 @@ class VariantFile(Record, frozen=True, kw_only=True):
     """A further file with onnxruntime's own operators, or with ours as well.
 
     Attributes:
-        file: its path in the bundle; "" where nothing would be in it that the standard file hasn't.
+        file: the file's path in the bundle; "" where nothing would be in it that the standard file hasn't.
         standard: the attentions that keep standard operators, each with the reason.
         accuracy_level: see ``LinearIo``.
     """

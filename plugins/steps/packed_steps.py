@@ -21,10 +21,10 @@ class StepShape:
     """Sizes that a step is padded to; equal ones share a graph.
 
     Attributes:
-        profile: which of the target's profiles runs it.
+        profile: the profile of the target that runs it.
         tokens, requests, rows, blocks: T, B, R, and M of the tables.
-        decodes: whether each request has one token.
-        mixed: whether some have one, and are to be decoded beside the prompts of others.
+        decodes: True if each request has one token.
+        mixed: True if some have one, and are to be decoded beside the prompts of others.
     """
 
     profile: int

@@ -65,7 +65,7 @@ class PagedSection(Record, frozen=True, kw_only=True):
             there.
         split_keys: keys of the parts that a decode step's contexts are split into.
         summed_products: the number of products summed on the way to a logit, which bounds the error of rounding.
-        caches: how engines write into them: "aliased" has them as outputs, which are the memory of the inputs;
+        caches: the way engines write into them: "aliased" has them as outputs, which are the memory of the inputs;
             "ordered" as inputs alone.
     """
 

@@ -155,9 +155,9 @@ class PlannedSteps:
     """A program whose times are wanted.
 
     Attributes:
-        steps: of the program, with memory planned.
-        own: whether it is the target's own program; else another target's stands for it.
-        context_length: of the model: no step is longer.
+        steps: the program's steps, with memory planned.
+        own: True if it is the target's own program; else another target's stands for it.
+        context_length: the model's context, in tokens: no step is longer.
         engine: gives seconds of the engine around a step on this machine, by the requests that decode.
     """
 

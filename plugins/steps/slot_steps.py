@@ -54,8 +54,8 @@ class SlotSteps:
     Args:
         slots: the caches.
         groups: the executor's cache groups, with slots as their blocks.
-        count: how many slots there are.
-        threads: of the sampler.
+        count: the number of slots.
+        threads: the number of threads of the sampler.
         chunks_together, prompts_alone: see ``plan_runs``.
         draws: draws tokens in the sampler's place.
     """

@@ -51,9 +51,9 @@ def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32
     """Each request's slot: [B], the same in every group.
 
     Args:
-        step: as it came.
+        step: the step, as submitted.
         groups: the executor's, each with a block of C tokens.
-        slots: how many there are.
+        slots: the number of slots.
 
     Raises:
         RequestError: a slot that isn't there, or not the same in every group, or held by two requests.
@@ -92,11 +92,11 @@ def plan_runs(
     """The runs of a step: decodes over ranges of slots, prompts together where they are of like length.
 
     Args:
-        step: as it came.
+        step: the step, as submitted.
         slot_of: each request's slot, [B].
         capacity: places that slots have now, more than any request of the step has tokens.
-        chunks_together: whether parts of prompts that are behind others may run together, too.
-        prompts_alone: whether no prompts run together.
+        chunks_together: True if parts of prompts that are behind others may run together, too.
+        prompts_alone: True if no prompts run together.
     """
     if (decodes_alone := _decodes(step, slot_of, capacity)) is not None:
         return [decodes_alone]

@@ -67,11 +67,11 @@ class Tune(Protocol):
 
         Args:
             bundle: opened.
-            seconds: how long to measure, at most.
+            seconds: the most time to measure, in seconds.
             threads: 0 takes one for each core.
             records: a file that an earlier run wrote, of a target that keeps such: nothing is measured then.
-            write: whether what is found is kept.
-            progress: called with the stage "tune".
+            write: True if what is found is kept.
+            progress: a function called with the stage "tune".
         """
 
 

@@ -28,13 +28,13 @@ class Level:
     """A kind of processor that libraries are compiled for, and what a schedule takes from its registers.
 
     Attributes:
-        name: in a recipe, and of its library in a bundle.
-        cpu: what LLVM calls it.
-        features: of LLVM, beside those of ``cpu``.
-        rows, vectors: of the block of sums that a product keeps in registers: rows by vectors of 16 floats.
-        vnni: whether it multiplies bytes by an instruction of its own.
+        name: the level's name in a recipe, and of its library in a bundle.
+        cpu: LLVM's name of the processor.
+        features: LLVM's features besides those of ``cpu``.
+        rows, vectors: the block of sums that a product keeps in registers: rows by vectors of 16 floats.
+        vnni: True if it multiplies bytes by an instruction of its own.
         lanes: floats that loops handle at a time.
-        grid: whether loops over rows are a grid of threads, of a GPU.
+        grid: True if loops over rows are a grid of threads, of a GPU.
     """
 
     name: str

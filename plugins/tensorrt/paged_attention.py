@@ -73,7 +73,7 @@ def register_plugins(capability: int, kernels: Kernels, attention: Attention | N
     """Makes the plugins known to TensorRT, for engines that are built from now on.
 
     Args:
-        capability: of the GPU that engines are built for; 89 for 8.9.
+        capability: the compute capability of the GPU that engines are built for; 89 for 8.9.
         kernels: gives a kernel's machine code; its errors come out of TensorRT's build.
         attention: gives the attention kernels to choose from; None: by compiling them with ``kernels``.
 

@@ -22,7 +22,7 @@ class Machine:
     """The limits that steps are held against.
 
     Attributes:
-        isa, threads: of the kernels.
+        isa, threads: the instruction set and the number of threads of the kernels.
         bandwidth: bytes a second that all threads read, of as many bytes as a decode step reads, so that what caches
             hold of those they hold of these.
         peaks: multiply-adds a second by the type of the factors (f32, bf16, i8), of operands that stay in registers.
@@ -43,8 +43,8 @@ def measure_machine(isa: str, threads: int, types: Iterable[str], working_set: i
     """Measures for some tenths of a second.
 
     Args:
-        isa, threads: of the kernels; at least one thread.
-        types: of factors, whose peaks are wanted.
+        isa, threads: the instruction set and the number of threads of the kernels; at least one thread.
+        types: the types of factors whose peaks are measured.
         working_set: bytes that a step reads.
 
     Raises:

@@ -136,8 +136,8 @@ class RowTimes:
     """Seconds of a step that isn't attention.
 
     Attributes:
-        rows: by the elements that it writes, at the context of ``Grid.rows``.
-        colder: what it takes longer by the bytes of keys and values of a whole step, which leave caches less room.
+        rows: seconds by the elements that it writes, at the context of ``Grid.rows``.
+        colder: additional seconds by the bytes of keys and values of a whole step, which leave caches less room.
     """
 
     rows: Line
@@ -233,11 +233,11 @@ def measure(
     """Takes some seconds.
 
     Args:
-        steps: of the program, with memory planned.
-        context_length: of the model: no size is longer.
+        steps: the program's steps, with memory planned.
+        context_length: the model's context, in tokens: no size is longer.
         engine: gives seconds of the engine around a step, by the requests that decode.
-        threads: of the kernels; 0 takes as many as there are cores.
-        progress: called with the stage "kernels".
+        threads: the number of threads of the kernels; 0 takes one for each core.
+        progress: a function called with the stage "kernels".
 
     Raises CapacityError where memory doesn't suffice.
     """

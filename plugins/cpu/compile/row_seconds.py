@@ -36,7 +36,7 @@ def row_seconds(
     Args:
         bundle: opened, with a ready target cpu.
         contexts: tokens of each request, those of the step among them.
-        seconds: how long to measure, at most; opening the program comes first.
+        seconds: the most time to measure, in seconds; opening the program comes first.
         others: other requests in the step, each with one row.
         threads, choices: see ``CpuProgram``.
 

@@ -43,9 +43,9 @@ class StepProbe:
     Products of experts are left out: which experts made-up tokens go to says nothing.
 
     Args:
-        steps: of the program, with memory planned.
-        sizes: that will be timed.
-        threads: 0 takes as many as there are cores.
+        steps: the program's steps, with memory planned.
+        sizes: the sizes that will be timed.
+        threads: 0 takes one for each core.
 
     Raises CapacityError where memory doesn't suffice.
     """

@@ -28,9 +28,9 @@ class StepRunner:
     """A bundle's cpu program with KV caches for the largest of some sizes.
 
     Args:
-        bundle: with a ready target cpu.
+        bundle: a bundle with a ready target cpu.
         sizes: all that will be run.
-        threads: 0 takes as many as there are cores.
+        threads: 0 takes one for each core.
         weights: the arrays to run with, by name, instead of the bundle's own.
         lowered: the program to run instead of the bundle's own.
         tuning: see ``CpuProgram``.

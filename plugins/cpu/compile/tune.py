@@ -43,11 +43,11 @@ class Tried:
     """A choice beside the best so far.
 
     Attributes:
-        name, value: of the tunable, or threads.
+        name, value: the name and value of the tunable, or of threads.
         gain: the geometric mean over the cases of the time without it over the time with it.
-        gains: by case: the median over the rounds.
-        faster: whether it became part of the best.
-        kept: whether it is part of what is chosen: the best was faster in the last comparison too.
+        gains: gains by case, each the median over the rounds.
+        faster: True if it became part of the best.
+        kept: True if it is part of what is chosen: the best was faster in the last comparison too.
     """
 
     name: str
@@ -146,11 +146,11 @@ def tune(
 
     Args:
         bundle: opened, with a ready target cpu.
-        seconds: how long to measure, at most: opening the program, which comes first, may take longer.
+        seconds: the most time to measure, in seconds: opening the program, which comes first, may take longer.
         threads: 0 takes one for each core, and tries half as many.
         records: must be None: this target keeps none.
-        write: whether the file is written.
-        progress: called with the stage "tune".
+        write: True if the file is written.
+        progress: a function called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range, or there are ``records``.
@@ -223,7 +223,7 @@ class Contender:
 
     Args:
         bundle: opened, with a ready target cpu.
-        cases: what will be run.
+        cases: the cases that will be run.
         threads: 0 takes one for each core.
         choices: see ``CpuProgram``.
     """

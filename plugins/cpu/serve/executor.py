@@ -46,21 +46,22 @@ class CpuExecutor(HostBlocks):
     """The executor of the cpu target. A step runs on the thread that asks for its result, without the interpreter lock.
 
     Args:
-        bundle: with a ready target ``target``.
+        bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
-        threads: of the kernels; 0 takes as many as there are cores.
+        threads: the number of threads of the kernels; 0 takes one for each core.
         isa: instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable");
             None takes the best there is.
-        tuning: how work is cut into tasks: see ``CpuProgram``. None takes what ``optimize tune`` found here for this
-            bundle, if it did, and its number of threads if ``threads`` is 0.
-        load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
+        tuning: the way work is cut into tasks: see ``CpuProgram``. None takes the result of ``optimize tune`` for this
+            bundle and machine, if there is one, and its number of threads if ``threads`` is 0.
+        load: the way weights get into memory: mapped, or read, after which changes of their files don't matter.
         target: one whose program is the cpu target's.
         part: the program of rank 0, if that isn't the target's, and what it meets the other ranks by.
         offload: the folder that blocks are offloaded to; None: all are in memory.
-        entry: which of the bundle's programs for the target runs.
+        entry: the name of the program of the target that runs.
 
     Attributes:
-        profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
+        profile: the profile that steps add their times to; None, the initial value, times nothing. Set it between
+            steps.
 
     Raises:
         BundleError: the program doesn't hold together.

@@ -53,7 +53,7 @@ class RankSetting(PartSetting, frozen=True, kw_only=True):
     """The settings of a rank of this machine.
 
     Attributes:
-        rank: its number.
+        rank: the rank's number.
         cores: the cores it runs on; () for any.
         file: the descriptor of the shared memory.
         cache_bytes, spin, in_flight: see ``_cpu.RankLink``.

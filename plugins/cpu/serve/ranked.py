@@ -283,7 +283,7 @@ class RankProcesses:
     The thread starts them, since the system ends them with the thread that did.
 
     Args:
-        settings: of each.
+        settings: the settings of each rank.
         link: rank 0's; it is abandoned where a rank is lost.
         patience: see ``RankedExecutor``.
 

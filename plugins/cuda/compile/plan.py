@@ -26,10 +26,10 @@ class GpuModel:
     """One program on one GPU.
 
     Args:
-        steps: of the program.
+        steps: the program's steps.
         gpu: which.
-        shares: of its figures that are reached.
-        halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
+        shares: the shares of the GPU's figures that are reached.
+        halved: True if activations are counted with half their bytes: in a program for CPUs they have 32 bits.
     """
 
     def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool) -> None:

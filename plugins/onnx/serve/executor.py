@@ -70,13 +70,13 @@ class OnnxExecutor:
     other; prompts run one by one, or padded together where that costs little.
 
     Args:
-        bundle: with a ready target of the linear form.
+        bundle: a bundle with a ready target of the linear form.
         blocks: cache group -> slots to allocate; the same number for each.
         capacity: tokens of a slot (C), the last of which is for rows that rest: ``slot_capacity``.
-        threads: of the kernels on the CPU; 0 takes as many as there are cores.
+        threads: the number of threads of the kernels on the CPU; 0 takes one for each core.
         provider: one of ``onnx_session.PROVIDERS``.
         target: the target's name.
-        variant: of the target's file; None takes the fastest that there is for the provider.
+        variant: the variant of the target's file; None takes the fastest for the provider.
 
     Raises:
         BundleError: the bundle has no such target or variant, or its file is damaged.

@@ -38,9 +38,9 @@ class Provider:
 
     Attributes:
         full_name: onnxruntime's.
-        package: what has to be installed in the place of onnxruntime.
-        device: where its memory is, as onnxruntime calls it; "cpu" also where memory elsewhere has no address that one
-            could reckon with: then a step's caches are copied there and back.
+        package: the package that has to be installed in place of onnxruntime.
+        device: the device of its memory, as onnxruntime names it; "cpu" also if memory elsewhere has no usable address:
+            a step's caches are then copied there and back.
     """
 
     full_name: str

@@ -47,11 +47,11 @@ class SlotCaches:
 
     Args:
         session: an ``onnxruntime.InferenceSession`` in the linear form.
-        io: what it takes and gives.
-        path: of its file.
-        slots, capacity: how many, and their size in tokens (C).
+        io: the file's inputs and outputs.
+        path: the file's path.
+        slots, capacity: the number of slots, and their size in tokens (C).
         vocab: columns of the logits.
-        device: where caches lie, as onnxruntime calls it.
+        device: the device of the caches, as onnxruntime names it.
         module: onnxruntime.
 
     Raises:

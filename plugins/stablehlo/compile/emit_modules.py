@@ -51,12 +51,13 @@ def emit_modules(
     """Writes the modules into the target's folder, and the weights into the bundle.
 
     Args:
-        program: with attention in its paged form.
+        program: a program with attention in its paged form.
         modules: their sizes.
-        positions: that the model has.
-        writer: of the bundle.
-        progress: called with the stages "emit", weight by weight, and "modules".
-        options: with kernels, products and, where they know it, attention are calls of the cpu target's kernels.
+        positions: the number of positions of the model.
+        writer: the bundle's writer.
+        progress: a function called with the stages "emit", weight by weight, and "modules".
+        options: the target's options: with kernels, products and, if they know it, attention are calls of the cpu
+            target's kernels.
 
     Raises:
         MissingDependencyError: jaxlib is missing, or of another version, or IREE's compiler, where it is asked for.

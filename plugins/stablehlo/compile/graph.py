@@ -84,8 +84,8 @@ class Graph:
 
     Args:
         model: the graph with free sizes.
-        sizes: of the bucket.
-        positions: how many the model has; later ones are padding.
+        sizes: the sizes of the bucket.
+        positions: the number of positions of the model; later ones are padding.
     """
 
     def __init__(self, model: onnx.ModelProto, sizes: ModuleSection, positions: int) -> None:

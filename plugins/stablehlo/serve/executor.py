@@ -35,13 +35,13 @@ class StableHloExecutor:
     IREE's are compiled by the export.
 
     Args:
-        bundle: with a ready target of such modules.
+        bundle: a bundle with a ready target of such modules.
         blocks: cache group -> slots to allocate; the same number for each.
         context: most tokens of a request.
-        threads: of XLA's kernels and the sampler; 0 takes as many as there are cores.
+        threads: the number of threads of XLA's kernels and the sampler; 0 takes one for each core.
         provider: "cpu", an installed PJRT plugin's name, or "iree"; None: "cpu", or "iree" without jaxlib.
         target: the target's name.
-        load: how weights get into memory.
+        load: the way weights get into memory.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
@@ -111,9 +111,9 @@ class XlaModules(Pjrt):
     """Modules that XLA compiles here, or compiled before.
 
     Args:
-        section: of the target.
+        section: the target's section.
         provider: see ``Pjrt``.
-        threads: of the CPU's kernels.
+        threads: the number of threads of the CPU's kernels.
     """
 
     def __init__(self, section: StableHloSection, provider: str, threads: int) -> None:

@@ -50,8 +50,8 @@ class Iree:
     """A device, and the modules for this processor. See ``stablehlo_slots.ModuleClient``.
 
     Args:
-        section: of the target.
-        threads: of the kernels; the first client of a process says how many all have.
+        section: the target's section.
+        threads: the number of threads of the kernels; the first client of a process says how many all have.
 
     Raises:
         MissingDependencyError: the runtime is missing.

@@ -30,10 +30,10 @@ class KeptModules:
 
     Args:
         pjrt: the client.
-        threads: that it has.
+        threads: the number of its threads.
 
     Attributes:
-        compiled, found: how many so far.
+        compiled, found: the numbers of modules compiled and found so far.
     """
 
     def __init__(self, pjrt: Pjrt, threads: int) -> None:

@@ -87,7 +87,7 @@ class Pjrt:
 
     Args:
         provider: "cpu", or the name of an installed plugin.
-        threads: of the CPU's kernels.
+        threads: the number of threads of the CPU's kernels.
 
     Raises:
         MissingDependencyError: jaxlib is missing or of another version.

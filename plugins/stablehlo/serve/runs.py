@@ -41,7 +41,7 @@ class Plan:
     Args:
         modules: all there are.
         places: the slots' length.
-        slots: how many there are.
+        slots: the number of slots.
     """
 
     def __init__(self, modules: Sequence[ModuleSection], places: int, slots: int) -> None:

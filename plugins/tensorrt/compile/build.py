@@ -49,12 +49,12 @@ def build(
     """Builds the engines of a target that waits for it: see ``Build``.
 
     Args:
-        bundle: opened with what the caller trusts: TensorRT runs the bundle's kernels while it builds.
-        target: of it.
+        bundle: a bundle, opened with the caller's trust: TensorRT runs the bundle's kernels while it builds.
+        target: the target's name.
         again: also if it is ready, such as for another GPU.
-        progress: called with the stages "hash" (in bytes) and "build" (engines).
-        machine: what is here; looked at if it isn't given.
-        make: what builds; TensorRT if it isn't given.
+        progress: a function called with the stages "hash" (in bytes) and "build" (engines).
+        machine: this machine; None looks at it.
+        make: a function that builds; None for TensorRT's.
 
     Raises:
         BundleError: the bundle is damaged, or its target isn't one that is built here.

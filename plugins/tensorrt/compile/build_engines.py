@@ -54,10 +54,10 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
     """The engine of each profile, as TensorRT serializes it, one after the other. Each is loaded once.
 
     Args:
-        bundle: whose files are whole.
+        bundle: a bundle with intact files.
         target: the name of the target.
-        paged: of its manifest.
-        capability: of the GPU here; 89 for 8.9.
+        paged: the section of its manifest.
+        capability: the compute capability of the GPU here; 89 for 8.9.
 
     Raises:
         TargetError: TensorRT refuses something, or to load what it built; says which layer, and what TensorRT said.

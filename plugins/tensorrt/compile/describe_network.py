@@ -151,9 +151,9 @@ def describe_network(program: Program, weights: ExternalWeights, floats: FloatDt
     """The network of a program whose attention is paged; writes its weights.
 
     Args:
-        program: as emitters get it.
-        weights: of the bundle.
-        floats: what the network computes in, and its caches hold.
+        program: the program that emitters get.
+        weights: the bundle's weights.
+        floats: the type that the network computes in, and its caches hold.
 
     Raises:
         UnsupportedModelError: an op that no operator expresses, named with its module; or a weight that f16 can't hold.

@@ -36,7 +36,7 @@ class EngineRequest:
         graph: the ONNX file, with its weights next to it.
         plan: the file to write.
         compute_capabilities: capabilities of GPUs, such as "8.9"; at least one.
-        profiles: at least one.
+        profiles: at least one profile.
         inputs, outputs: names that the network must have; the library drops an input that it thinks nothing reads.
         lengths: True if attention gets the filled length of each slot (``write_index`` and the tokens of the step), so
             that it needn't look at the rest. The graph has a mask all the same.
@@ -80,8 +80,8 @@ def build_engine(
     """Builds one engine. Ctrl-C ends the child, too, and the plan is not to be used then.
 
     Args:
-        request: what to build.
-        progress: called with the library's phase, and how many of its steps are done, of how many.
+        request: the inputs of the build.
+        progress: a function called with the library's phase, and how many of its steps are done, of how many.
 
     Raises:
         MissingDependencyError: tensorrt_rtx is not installed.

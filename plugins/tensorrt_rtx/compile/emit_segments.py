@@ -55,9 +55,9 @@ def emit_segments(
     """Builds the engines, compiles the kernels, and writes both with the weights and the schedule.
 
     Args:
-        program: with attention in its paged form.
-        writer: of the bundle.
-        progress: called with the stages "kernels", "emit" and "engines".
+        program: a program with attention in its paged form.
+        writer: the bundle's writer.
+        progress: a function called with the stages "kernels", "emit" and "engines".
         options: ``engines`` of them, ``record``.
         gpus: compute capabilities, such as "8.9".
 

@@ -18,8 +18,8 @@ def share_buffers(
     a buffer all the same.
 
     Args:
-        steps: in order; each value is written by one, before any reads it.
-        values: what they write; other names are left as they are.
+        steps: the steps in order; each value is written by one, before any reads it.
+        values: the values that they write; other names are left as they are.
         kept: a value with a buffer of its own, of the same name.
     """
     last: dict[str, int] = {}

@@ -125,9 +125,9 @@ def segment_model(program: Program, weights: ExternalWeights, floats: FloatType)
     """Cuts a program into segments, makes their graphs and writes their weights.
 
     Args:
-        program: with attention in its paged form.
-        weights: of the bundle.
-        floats: what graphs compute in, and what goes in and out of attention.
+        program: a program with attention in its paged form.
+        weights: the bundle's weights.
+        floats: the type that graphs compute in, and what goes in and out of attention.
 
     Raises:
         UnsupportedModelError: a call that standard operators don't express, or what ``cut`` refuses, by module.

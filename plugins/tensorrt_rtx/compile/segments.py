@@ -52,10 +52,11 @@ class SegmentCut:
     """Calls that run together.
 
     Attributes:
-        nodes: in the program's order.
+        nodes: the nodes in the program's order.
         inputs: step inputs, results of attentions and of segments before, in the order in which ``nodes`` read them.
-        outputs: what is read outside: by attentions, by later segments, by whoever wants logits; in the order of nodes.
-        attentions: what comes right behind it; the last segment has none.
+        outputs: the values read outside, by attentions, later segments or callers that want logits; in the order of
+            nodes.
+        attentions: the attentions directly after it; the last segment has none.
     """
 
     nodes: tuple[Node, ...]
@@ -68,7 +69,7 @@ def cut(program: Program) -> tuple[SegmentCut, ...]:
     """The segments of a program, in the order in which they run.
 
     Args:
-        program: with attention in its paged form, fused with nothing.
+        program: a program with attention in its paged form, fused with nothing.
 
     Raises:
         UnsupportedModelError: a call reads what only attention may (caches, block tables), or attention what no
