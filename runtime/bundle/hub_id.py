@@ -60,10 +60,10 @@ class HubId:
 
 def parse_hub_id(source: str) -> HubId | None:
     """The Hub id that ``source`` is, None if it can only be a path. What exists on this disk isn't asked here."""
-    found = _ID.fullmatch(source)
-    if found is None or (found["file"] is None and found["repository"].lower().endswith(_FILES)):
+    match = _ID.fullmatch(source)
+    if match is None or (match["file"] is None and match["repository"].lower().endswith(_FILES)):
         return None
-    return HubId(found["repository"], found["revision"], found["file"])
+    return HubId(match["repository"], match["revision"], match["file"])
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:

@@ -160,7 +160,7 @@ class TargetManifest(Record, frozen=True, kw_only=True):
 
     def section(self, kind: type[R]) -> R | None:
         """The section that is such a record; None if there is none."""
-        return next((found for found in self.sections.values() if isinstance(found, kind)), None)
+        return next((section for section in self.sections.values() if isinstance(section, kind)), None)
 
     def with_section(self, section: Record) -> TargetManifest:
         """Returns a copy with this section in place of the one of the same type."""
@@ -174,8 +174,8 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Its fields, sections beside them: see ``Record.model_dump``."""
         fields = super().model_dump(**options)
-        own: dict[str, Any] = fields.pop("sections", {})
-        return own | fields
+        section_fields: dict[str, Any] = fields.pop("sections", {})
+        return section_fields | fields
 
     @classmethod
     def from_json(
@@ -186,14 +186,14 @@ class TargetManifest(Record, frozen=True, kw_only=True):
         ``sections``: what its own fields are, by key; no others may be there. None: they are left as they are.
         """
         data = _manifest_data(text, source)
-        own = {key: data.pop(key) for key in data.keys() - _SHARED_FIELDS}
+        section_fields = {key: data.pop(key) for key in data.keys() - _SHARED_FIELDS}
         manifest = read(cls, data, source)
         if sections is not None:
-            for key in own:
+            for key in section_fields:
                 if key not in sections:
                     raise BundleError(f"{source}: {key}: there is no such field", hint="Export the bundle again.")
-            own = {key: read(sections[key], value, source, key) for key, value in own.items()}
-        return manifest.model_copy(update={"sections": own})
+            section_fields = {key: read(sections[key], value, source, key) for key, value in section_fields.items()}
+        return manifest.model_copy(update={"sections": section_fields})
 
 
 _SHARED_FIELDS = frozenset(TargetManifest.__struct_fields__) - {"sections"}

@@ -24,16 +24,16 @@ from .regular_file import MOST_JSON_BYTES, open_regular, read_regular
 from .tokenizer_files import TOKENIZER_FOLDER
 
 _REPORTS = frozenset(f"{REPORT_FOLDER}{name}" for name in ("report.json", "diffs.json", "report.html", "recipe.toml"))
-"""What an export writes there, which no manifest lists."""
+"""Files that an export writes to the folder of reports, and no manifest lists."""
 
 _PLACES = re.compile(rf"(?:weights/|{TOKENIZER_FOLDER}).+|model(?:\.[a-z0-9]+)?\.onnx")
-"""Where an export of ours writes files, outside of targets' folders. For others the hash says whether it did."""
+"""The files that an export writes outside of targets' folders. Other files are recognized by their hash."""
 
 _LEFT_BY_BUILD = re.compile(r"targets/[^/]+/\.[^/]+\.\d+\.partial")
-"""What a killed ``optimize build`` leaves."""
+"""The folders that a killed ``optimize build`` leaves."""
 
 Inputs = Mapping[str, str | os.PathLike[str] | None]
-"""What an output is made from: the option's name -> its file or folder."""
+"""The inputs of an output: the option's name -> its file or folder."""
 
 
 def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[EnginewrightError] = BundleError) -> Path:
@@ -62,18 +62,18 @@ def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[Eng
     if place == here or place in here.parents:
         what = "is the current folder" if place == here else "has the current folder in it"
         raise error(f"output: {place} {what}", hint="Name a new folder, such as ./model.bundle.")
-    for name, given in inputs.items():
-        if given is None or not os.path.lexists(given):
+    for name, path in inputs.items():
+        if path is None or not os.path.lexists(path):
             continue
-        source = Path(os.path.realpath(given))
+        source = Path(os.path.realpath(path))
         if source == place or place in source.parents:
             raise error(
-                f"output: {name} {os.fspath(given)} lies in {place}, which would be replaced",
+                f"output: {name} {os.fspath(path)} lies in {place}, which would be replaced",
                 hint="Choose another output, or move what it is made from out of it.",
             )
         if source in place.parents and source.is_dir():
             raise error(
-                f"output: {place} lies in {name} {os.fspath(given)}",
+                f"output: {place} lies in {name} {os.fspath(path)}",
                 hint=f"Write it beside that folder, such as to {source.parent / place.name}.",
             )
     return place

@@ -56,10 +56,10 @@ _OLDER_PROGRAM = "program.json"  # the decode entry of bundles whose programs ar
 """The lowered program in the folder of a target that starts from one."""
 
 Load = Literal["map", "read"]
-"""How weights get into memory: mapped from their files, or copied."""
+"""The way of weights into memory: mapped from their files, or copied."""
 
 CODE = "code"
-"""What ``trust`` is where the bundle's code may run, whoever made it."""
+"""The value of ``trust`` with which the bundle's code may run, whoever made it."""
 
 _HASH_CHUNK = 1 << 22
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -141,8 +141,8 @@ class Bundle:
             texts[path_of] = _read(root, path_of)
             source = str(root / path_of)
             targets[name] = TargetManifest.from_json(texts[path_of], source=source, sections=sections_of(name))
-        found = bundle_hash(texts)
-        bundle = cls(root, manifest, targets, found, _check_trust(trust, found, root))
+        identity = bundle_hash(texts)
+        bundle = cls(root, manifest, targets, identity, _check_trust(trust, identity, root))
         for name in bundle.files:
             bundle._check_file(name)
         bundle.index = bundle._read_index()
@@ -225,10 +225,10 @@ class Bundle:
     def tokenizer_files(self, *, whole: bool = True) -> TokenizerFiles:
         """The contents of tokenizer/; if not the ``whole``, without tokenizer.json."""
         names = (TABLES_PATH, CHAT_TEMPLATE_PATH, RESPONSE_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
-        wanted = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
+        paths = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
         if whole and TOKENIZER_PATH in self.files:
-            wanted.append(TOKENIZER_PATH)
-        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
+            paths.append(TOKENIZER_PATH)
+        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in paths})
 
     def tensor(self, name: str) -> TensorEntry:
         """Returns the place of a weight. Raises BundleError if there is none of that name."""
@@ -301,8 +301,8 @@ class Bundle:
     def hash_weights_beside(self) -> None:
         """Begins to hash the weights on a thread that runs where nothing else wants to; ``check_unchanged`` says what
         it has found. It ends with the bundle."""
-        wanted = {blob.file: self.files[blob.file].sha256 for blob in self.index.blobs}
-        self._beside = HashedBeside(self.path, wanted)
+        hashes = {blob.file: self.files[blob.file].sha256 for blob in self.index.blobs}
+        self._beside = HashedBeside(self.path, hashes)
         weakref.finalize(self, self._beside.stop)
 
     def weights_hashed(self, seconds: float | None) -> bool:
@@ -389,10 +389,10 @@ class Bundle:
                     f"{self.path / name}: weight {use.name!r} is not in {INDEX_PATH}", hint="Export the bundle again."
                 )
             for field in ("dtype", "shape", "layout"):
-                wanted, found = getattr(use, field), getattr(entry, field)
-                if wanted != found:
+                needed, stored = getattr(use, field), getattr(entry, field)
+                if needed != stored:
                     raise BundleError(
-                        f"{self.path / name}: weight {use.name!r} needs {field} {wanted}, {INDEX_PATH} has {found}",
+                        f"{self.path / name}: weight {use.name!r} needs {field} {needed}, {INDEX_PATH} has {stored}",
                         hint="Export the bundle again.",
                     )
         if (problem := self.manifest.model.disagreement(program)) is not None:
@@ -491,8 +491,8 @@ def _read(root: Path, name: str) -> bytes:
 
 def _state(descriptor: int) -> tuple[int, int]:
     """Size and time of the last write."""
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def tuning_path(bundle: Bundle) -> Path:

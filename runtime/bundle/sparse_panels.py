@@ -56,11 +56,11 @@ def pack_sparse(weight: Array, dtype: str) -> Array:
     # The kept two of four, in their order: what is zero comes last, by its place.
     order = np.argsort(quads == 0, axis=1, kind="stable")[:, :2]
     order.sort(axis=1)
-    kept = np.take_along_axis(quads, order, axis=1)
+    two_of_four = np.take_along_axis(quads, order, axis=1)
     places = (order[:, 0] | order[:, 1] << 2).astype(np.uint32)
     words = (places.reshape(-1, blocks, _QUADS) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32)
     # [panels, 32, blocks, 8, 2] -> [panels, blocks, 8, 32, 2]
-    values = kept.reshape(panels, PANEL, blocks, _QUADS, 2).transpose(0, 2, 3, 1, 4)
+    values = two_of_four.reshape(panels, PANEL, blocks, _QUADS, 2).transpose(0, 2, 3, 1, 4)
     if dtype == "f32":
         values = values.swapaxes(-1, -2)
     elif dtype in BIAS:

@@ -84,9 +84,9 @@ class TokenizerTables:
 
     def find(self, text: str) -> int | None:
         """The id of one of the model's own tokens, None if none is called so."""
-        wanted, order = text.encode(), self._order
-        at = bisect_left(order, wanted, key=self._bytes)
-        return order[at] if at < len(order) and self._bytes(order[at]) == wanted else None
+        encoded, order = text.encode(), self._order
+        at = bisect_left(order, encoded, key=self._bytes)
+        return order[at] if at < len(order) and self._bytes(order[at]) == encoded else None
 
     def merge(self, left: int, right: int) -> tuple[int, int] | None:
         """The rank of the merge of two tokens, and the token that they become; None if there is none."""
@@ -110,33 +110,33 @@ def tables_of(tokenizer_json: str) -> bytes | None:
     by_id = {index: name for name, index in names.items()}
     if not vocabulary or "" in names or len(by_id) < len(names):
         return None
-    kept = _characters(model, [token["content"] for token in added])
-    if kept is None:
+    alphabet = _characters(model, [token["content"] for token in added])
+    if alphabet is None:
         return None
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     listed = [(vocabulary[a], vocabulary[b], vocabulary[a + b]) for a, b in pairs]
-    found = np.array(listed, np.uint32).reshape(-1, 3)
-    ranks = np.arange(len(found))
-    in_order = np.lexsort((ranks, found[:, 1], found[:, 0]))
-    found, ranks = found[in_order], ranks[in_order]
+    merges = np.array(listed, np.uint32).reshape(-1, 3)
+    ranks = np.arange(len(merges))
+    in_order = np.lexsort((ranks, merges[:, 1], merges[:, 0]))
+    merges, ranks = merges[in_order], ranks[in_order]
     # As the library: of a pair that is there twice, the last one counts.
-    last = np.append((found[1:, :2] != found[:-1, :2]).any(axis=1), True)[: len(found)]
-    found, ranks = found[last], ranks[last]
+    last = np.append((merges[1:, :2] != merges[:-1, :2]).any(axis=1), True)[: len(merges)]
+    merges, ranks = merges[last], ranks[last]
     ids = max(by_id) + 1
     texts = [by_id.get(index, "").encode() for index in range(ids)]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
     order = sorted(vocabulary.values(), key=texts.__getitem__)
-    starts = np.searchsorted(found[:, 0], np.arange(ids + 1))
+    starts = np.searchsorted(merges[:, 0], np.arange(ids + 1))
     characters = document | {
-        "model": model | {"vocab": {name: names[name] for name in kept}, "merges": [], "ignore_merges": False},
+        "model": model | {"vocab": {name: names[name] for name in alphabet}, "merges": [], "ignore_merges": False},
         "truncation": None,
         "padding": None,
     }
     json = msgspec.json.encode(characters)
-    arrays = (offsets, np.array(order), starts, found[:, 1], ranks, found[:, 2])
+    arrays = (offsets, np.array(order), starts, merges[:, 1], ranks, merges[:, 2])
     parts = [array.astype("<u4").tobytes() for array in arrays]
     size = sum(map(len, texts))
-    header = _HEADER.pack(ids, len(found), len(order), size, len(json), bool(model.get("ignore_merges")))
+    header = _HEADER.pack(ids, len(merges), len(order), size, len(json), bool(model.get("ignore_merges")))
     rest = b"".join([header, *parts, *texts, json])
     return _MAGIC + zlib.crc32(rest).to_bytes(4, "little") + rest
 

@@ -341,8 +341,8 @@ def unpack_planes(stored: Array, shape: tuple[int, ...], dtype: Dtype) -> Array:
     vectors: Array = low.reshape(shape_of_vectors) | high.reshape(shape_of_vectors) << first
     cut = np.moveaxis(vectors, (-6, -5, -4, -3, -2, -1), (-4, -3, -2, -6, -5, -1))
     weight: Array = cut.reshape(*lead, panels * PANEL, columns)[..., :rows, :]
-    found: Array = (weight - np.uint8(BIAS[dtype])).view(np.int8)
-    return found
+    signed: Array = (weight - np.uint8(BIAS[dtype])).view(np.int8)
+    return signed
 
 
 def _pack_scales(scales: Array, layout: Layout) -> Array:
@@ -353,8 +353,8 @@ def _pack_scales(scales: Array, layout: Layout) -> Array:
     padded[..., :rows, :] = scales.view(np.uint8)
     blocks = padded.reshape(*lead, panels, PANEL, -1, depth).swapaxes(-2, -3)  # [.., panels, blocks, 32, depth]
     halves = np.ascontiguousarray(blocks[..., :2]).reshape(*blocks.shape[:-2], 2 * PANEL)
-    own = np.ascontiguousarray(blocks[..., 2:].swapaxes(-1, -2)).reshape(*blocks.shape[:-2], -1)
-    return np.concatenate((halves, own), -1)
+    sub_scales = np.ascontiguousarray(blocks[..., 2:].swapaxes(-1, -2)).reshape(*blocks.shape[:-2], -1)
+    return np.concatenate((halves, sub_scales), -1)
 
 
 def _unpack_scales(stored: Array, shape: tuple[int, ...], layout: Layout) -> Array:
@@ -363,8 +363,8 @@ def _unpack_scales(stored: Array, shape: tuple[int, ...], layout: Layout) -> Arr
     panels, depth = -(-rows // PANEL), DEPTHS[layout]
     blocks = stored.reshape(*lead, panels, -1, depth * PANEL)
     halves = blocks[..., : 2 * PANEL].reshape(*blocks.shape[:-1], PANEL, 2)
-    own = blocks[..., 2 * PANEL :].reshape(*blocks.shape[:-1], depth - 2, PANEL).swapaxes(-1, -2)
-    rows_of = np.concatenate((halves, own), -1).swapaxes(-2, -3)  # [.., panels, 32, blocks, depth]
+    sub_scales = blocks[..., 2 * PANEL :].reshape(*blocks.shape[:-1], depth - 2, PANEL).swapaxes(-1, -2)
+    rows_of = np.concatenate((halves, sub_scales), -1).swapaxes(-2, -3)  # [.., panels, 32, blocks, depth]
     return np.ascontiguousarray(rows_of.reshape(*lead, panels * PANEL, columns)[..., :rows, :]).view(np.int8)
 
 

@@ -201,15 +201,15 @@ def choose_format(tokenizer: Templates, chat_template: str | None = None) -> Cha
         source = tokenizer.chat_templates.get(chat_template, chat_template)
     if source is None:
         return ChatFormat(PLAIN)
-    found = next((one for one in FORMATS if one.words and all(word in source for word in one.words)), None)
-    if found is None:
+    spelling = next((one for one in FORMATS if one.words and all(word in source for word in one.words)), None)
+    if spelling is None:
         text = _rendered_call(tokenizer, chat_template)
-        found = next((one for one in FORMATS if text and all(sign in text for sign in one.signs)), None)
-    reasoning = _known_reasoning(found, source + "\0".join(tokenizer.added_tokens))
-    if found is None:
+        spelling = next((one for one in FORMATS if text and all(sign in text for sign in one.signs)), None)
+    reasoning = _known_reasoning(spelling, source + "\0".join(tokenizer.added_tokens))
+    if spelling is None:
         chosen = PLAIN if reasoning is None else replace(REASONING, reasoning=reasoning)
     else:
-        chosen = found if found.reasoning is None else replace(found, reasoning=reasoning)
+        chosen = spelling if spelling.reasoning is None else replace(spelling, reasoning=reasoning)
     if tokenizer.response_template is not None and chat_template is None:
         chosen = of_response_template(tokenizer.response_template, chosen) or chosen
     return ChatFormat(chosen)

@@ -59,10 +59,10 @@ class ChatTemplate:
             raise BundleError(f"{name}: line {line}: {problem}", hint="Export the bundle again.")
         if kind != "T":
             raise BundleError(f"{name}: it can't be compiled: {text}", hint="Export the bundle again.")
-        found = json.loads(text)
-        self._reads = frozenset(found["variables"])  # variables
-        self._words = frozenset(found["words"])  # texts that it has, and names of fields
-        self._roles = sorted({*_ROLES, *found["roles"]})
+        names = json.loads(text)
+        self._reads = frozenset(names["variables"])  # variables
+        self._words = frozenset(names["words"])  # texts that it has, and names of fields
+        self._roles = sorted({*_ROLES, *names["roles"]})
         self._shows: dict[str, bool] = {}  # what ``_shown`` found out
         self.source = source
         self._name = name
@@ -143,7 +143,7 @@ class ChatTemplate:
         _check_messages(messages)
         for name, value in variables.items():
             self._check_variable(name, value, of_params)
-        found = []
+        checked = []
         for i, message in enumerate(messages):
             plain: dict[str, Any] = _plain(message)
             if plain["role"] == "developer" and not self._knows("developer"):
@@ -151,8 +151,8 @@ class ChatTemplate:
             self._check_message(i, plain)
             if isinstance(plain.get("content"), (list, tuple)):
                 plain["content"] = self._of_parts(i, plain["content"])
-            found.append(plain)
-        return found
+            checked.append(plain)
+        return checked
 
     def _check_variable(self, name: str, value: Any, of_params: Collection[str]) -> None:
         asks = value is not None and not (type(value) in (str, list, tuple, dict) and not value)
@@ -216,8 +216,8 @@ class ChatTemplate:
             user = {"role": "user", "content": _SEEN}
             try:
                 if what == "system":
-                    said = [{"role": "system", "content": _SEEN}, {"role": "user", "content": "-"}]
-                    self._shows[what] = _SEEN in self.render(said)
+                    messages = [{"role": "system", "content": _SEEN}, {"role": "user", "content": "-"}]
+                    self._shows[what] = _SEEN in self.render(messages)
                 else:
                     as_parts = {"role": "user", "content": [{"type": "text", "text": _SEEN}]}
                     self._shows[what] = self.render([as_parts]) == self.render([user])

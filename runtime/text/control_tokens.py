@@ -92,9 +92,9 @@ class ControlTokens:
                 hint="Write it otherwise: control tokens are the template's alone.",
             )
         parts, end, secret = [], 0, self._secret
-        for found in self._plain.finditer(text):
-            parts += [text[end : found.start()].replace(secret, ""), found[0], secret]
-            end = found.end()
+        for match in self._plain.finditer(text):
+            parts += [text[end : match.start()].replace(secret, ""), match[0], secret]
+            end = match.end()
         return "".join([*parts, text[end:].replace(secret, "")])
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -105,13 +105,13 @@ class ControlTokens:
         if not self.spelled(text):
             return encode(self.unguard(text))
         guarded, ids = self._guarded_tokenizer()
-        found = guarded.encode(text, add_special_tokens=False).ids
-        if any(index not in ids and index in self._ids.values() for index in found):
+        encoded = guarded.encode(text, add_special_tokens=False).ids
+        if any(index not in ids and index in self._ids.values() for index in encoded):
             raise RequestError(
                 "messages: the tokenizer can't write a control token's spelling as text",
                 hint="Leave it out of the messages.",
             )
-        return [ids.get(index, index) for index in found]
+        return [ids.get(index, index) for index in encoded]
 
     def spelled(self, text: str) -> bool:
         """Returns True if a guarded text has a control token's spelling that isn't the template's own."""
@@ -137,11 +137,11 @@ class ControlTokens:
                     known["normalizer"], lambda pattern: escaped.sub(lambda found: found[0] + self._secret, pattern)
                 )
                 try:
-                    found = _made(known | {"model": _with_names(known["model"], names)})
+                    tokenizer = _tokenizer_from(known | {"model": _with_names(known["model"], names)})
                 except Exception:  # noqa: BLE001  merges lead to one of them: its model keeps it, and has others besides
-                    found = _made(known)
-                ids = {found.token_to_id(name): self._ids[spelling] for spelling, name in names.items()}
-                self._guarded = found, {index: own for index, own in ids.items() if index is not None}
+                    tokenizer = _tokenizer_from(known)
+                ids = {tokenizer.token_to_id(name): self._ids[spelling] for spelling, name in names.items()}
+                self._guarded = tokenizer, {index: original for index, original in ids.items() if index is not None}
             return self._guarded
 
 
@@ -157,11 +157,11 @@ def _any_of(texts: Collection[str]) -> str:
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
 
 
-def _made(known: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    found = tokenizers.Tokenizer.from_str(msgspec.json.encode({**known, "post_processor": None}).decode())
-    found.no_truncation()
-    found.no_padding()
-    return found
+def _tokenizer_from(known: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode({**known, "post_processor": None}).decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _with_names(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -68,9 +68,9 @@ class OutputText:
             return False
         text = self._held + piece
         pending = len(text) - max(_overlap(text, s) for s in self._stop)  # where a stop string may have begun
-        found = _first_of(self._stop, text)
-        if found is not None and found[0] <= pending:
-            return self._cut_at(found, text)
+        first_stop = _first_of(self._stop, text)
+        if first_stop is not None and first_stop[0] <= pending:
+            return self._cut_at(first_stop, text)
         self._ready.append(text[:pending])
         self._held = text[pending:]
         return False
@@ -86,8 +86,8 @@ class OutputText:
 
 def _first_of(stop: Sequence[str], text: str) -> tuple[int, str] | None:
     """Returns the position of the stop string that begins first, and the string; None if there is none."""
-    found = [(at, len(s), s) for s in stop if (at := text.find(s)) >= 0]
-    return (min(found)[0], min(found)[2]) if found else None
+    stops = [(at, len(s), s) for s in stop if (at := text.find(s)) >= 0]
+    return (min(stops)[0], min(stops)[2]) if stops else None
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -82,11 +82,11 @@ class QuickTokenizer:
 
     def merged(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text by the tables, however many characters came before."""
-        found = self._characters.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._characters.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
         begin = 0
-        all_ids = found.ids
-        for piece, same in groupby(found.word_ids):
+        all_ids = encoding.ids
+        for piece, same in groupby(encoding.word_ids):
             end = begin + sum(1 for _ in same)
             # Tokens that belong to no piece of the text are those that are put around it.
             ids += all_ids[begin:end] if piece is None or end == begin + 1 else self._merged(all_ids[begin:end])
@@ -97,8 +97,8 @@ class QuickTokenizer:
         """Text of token ids; ids outside the vocabulary are skipped. Raises what ``tokenizers`` raises."""
         skipped = self._special if skip_special_tokens else ()
         names = self._names
-        found = [text for i in ids if i not in skipped and (text := names[i]) is not None]
-        return " ".join(found) if self.decoder is None else str(self.decoder.decode(found))
+        texts = [text for i in ids if i not in skipped and (text := names[i]) is not None]
+        return " ".join(texts) if self.decoder is None else str(self.decoder.decode(texts))
 
     def to_str(self) -> str:
         return str(self.whole().to_str())
@@ -107,8 +107,8 @@ class QuickTokenizer:
         return self._tables.text(index)
 
     def token_to_id(self, token: str) -> int | None:
-        found = self._added_ids.get(token)
-        return self._tables.find(token) if found is None else found
+        index = self._added_ids.get(token)
+        return self._tables.find(token) if index is None else index
 
     def get_vocab(self, *, with_added_tokens: bool) -> dict[str, int]:
         del with_added_tokens
@@ -121,12 +121,12 @@ class QuickTokenizer:
     def _merged(self, ids: list[int]) -> list[int]:
         """The tokens that the characters of a piece become."""
         key = tuple(ids)
-        found = self._pieces.get(key)
-        if found is None:
-            found = self._merge(ids)
+        merged = self._pieces.get(key)
+        if merged is None:
+            merged = self._merge(ids)
             if len(ids) <= _LONGEST_KEPT and len(self._pieces) < _KEPT_PIECES:
-                self._pieces[key] = found
-        return found
+                self._pieces[key] = merged
+        return merged
 
     def _merge(self, ids: list[int]) -> list[int]:
         """The merge of the lowest rank first, and of these the first one, as `tokenizers` (BPE, ``merge_all``) does.
@@ -140,7 +140,7 @@ class QuickTokenizer:
         merge, n = self._tables.merge, len(ids)
         tokens = list(ids)
         before, behind = list(range(-1, n - 1)), list(range(1, n + 1))  # of a token that is gone, behind is 0
-        waiting = [(made[0], i, made[1]) for i in range(n - 1) if (made := merge(ids[i], ids[i + 1])) is not None]
+        waiting = [(merged[0], i, merged[1]) for i in range(n - 1) if (merged := merge(ids[i], ids[i + 1])) is not None]
         heapq.heapify(waiting)
         while waiting:
             _, i, token = heapq.heappop(waiting)
@@ -154,6 +154,6 @@ class QuickTokenizer:
             if behind[i] < n:
                 before[behind[i]] = i
             for one, other in ((before[i], i), (i, behind[i])):
-                if one >= 0 and other < n and (made := merge(tokens[one], tokens[other])) is not None:
-                    heapq.heappush(waiting, (made[0], one, made[1]))
+                if one >= 0 and other < n and (merged := merge(tokens[one], tokens[other])) is not None:
+                    heapq.heappush(waiting, (merged[0], one, merged[1]))
         return [token for token, after in zip(tokens, behind, strict=True) if after]

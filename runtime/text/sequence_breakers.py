@@ -26,20 +26,20 @@ class SequenceBreakers:
 
     def find(self, texts: Sequence[str]) -> Mapping[int, tuple[tuple[int, ...], ...]]:
         """Token -> the tokens after it with which it is one of the texts; an empty tuple where it is one alone."""
-        found: dict[int, dict[tuple[int, ...], None]] = {}
+        sequences: dict[int, dict[tuple[int, ...], None]] = {}
         for text in texts:
             data = text.encode()
             within = self._containing(data)
             for token in within:
-                found.setdefault(token, {})[()] = None
+                sequences.setdefault(token, {})[()] = None
             for length in range(1, len(data)):
                 tail = self._tail(data[length:])
                 if tail is None:
                     continue
                 for token in self._ending(data[:length]):
                     if token not in within:
-                        found.setdefault(token, {})[tail] = None
-        return {token: tuple(tails) for token, tails in found.items()}
+                        sequences.setdefault(token, {})[tail] = None
+        return {token: tuple(tails) for token, tails in sequences.items()}
 
     def _tail(self, data: bytes) -> tuple[int, ...] | None:
         """The tokens of the rest of a text; None where it begins within a character."""

@@ -72,9 +72,9 @@ def serve(cpu_seconds: float, memory: float) -> None:
         codecs.lookup(codec)  # which imports it
     time.localtime()  # reads the time zone's file
     memory_use = os.open("/proc/self/statm", os.O_RDONLY)
-    taken = int(os.pread(memory_use, 100, 0).split()[0]) * resource.getpagesize()
+    used = int(os.pread(memory_use, 100, 0).split()[0]) * resource.getpagesize()
     for which, most in (
-        (resource.RLIMIT_AS, taken + int(memory)),
+        (resource.RLIMIT_AS, used + int(memory)),
         (resource.RLIMIT_NOFILE, memory_use + 1),  # those that are open
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
@@ -129,13 +129,13 @@ def reads(environment: jinja2.Environment, source: str) -> str:
             roles |= _words(one)
     words = _words(tree) | {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
     variables = jinja2.meta.find_undeclared_variables(tree)
-    found = {"variables": variables, "words": words, "roles": roles - {"role"}}
-    return json.dumps({name: sorted(values) for name, values in found.items()})
+    read = {"variables": variables, "words": words, "roles": roles - {"role"}}
+    return json.dumps({name: sorted(values) for name, values in read.items()})
 
 
 def _words(node: jinja2.nodes.Node) -> set[str]:
-    found = (one.value for one in node.find_all(jinja2.nodes.Const))
-    return {value for value in found if isinstance(value, str) and 0 < len(value) <= _LONGEST_WORD}
+    values = (one.value for one in node.find_all(jinja2.nodes.Const))
+    return {value for value in values if isinstance(value, str) and 0 < len(value) <= _LONGEST_WORD}
 
 
 def _of_role(node: jinja2.nodes.Expr) -> bool:

@@ -47,9 +47,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def _letters_of_bytes() -> dict[str, int]:
     """Byte-level tokenizers write a byte as a letter, its own where that can be seen, else one from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    found = {chr(byte): byte for byte in seen}
+    bytes_of = {chr(byte): byte for byte in seen}
     others = [byte for byte in range(256) if byte not in seen]
-    return found | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return bytes_of | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 BYTES_OF_LETTERS = _letters_of_bytes()
@@ -223,7 +223,7 @@ class Tokenizer:
         checked = template.checked(messages, options, of_params)
         control = self._control_tokens
         source = template.source
-        own = {k: control.guard(v) for k, v in options.items() if k in self._special_tokens and isinstance(v, str)}
+        special = {k: control.guard(v) for k, v in options.items() if k in self._special_tokens and isinstance(v, str)}
         if source not in self._guarded:
             self._guarded[source] = self._guarded_template(template)
         guarded = self._guarded[source]
@@ -231,7 +231,7 @@ class Tokenizer:
             text = template.render(control.break_up(checked), **control.break_up(options))
             return control.guard_composed(text, template.render(control.neutral(checked), **control.neutral(options)))
         try:
-            return guarded.render(checked, **(options | own))
+            return guarded.render(checked, **(options | special))
         except EnginewrightError as e:
             raise e.reworded(control.unguard(e.message), hint=e.hint) from None
 
@@ -255,19 +255,19 @@ class Tokenizer:
         moves what it says of tools, doesn't. It is tried with a few conversations. None: there is no template, or it
         refuses them.
         """
-        said = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
+        messages = [{"role": role, "content": f"-{i}-"} for i, role in enumerate(("user", "assistant") * 2 + ("user",))]
         try:
             source = self._template(None, False).source
-            found = self._appends(said)
-            if found and "think" in source:
+            appends = self._appends(messages)
+            if appends and "think" in source:
                 thought = [
                     m | {"content": f"<think>\n+\n</think>\n\n{m['content']}"} if m["role"] == "assistant" else m
-                    for m in said
+                    for m in messages
                 ]
-                found = self._appends(thought)
+                appends = self._appends(thought)
         except EnginewrightError:
             return None
-        return found
+        return appends
 
     def _appends(self, said: Sequence[Message]) -> bool:
         shorter = [(said[:i], said[i]["content"]) for i in range(1, len(said), 2)]
@@ -315,10 +315,10 @@ class Tokenizer:
         control = self._control_tokens
         guarded = template.with_source(control.guard(template.source), control.guard)
         for roles in ("user",), ("system", "user"), ("user", "assistant", "user"):
-            said = [{"role": role, "content": "-"} for role in roles]
+            messages = [{"role": role, "content": "-"} for role in roles]
             with suppress(RequestError):
-                text = guarded.render(said)
-                if control.spelled(text) or control.unguard(text) != template.render(said):
+                text = guarded.render(messages)
+                if control.spelled(text) or control.unguard(text) != template.render(messages):
                     return None
         return guarded
 
@@ -403,18 +403,18 @@ class Tokenizer:
             self._compiled[name] = ChatTemplate(self.chat_templates[name], self._special_tokens, name=path)
         return self._compiled[name]
 
-    def _template(self, wanted: str | None, has_tools: bool) -> ChatTemplate:
+    def _template(self, name: str | None, has_tools: bool) -> ChatTemplate:
         names = ", ".join(sorted(self.chat_templates)) or "none"
-        if wanted is None:
-            wanted = "tool_use" if has_tools and "tool_use" in self.chat_templates else "default"
-            if wanted not in self.chat_templates:
+        if name is None:
+            name = "tool_use" if has_tools and "tool_use" in self.chat_templates else "default"
+            if name not in self.chat_templates:
                 hint = "Use generate with a prompt instead."
                 if self.chat_templates:
                     hint = f"Pass chat_template: the name of one it has ({names})."
                 raise RequestError("chat: this model has no chat template", hint=hint)
-        elif wanted not in self.chat_templates:
-            return self._given_template(wanted, names)
-        return self.chat_template(wanted)
+        elif name not in self.chat_templates:
+            return self._given_template(name, names)
+        return self.chat_template(name)
 
     def _given_template(self, text: str, names: str) -> ChatTemplate:
         from .chat_template import ChatTemplate
@@ -447,13 +447,13 @@ def library_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
     """The library's own. Raises BundleError if the file is damaged, or would take endless time or memory."""
     with what_tokenizers_raises(_damaged(TOKENIZER_PATH)):
         check_tokenizer_json(tokenizer_json)
-        found = tokenizers.Tokenizer.from_str(tokenizer_json)
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     for chance in ("dropout", "alpha", "nbest_size"):  # merges left out, or pieces drawn, at random: for training
-        if getattr(found.model, chance, None) is not None:
-            setattr(found.model, chance, None)
-    found.no_truncation()
-    found.no_padding()
-    return found
+        if getattr(tokenizer.model, chance, None) is not None:
+            setattr(tokenizer.model, chance, None)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _damaged(path: str) -> Callable[[BaseException], BundleError]:

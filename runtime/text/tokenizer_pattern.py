@@ -140,16 +140,16 @@ class _Reader:
         if self._takes("?#"):
             self.at = self._text.index(")", self.at) + 1
             return Concatenation()
-        made = next((make for begin, make in _GROUPS if self._takes(begin)), None)
-        if made is None and self._text.startswith("?", self.at):
+        make_group = next((make for begin, make in _GROUPS if self._takes(begin)), None)
+        if make_group is None and self._text.startswith("?", self.at):
             if self._text.startswith("?<", self.at):
-                made = _GROUPS[0][1]
+                make_group = _GROUPS[0][1]
                 self.at = self._text.index(">", self.at) + 1
             else:
                 return self._flags(depth)
         body = self.choice(depth + 1)
         self._close()
-        return body if made is None else made(body)
+        return body if make_group is None else make_group(body)
 
     def _flags(self, depth: int) -> Node:
         """(?i) up to the end of its group, or (?i:...)."""

@@ -26,7 +26,7 @@ _PART = re.compile(
     r"\\s[*+]|\\n\??|\(\?P<(?P<group>\w+)>(?:[^()\\]|\\.)*\)|\(\?:\^\||\)|\.\*\??|\\(?P<escaped>\W)|(?P<plain>[^\\()*+?\[\]^$|.])",
     re.DOTALL,
 )
-"""What an opening pattern is made of: space, a named group, "the beginning or", anything, and a letter."""
+"""The elements of an opening pattern: space, a named group, "the beginning or", anything, and a letter."""
 
 
 class UnknownShapeError(ValueError):
@@ -66,9 +66,15 @@ def converted(template: Any, known: Spelling) -> Spelling:
         calls = known.calls
     if reasoning is not None and known.reasoning is not None and _same(reasoning, known.reasoning):
         reasoning = known.reasoning
-    found = Spelling("response-template", calls, reasoning)
+    spelling = Spelling("response-template", calls, reasoning)
     same = (calls, reasoning) == (known.calls, known.reasoning)
-    return known if same else replace(found, name=known.name) if calls is known.calls and calls is not None else found
+    return (
+        known
+        if same
+        else replace(spelling, name=known.name)
+        if calls is known.calls and calls is not None
+        else spelling
+    )
 
 
 def _calls(one: Mapping[str, Any]) -> Calls:
@@ -119,8 +125,8 @@ def _keys(transform: Any) -> tuple[str, str]:
     function = transform.get("function") if isinstance(transform, Mapping) else "{content}"
     if function == "{content}":
         return "name", "arguments"
-    found = [function.get(key) if isinstance(function, Mapping) else None for key in ("name", "arguments")]
-    keys = [re.fullmatch(r"\{(?:content\.)?(\w+)\}", one) if isinstance(one, str) else None for one in found]
+    patterns = [function.get(key) if isinstance(function, Mapping) else None for key in ("name", "arguments")]
+    keys = [re.fullmatch(r"\{(?:content\.)?(\w+)\}", one) if isinstance(one, str) else None for one in patterns]
     if keys[0] is None or keys[1] is None:
         raise UnknownShapeError("response_template.fields.tool_calls.transform")
     return keys[0][1], keys[1][1]
@@ -128,11 +134,11 @@ def _keys(transform: Any) -> tuple[str, str]:
 
 def _one_text(name: str, one: Mapping[str, Any], which: str) -> str:
     """The text that a part begins or ends with."""
-    found = one.get(which)
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if isinstance(found, str) and found:
-        return found
+    text_or_list = one.get(which)
+    if isinstance(text_or_list, list) and len(text_or_list) == 1:
+        text_or_list = text_or_list[0]
+    if isinstance(text_or_list, str) and text_or_list:
+        return text_or_list
     pattern = _pattern(f"{name}.{which}_pattern", one.get(f"{which}_pattern"))
     text = "".join(part for part in pattern if part is not None)
     if None in pattern or not text.strip():
@@ -142,7 +148,7 @@ def _one_text(name: str, one: Mapping[str, Any], which: str) -> str:
 
 def _pattern(name: str, pattern: Any) -> list[str | None]:
     """The texts of a pattern, and None where a named group stands. Space that may be there is a line's end."""
-    found: list[str | None] = []
+    parts: list[str | None] = []
     at = 0
     while isinstance(pattern, str) and at < len(pattern):
         one = _PART.match(pattern, at)
@@ -150,14 +156,14 @@ def _pattern(name: str, pattern: Any) -> list[str | None]:
             break
         at = one.end()
         if one["group"] is not None:
-            found.append(None)
+            parts.append(None)
         elif one["escaped"] or one["plain"]:
-            found.append(one["escaped"] or one["plain"])
+            parts.append(one["escaped"] or one["plain"])
         elif one[0].startswith(("\\s", "\\n")):
-            found.append("\n")
+            parts.append("\n")
     if not isinstance(pattern, str) or at < len(pattern):
         raise UnknownShapeError(f"response_template.fields.{name}: {pattern!r:.100}")
-    return found
+    return parts
 
 
 def _joined(parts: Sequence[str | None]) -> str:
