@@ -1,4 +1,4 @@
-"""What passes may know of an export, from its recipe: the same for an export, its repetition and a recovery."""
+"""The facts about an export that passes may use, from its recipe: equal for an export, its repetition and a recovery."""
 
 from __future__ import annotations
 

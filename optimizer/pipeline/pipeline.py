@@ -135,7 +135,7 @@ def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]
 
 
 def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:
-    """Those of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
+    """The passes of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
     return [p for p in passes if switches.get(p.name, True)]
 
 

@@ -63,7 +63,7 @@ def _own_gpu(entry: Mapping[str, Any]) -> Gpu:
 
 
 def default_shares() -> Shares:
-    """Those of devices.toml."""
+    """The default shares of devices.toml."""
     return _table()[0]
 
 

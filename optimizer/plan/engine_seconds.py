@@ -1,4 +1,4 @@
-"""What the engine takes around a step, on this machine: timed with an executor that computes nothing."""
+"""The engine's time around a step, on this machine: measured with an executor that computes nothing."""
 
 from __future__ import annotations
 

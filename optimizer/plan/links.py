@@ -1,4 +1,4 @@
-"""What joins ranks: the links of links.toml, those given by their rate, and this machine's shared memory."""
+"""The links between ranks: those of links.toml, those named by their rate, and this machine's shared memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def known_links() -> list[Link]:
 
 
 def default_share() -> float:
-    """What is reached of a link's bandwidth, as links.toml assumes."""
+    """The share of a link's bandwidth that is reached, as links.toml assumes."""
     return _table()[0]
 
 

@@ -1,4 +1,4 @@
-"""What recipes would make of a model, from its configuration: the passes of an export, on weights that nobody reads."""
+"""The programs that recipes make of a model, from its configuration: an export's passes, on weights that aren't read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def programs_of_model(
     targets: Sequence[str],
     listed: Listing | None = None,
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
-    """See ``planner.planned_model``. ``listed``: the Hub's answer, where it was asked."""
+    """Makes the programs of a model for ``planner.planned_model``. ``listed``: the Hub's answer, if it was asked."""
     with fewer_collections():
         path = find_source(source, weights=False, progress=progress, listed=listed)
         progress(ProgressEvent("capture", 0, 1, path.name))

@@ -1,4 +1,4 @@
-"""What to plan for, and which sizes a model takes."""
+"""The options of a plan, and the sizes that fit into a model's context."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is planned for.
+    """The options of a plan.
 
     Attributes:
         devices: names of GPUs, or "cpu".
-        device_file: TOML with further GPUs, written as devices.toml is.
-        recipes: of a model; none are all built-in ones.
+        device_file: TOML with further GPUs, in the format of devices.toml.
+        recipes: recipes to plan for a model; empty takes all built-in ones.
         batches: requests that run at a time.
         context: tokens of each request with its answer; None takes 2,048, or the model's context if it is shorter.
-        prompt: tokens of a prompt, whose first token is waited for; None takes 512, or the context.
+        prompt: tokens of the prompt for the time to first token; None takes 512, or the context.
         tpot, ttft: goals in seconds: for each output token, and for the first.
-        memory: bytes of every device, in the place of its own.
-        bandwidth_share, compute_share: of a GPU's figures; None: those of devices.toml.
-        threads: of this machine; 0 takes one for each core.
-        ranks: how many ranks a model is cut into; none: it isn't.
-        partition: such as "tensor=4,pipeline=2", in the place of all that so many ranks allow.
-        links: what joins ranks: one name, or that within a machine and that between machines.
-        per_machine: ranks of a machine where two links are named; None takes 8.
-        link_share: of a link's bandwidth that is reached; None takes that of links.toml.
+        memory: bytes of every device, in place of its own.
+        bandwidth_share, compute_share: the share of a GPU's figures that is reached; None: those of devices.toml.
+        threads: threads of this machine; 0 takes one for each core.
+        ranks: numbers of ranks to split a model into; empty: it isn't split.
+        partition: one partition, such as "tensor=4,pipeline=2", in place of all that ``ranks`` allows.
+        links: the links between ranks: one name, or two, within a machine and between machines.
+        per_machine: ranks of a machine if two links are named; None takes 8.
+        link_share: the share of a link's bandwidth that is reached; None takes that of links.toml.
     """
 
     devices: tuple[str, ...] = (PROCESSOR,)
@@ -70,7 +70,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def shares_of(options: PlanOptions) -> Shares:
-    """Those of devices.toml, or what was asked for. Raises RequestError for one that is out of range."""
+    """The requested shares, or those of devices.toml. Raises RequestError for one that is out of range."""
     given = {"bandwidth": options.bandwidth_share, "compute": options.compute_share}
     for name, share in given.items():
         if share is not None and not 0 < share <= 1:

@@ -205,7 +205,7 @@ def model_maker(options: PlanOptions, shares: Shares, context_length: int, progr
 
 @dataclass(frozen=True)
 class Memory:
-    """What a program takes of a device, in bytes."""
+    """The memory of a device that a program needs, in bytes."""
 
     program: LoweredProgram
     target: str
@@ -320,7 +320,7 @@ def first_token_seconds(model: StepModel, prompt: int, others: int, context: int
 def _advice(
     one: DevicePlan, model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares
 ) -> str:
-    """What would fit where this plan doesn't."""
+    """Suggests changes that would fit if this plan doesn't."""
     assert options.context is not None and options.prompt is not None
     found = []
     if smaller := [p for p in plans if p.device == one.device and p.fits]:

@@ -14,7 +14,7 @@ _TIMES = {"tpot": "time per token", "ttft": "time to the first token"}
 
 
 def panels(result: PlanResult) -> list[Panel]:
-    """Those that have something to show."""
+    """The charts of a plan that have values."""
     found = []
     for device in result.devices:
         for name, title in _TIMES.items():

@@ -13,7 +13,7 @@ from enginewright.runtime.shared.targets import part
 
 
 def planning_of(target: str) -> Planning | None:
-    """How a target's programs are planned; None where its package doesn't say."""
+    """The planning of a target's programs; None if its package has none."""
     found: Planning | None = getattr(part(target, "compile.plan"), "PLANNING", None)
     return found
 
@@ -29,14 +29,14 @@ def target_on(*, gpu: bool) -> str:
 
 @dataclass(frozen=True)
 class PlannedProgram:
-    """What recipes make of a model.
+    """The program that recipes make of a model.
 
     Attributes:
-        recipes: names of those that make the same program, but for the numbers in its weights.
-        program: with memory planned; None where it can't be known without the weights.
-        target: whose program it is.
-        formats: that GPUs need instructions for: "fp8", "int4", "bf16".
-        omitted: why a recipe has no program.
+        recipes: names of the recipes that make the same program, except for the numbers in its weights.
+        program: the program with its memory planned; None if it can't be known without the weights.
+        target: the target that runs it.
+        formats: formats that need instructions of a GPU: "fp8", "int4", "bf16".
+        omitted: the reason why a recipe has no program.
     """
 
     recipes: tuple[str, ...]
@@ -54,7 +54,7 @@ class PlannedModel:
     programs: tuple[PlannedProgram, ...]
 
     def programs_on(self, *, gpu: bool) -> tuple[PlannedProgram, ...]:
-        """Those that a GPU runs, in the place of which those of another target may stand; or this machine."""
+        """The programs for a GPU, or else another target's in their place; or those for this machine."""
         on_gpus = tuple(p for p in self.programs if p.target == target_on(gpu=True))
         others = tuple(p for p in self.programs if p.target != target_on(gpu=True))
         return (on_gpus or others) if gpu else others

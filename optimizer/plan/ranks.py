@@ -49,13 +49,13 @@ _PER_MACHINE = 8
 
 @dataclass(frozen=True)
 class Wires:
-    """What joins the ranks of a plan.
+    """The links between the ranks of a plan.
 
     Attributes:
-        inside: the link within a machine, between: the one between machines; None where there is none.
+        inside, between: the link within a machine, and the one between machines; None if there is none.
         per_machine: ranks of a machine.
-        share: what is reached of their bandwidth.
-        float_bytes: of a number that is computed with 32 bits in the cpu target's program.
+        share: the share of their bandwidth that is reached.
+        float_bytes: bytes of a number that the cpu target's program computes with 32 bits.
     """
 
     inside: Link | None
@@ -88,14 +88,14 @@ class Wires:
 
 @dataclass(frozen=True)
 class Received:
-    """What a rank gets in one collective of a step, and waits for.
+    """The data that a rank receives, and waits for, in one collective of a step.
 
     Attributes:
         op: ``all_gather``, ``gather_experts`` or ``receive``.
         where: the module that it belongs to, without the layer's number.
         rows: T, or R.
         inside, between: bytes for each row, from ranks of its own machine, and of others.
-        waited: seconds beside the bytes.
+        waited: seconds in addition to the transfer of the bytes.
     """
 
     op: str
@@ -217,12 +217,12 @@ def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> 
 
 
 class PartitionModel:
-    """How long steps of a partition take. Steps of requests that differ are in different stages at a time.
+    """The predicted times of a partition's steps. Steps of different requests are in different stages at a time.
 
     Args:
-        stages: in their order.
-        models: of each stage, those of its programs.
-        wires: between ranks.
+        stages: the stages, in order.
+        models: for each stage, the models of its programs.
+        wires: the links between ranks.
     """
 
     def __init__(self, stages: Sequence[Stage], models: Sequence[Sequence[StepModel]], wires: Wires) -> None:
@@ -253,7 +253,7 @@ class PartitionModel:
         return seconds
 
     def bound(self, batch: int, context: int) -> str:
-        """What most of a decode step waits for: "links", or what most ranks' kernels do."""
+        """The main limit of a decode step: "links", or the limit of most ranks' kernels."""
         sizes = _decode(-(-batch // min(len(self._stages), batch)), context)
         if 2 * self.waited(sizes) > sum(self._of_stages(sizes)):
             return "links"
@@ -433,7 +433,7 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
 
 
 def _partitions(options: PlanOptions) -> list[Partition]:
-    """Those that are asked for, or all of so many ranks. Raises RequestError."""
+    """The requested partition, or all of the requested numbers of ranks. Raises RequestError."""
     if options.partition is not None:
         how = Partition.parse(options.partition)
         if options.ranks and options.ranks != (how.ranks,):
@@ -489,7 +489,7 @@ def _memory(ranks: int) -> Link:
 
 
 class _Held:
-    """What the ranks of a partition take of their devices."""
+    """The memory that the ranks of a partition need on their devices."""
 
     def __init__(self, planned: PlannedProgram, stages: Sequence[Stage]) -> None:
         self.ranks = [Memory(program, planned.target) for stage in stages for program in stage.programs]

@@ -36,7 +36,7 @@ def print_rank_plans(result: RankPlans, console: Console) -> None:
 
 
 def link_line(wires: dict[str, Any]) -> str:
-    """What joins ranks of a device."""
+    """The links between ranks, as a line."""
     found = []
     for link, where in ((wires["inside"], "within a machine"), (wires["between"], "between machines")):
         if link is None:
@@ -60,7 +60,7 @@ def best_line(best: Best) -> str:
 
 
 def notes(result: RankPlans) -> Iterator[str]:
-    """What was left out, and what the columns are."""
+    """The plans that were left out, and the meaning of the columns."""
     for omitted in result.omitted:
         yield f"omitted  {', '.join(omitted.recipes)}: {omitted.why}"
     yield from busy(result.devices)

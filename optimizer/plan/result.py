@@ -1,4 +1,4 @@
-"""What ``plan`` found, and how it is written as JSON."""
+"""The result of ``plan``, and its JSON form."""
 
 from __future__ import annotations
 
@@ -82,9 +82,11 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class DeviceSection:
-    """What a plan takes a device to be. ``measured``: on this machine, in this run; else stated by its maker.
+    """The properties of a device that a plan assumes.
 
-    ``load``: of this machine, processes for each core that wanted it in the minute before.
+    Attributes:
+        measured: True if they were measured on this machine, in this run; otherwise the device's maker states them.
+        load: processes per core that wanted to run on this machine in the minute before.
     """
 
     name: str

@@ -34,7 +34,7 @@ def print_plan(result: PlanResult, console: Console) -> None:
 
 
 def device_line(device: DeviceSection) -> str:
-    """What a device is taken to be."""
+    """The assumed properties of a device, as a line."""
     room = f"{format_bytes(device.room)} may be used"
     if device.measured or device.bandwidth is None:
         return f"{device.name}: this machine, whose kernels were timed just now; {room}"
@@ -47,7 +47,7 @@ def device_line(device: DeviceSection) -> str:
 
 
 def notes(result: PlanResult) -> Iterator[str]:
-    """What doesn't fit and what would, what was left out, and what the columns are."""
+    """The plans that don't fit, with suggestions; plans that were left out; and the meaning of the columns."""
     for plan in result.plans:
         if not plan.fits:
             needed = f"{format_bytes(plan.needed)} of {format_bytes(plan.room)}"
@@ -77,7 +77,7 @@ def busy(devices: Iterable[DeviceSection]) -> Iterator[str]:
 
 
 def limit_of(name: str) -> str:
-    """What a larger batch would fail at, in words."""
+    """The limit that a larger batch would exceed, in words."""
     return _LIMITS.get(name, "")
 
 

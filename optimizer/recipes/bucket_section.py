@@ -12,7 +12,7 @@ from enginewright.passes.formats.section import Section
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 
 SOURCES = ("histogram", "trace", "default")
-"""What sizes may be chosen by."""
+"""The keys that name a source of lengths."""
 
 FILE_FIELDS = ("histogram", "trace", "batches")
 

@@ -55,14 +55,15 @@ TargetName = Annotated[str, Field(min_length=1)]
 
 
 class Recipe(Section):
-    """What an export does to a model.
+    """The settings of an export.
 
-    ``passes`` turns optional passes on or off by name; a pass that is on and matches nothing is an error, one that is
-    not named does what it can. ``context_length`` is the longest request in tokens; frequencies of positions that are
-    scaled by the length are fixed for it. None takes what the model needs no such scaling for, or all that it can.
-
-    A table with the name of a target, such as [tvm], is for that target alone: its package says what may
-    be in it (``recipe.TABLE``). Tables of our own targets are None where a recipe has none.
+    Attributes:
+        passes: optional passes to turn on or off, by name. A pass that is on and matches nothing is an error; one that
+            isn't named is applied where it matches.
+        context_length: the longest request in tokens; position frequencies that are scaled by the length are fixed for
+            it. None takes the longest one without such scaling, or all that the model can do.
+    A table with the name of a target, such as [tvm], is for that target alone: its package defines the table's keys
+    (``recipe.TABLE``). Tables of our own targets are None if a recipe has none.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -90,19 +91,22 @@ class Recipe(Section):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost: the model is whole, every weight, activation and cache entry a 32-bit float."""
+        """Returns True if nothing is lost: the model is whole, every weight, activation and cache entry a 32-bit float."""
         whole = self.prune is None and self.attention is None and self.adaptive_context is None
         return whole and not self.rounded
 
     @property
     def rounded(self) -> bool:
-        """Whether a weight, activation or cache entry is, or may become, less than a 32-bit float."""
+        """Returns True if a weight, activation or cache entry is, or may become, less than a 32-bit float."""
         return self.cache != "f32" or self._rounded_weights
 
     @property
     def cache(self) -> CacheDtype:
-        """What a target that has such caches stores keys and values in: 32-bit floats where all else is, if the recipe
-        leaves it open."""
+        """The storage type of keys and values on targets with such caches.
+
+        If the recipe leaves it open, it is 32-bit floats for a recipe whose weights are 32-bit floats, and the default
+        cache otherwise.
+        """
         if self.kv_cache.dtype is not None:
             return CACHES[self.kv_cache.dtype]
         return DEFAULT_CACHE if self._rounded_weights else "f32"
@@ -113,7 +117,7 @@ class Recipe(Section):
 
     @property
     def sparse(self) -> bool:
-        """Whether weights may have two of every four left."""
+        """Returns True if weights may keep only two of every four values."""
         return any(f.sparsity != "dense" for f in self._formats)
 
     @property
@@ -135,7 +139,7 @@ class Recipe(Section):
 
     @property
     def searched(self) -> bool:
-        """Whether a budget decides on formats or shapes: what passes do, an export finds before they run."""
+        """Returns True if a budget decides on formats or shapes, which an export then searches for before passes run."""
         heads = self.attention is not None and self.attention.searched
         return self.auto is not None or heads or (self.prune is not None and self.prune.max_kl is not None)
 
@@ -179,7 +183,9 @@ class Recipe(Section):
 
     @property
     def _remade(self) -> str:
-        """What has weights fitted anew, or of other rows and columns; layers that go leave the others as they are."""
+        """The section that fits weights anew or changes their rows and columns; "" if none does. Dropped layers don't
+        count.
+        """
         if self.attention is not None:
             return "[attention]"
         within = self.prune is not None and (self.prune.channels or self.prune.heads or self.prune.overrides)
@@ -210,7 +216,7 @@ class Recipe(Section):
 
 
 def _table_of(target: str) -> type[Section] | None:
-    """What a target's package says may be in its table of a recipe; None where it has none. Raises TargetError."""
+    """The model of a target's table in a recipe, from the target's package; None if it has none. Raises TargetError."""
     found: type[Section] | None = getattr(part(target, "recipe"), "TABLE", None)
     return found
 

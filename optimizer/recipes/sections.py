@@ -20,8 +20,7 @@ DEFAULT_CACHE: CacheDtype = "bf16"
 
 
 class CacheSection(Section):
-    """How keys and values are stored: ``dtype`` is one of ``kv_formats.CACHES``. None leaves it to the target, see
-    ``Recipe.cache``."""
+    """The storage of keys and values. ``dtype``: one of ``kv_formats.CACHES``; None: see ``Recipe.cache``."""
 
     dtype: str | None = None
 
@@ -32,12 +31,14 @@ class CacheSection(Section):
 
 
 class BudgetSection(Section):
-    """How far from its source an exported model may be.
+    """The limits of an exported model.
 
-    ``max_kl``: mean KL divergence per token in nats, above which the export fails. None takes the default of formats
-    that lose precision; exact recipes are held to rounding instead. ``max_bytes``: of all weights as they are stored.
-    ``max_ms_per_token``: milliseconds of a decode step of one request, for [auto]; on this machine, or on ``device``,
-    a GPU that ``optimize plan`` knows.
+    Attributes:
+        max_kl: largest mean KL divergence from the source per token, in nats; above it the export fails. None takes the
+            default of lossy formats; exact recipes are held to rounding instead.
+        max_bytes: most bytes of all weights as stored.
+        max_ms_per_token: most milliseconds of a decode step of one request, for [auto], on this machine or ``device``.
+        device: a GPU that ``optimize plan`` knows; None: this machine.
     """
 
     max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -50,7 +50,7 @@ def _value(value: Any) -> str:
 
 
 def recipe_of(bundle: Bundle) -> Recipe:
-    """As its manifest has it. Raises BundleError, naming the key, if it is none of this version."""
+    """The recipe in the bundle's manifest. Raises BundleError, naming the key, if it isn't one of this version."""
     try:
         return Recipe.model_validate(bundle.manifest.recipe)
     except ValidationError as e:

@@ -1,4 +1,4 @@
-"""What a recipe asks of the targets that it names, before any work."""
+"""The requirements of a recipe on the targets that it names, checked before any work."""
 
 from __future__ import annotations
 
