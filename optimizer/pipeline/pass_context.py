@@ -1,4 +1,4 @@
-"""The facts about an export that passes may use, from its recipe: equal for an export, its repetition and a recovery."""
+"""The facts about an export that passes may use, from its recipe: equal for exports, repetitions and recoveries."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def read_devices(path: Path) -> dict[str, Gpu]:
     """GPUs of a file that is written as devices.toml is, by their keys. Raises TargetError for one that isn't."""
     try:
         entries = tomllib.loads(read_regular(path, most=MOST_JSON_BYTES, piped=True).decode()).get("gpu", [])
-        found = [_own_gpu({"source": str(path), **entry}) for entry in entries]
+        listed = [_own_gpu({"source": str(path), **entry}) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise TargetError(f"devices: {path} can't be read: {e}", hint=_OWN) from e
-    if not found:
+    if not listed:
         raise TargetError(f"devices: {path} has no [[gpu]]", hint=_OWN)
-    return {_key(gpu.name): gpu for gpu in found}
+    return {_key(gpu.name): gpu for gpu in listed}
 
 
 _OWN = (
@@ -80,7 +80,7 @@ def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType
     Raises TargetError for a name that isn't known; says which are, and which was probably meant.
     """
     gpus = {**_table()[1], **own}
-    found: dict[str, Gpu | None] = {}
+    by_key: dict[str, Gpu | None] = {}
     for name in (part for text in names for part in text.split(",")):
         key = _key(name)
         if key not in gpus and key != PROCESSOR:
@@ -91,5 +91,5 @@ def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType
                 f"gpu: {name.strip()!r} isn't a known device",
                 hint=f"{meant}Known are {known} (this machine). Others can be named in a file: --devices FILE.",
             )
-        found[key] = gpus.get(key)
-    return list(found.values())
+        by_key[key] = gpus.get(key)
+    return list(by_key.values())

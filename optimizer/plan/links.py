@@ -65,13 +65,13 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 def _rated(text: str) -> Link | None:
     """A link of a rate that was measured, such as "2.5gbit", with the seconds of one way: "100mbit+0.3ms"."""
-    found = _RATE.fullmatch(text.strip().lower())
-    if found is None:
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None:
         return None
-    rate = float(found[1]) * _BITS[found[2]]
+    rate = float(match[1]) * _BITS[match[2]]
     if not rate:
         raise RequestError(f"link: {text.strip()!r} has no bandwidth", hint="Pass what it reaches, such as 2.5gbit.")
-    delay = parse_seconds(found[3], "link") if found[3] else 0.0
+    delay = parse_seconds(match[3], "link") if match[3] else 0.0
     source, socket = (
         "as it was given; what a message takes besides is as assumed for Ethernet",
         _table()[1]["ethernet1"],
@@ -109,9 +109,9 @@ def find_link(name: str, gpu: Gpu | None) -> Link | None:
         return links[key]
     generations = [link for known, link in links.items() if re.fullmatch(rf"{re.escape(key)}\d", known)]
     if generations and gpu is not None:
-        own = [link for link in generations if link.capability == gpu.capability]
-        if own:
-            return own[0]
+        matching = [link for link in generations if link.capability == gpu.capability]
+        if matching:
+            return matching[0]
     if generations:
         raise TargetError(
             f"link: which {name.strip()} {gpu.name if gpu is not None else 'this machine'} has isn't known",
@@ -128,9 +128,9 @@ def find_link(name: str, gpu: Gpu | None) -> Link | None:
 
 def split_links(names: Sequence[str]) -> tuple[str, ...]:
     """The names of one text or several, with commas between them. Raises RequestError for more than two."""
-    found = tuple(part for text in names for part in text.split(",") if part.strip())
-    if len(found) > 2:
+    parts = tuple(part for text in names for part in text.split(",") if part.strip())
+    if len(parts) > 2:
         raise RequestError(
-            f"link: {len(found)} links are named", hint="Name one, or two: within a machine, then between machines."
+            f"link: {len(parts)} links are named", hint="Name one, or two: within a machine, then between machines."
         )
-    return found
+    return parts

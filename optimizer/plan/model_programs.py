@@ -1,4 +1,4 @@
-"""The programs that recipes make of a model, from its configuration: an export's passes, on weights that aren't read."""
+"""The programs that recipes make of a model, from its configuration: an export's passes, without reading weights."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ def programs_of_model(
         path = find_source(source, weights=False, progress=progress, listed=listed)
         progress(ProgressEvent("capture", 0, 1, path.name))
         program, info = capture_shapes(path)
-        found: list[PlannedProgram] = []
+        programs: list[PlannedProgram] = []
         known: dict[Hashable, int] = {}  # by their steps: of weights' names plans know nothing
         prepared: dict[tuple[str, ...], Program] = {}
         for done, recipe in enumerate(recipes):
             progress(ProgressEvent("recipes", done, len(recipes), recipe.name))
             for target in targets:
                 if why := undecided(recipe):
-                    found.append(PlannedProgram((recipe.name,), None, target, omitted=why))
+                    programs.append(PlannedProgram((recipe.name,), None, target, omitted=why))
                     continue
                 try:
                     lowered = _lowered(program, recipe, target, prepared)
                 except EnginewrightError as e:
                     if len(recipes) == 1:
                         raise
-                    found.append(PlannedProgram((recipe.name,), None, target, omitted=e.message))
+                    programs.append(PlannedProgram((recipe.name,), None, target, omitted=e.message))
                     continue
                 kinds = CountedSteps(lowered).keys
                 planning = planning_of(target)
                 assert planning is not None, "it was chosen for that"
                 if (same := known.get((target, kinds))) is None:
-                    known[target, kinds] = len(found)
+                    known[target, kinds] = len(programs)
                     formats = planning.formats(lowered)
-                    found.append(PlannedProgram((recipe.name,), lowered, target, formats))
+                    programs.append(PlannedProgram((recipe.name,), lowered, target, formats))
                 else:  # other numbers in weights of the same sizes, as GPTQ chooses them
-                    found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
+                    programs[same] = replace(programs[same], recipes=(*programs[same].recipes, recipe.name))
         progress(ProgressEvent("recipes", len(recipes), len(recipes)))
-    return info, tuple(found)
+    return info, tuple(programs)
 
 
 def _lowered(

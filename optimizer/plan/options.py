@@ -63,19 +63,19 @@ class PlanOptions:
 
 def parse_seconds(text: str, option: str) -> float:
     """0.02 of "20ms", "20 ms", "0.02s" or "20000us". Raises RequestError naming ``option``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", text.strip().lower())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", text.strip().lower())
+    if match is None or not float(match[1]):
         raise RequestError(f"{option}: {text!r} isn't a time", hint="Pass a number with its unit: 20ms, 0.5s or 800us.")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def shares_of(options: PlanOptions) -> Shares:
     """The requested shares, or those of devices.toml. Raises RequestError for one that is out of range."""
-    given = {"bandwidth": options.bandwidth_share, "compute": options.compute_share}
-    for name, share in given.items():
+    requested = {"bandwidth": options.bandwidth_share, "compute": options.compute_share}
+    for name, share in requested.items():
         if share is not None and not 0 < share <= 1:
             raise RequestError(f"{name}_share: {share:g} is out of range", hint="It must be above 0, and 1 at most.")
-    return replace(default_shares(), **{name: share for name, share in given.items() if share is not None})
+    return replace(default_shares(), **{name: share for name, share in requested.items() if share is not None})
 
 
 def check_range(option: str, values: Sequence[int], most: int) -> None:

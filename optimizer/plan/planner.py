@@ -65,9 +65,9 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
     check_range("batch", options.batches, MOST_REQUESTS)
     targets = dict.fromkeys(target_on(gpu=gpu is not None) for gpu in devices)
     model = planned_model(source, options.recipes, tuple(targets), progress)
-    asked = within(options, model.info)
-    make = model_maker(asked, shares, model.info.context_length, progress)
-    rooms = {name_of(gpu): room_of(gpu, asked, shares) for gpu in devices}  # what is free here changes while we look
+    fitted = within(options, model.info)
+    make = model_maker(fitted, shares, model.info.context_length, progress)
+    rooms = {name_of(gpu): room_of(gpu, fitted, shares) for gpu in devices}  # what is free here changes while we look
     plans: list[DevicePlan] = []
     omitted = _omitted(model, devices)
     refused: TargetError | None = None
@@ -85,14 +85,14 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
                 refused = refused or e
                 omitted.append(Omitted(planned.recipes, name_of(gpu), e.message.removeprefix("gpu: ")))
                 continue
-            plans.append(_plan(planned, gpu, rooms[name_of(gpu)], asked, make))
+            plans.append(_plan(planned, gpu, rooms[name_of(gpu)], fitted, make))
     if not plans and refused is not None:
         raise refused
     if not any(p.fits for p in plans):
-        raise _no_room(model, plans, asked, shares)
-    plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, asked, shares)) for p in plans]
+        raise _no_room(model, plans, fitted, shares)
+    plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, fitted, shares)) for p in plans]
     sections = tuple(DeviceSection.of(gpu, rooms[name_of(gpu)], shares, load) for gpu in devices)
-    return PlanResult.of(model.info, asked, sections, plans, omitted)
+    return PlanResult.of(model.info, fitted, sections, plans, omitted)
 
 
 def planned_model(
@@ -195,10 +195,10 @@ def model_maker(options: PlanOptions, shares: Shares, context_length: int, progr
         runs_it = target_on(gpu=gpu is not None)
         planning = planning_of(runs_it)
         assert planning is not None, "it was chosen for that"
-        own = planned.target == runs_it
+        own_program = planned.target == runs_it
         engine = partial(engine_seconds, planned.program.cache_groups)
-        wanted = PlannedSteps(steps, own, context_length, engine)
-        return planning.model(wanted, Device(gpu, shares, options.threads), progress)
+        request = PlannedSteps(steps, own_program, context_length, engine)
+        return planning.model(request, Device(gpu, shares, options.threads), progress)
 
     return make
 
@@ -249,7 +249,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     requests = most_that(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
     block = max((g.block_size for g in planned.program.cache_groups), default=1)
     longest = most_that(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
-    found = DevicePlan(
+    device_plan = DevicePlan(
         device=name_of(gpu),
         target=planned.target,
         recipes=planned.recipes,
@@ -262,8 +262,8 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
         most_requests=requests,
         most_tokens=longest,
     )
-    if not found.fits:
-        return found
+    if not device_plan.fits:
+        return device_plan
     model = make(planned, gpu)
 
     def tpot(batch: int) -> float:
@@ -291,20 +291,20 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     best = None
     if largest:
         best = BatchSpeed(largest, ttft(largest), tpot(largest), largest / tpot(largest))
-    return replace(found, speeds=tuple(speeds), largest=best, largest_limit=limit, steps=_steps(model, context))
+    return replace(device_plan, speeds=tuple(speeds), largest=best, largest_limit=limit, steps=_steps(model, context))
 
 
 def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
     """Decoding alone, prompts alone, and both."""
-    found, contexts = [], sorted({min(_STEP_CONTEXT, context), context})
+    times, contexts = [], sorted({min(_STEP_CONTEXT, context), context})
     for rows in (0, *_STEP_ROWS):
         for prompt in (0, *_STEP_PROMPTS):
             for tokens in contexts if rows else (0,):
                 if rows or prompt:
                     read = min(prompt, context)
                     sizes = StepSizes((1,) * rows + (read,) * bool(read), (tokens,) * rows + (read,) * bool(read))
-                    found.append(StepTime(rows, read, tokens, model.seconds(sizes)))
-    return tuple(found)
+                    times.append(StepTime(rows, read, tokens, model.seconds(sizes)))
+    return tuple(times)
 
 
 def first_token_seconds(model: StepModel, prompt: int, others: int, context: int) -> float:
@@ -322,18 +322,20 @@ def _advice(
 ) -> str:
     """Suggests changes that would fit if this plan doesn't."""
     assert options.context is not None and options.prompt is not None
-    found = []
+    suggestions = []
     if smaller := [p for p in plans if p.device == one.device and p.fits]:
-        found.append(f"recipe {max(smaller, key=lambda p: p.weights).recipes[0]}")  # nearest to the source
+        suggestions.append(f"recipe {max(smaller, key=lambda p: p.weights).recipes[0]}")  # nearest to the source
     if one.most_tokens:
-        found.append(f"requests of {one.most_tokens:,} tokens (--context {one.most_tokens})")
+        suggestions.append(f"requests of {one.most_tokens:,} tokens (--context {one.most_tokens})")
     (program,) = (p for p in model.programs if (p.recipes, p.target) == (one.recipes, one.target))
     assert program.program is not None
     memory = Memory(program.program, program.target)
     needed = memory.needed(1, options.context, options.prompt)
     if gpus := [gpu.name for gpu in known_gpus() if gpu.memory * shares.memory >= needed]:
-        found.append(f"this on {_or(gpus)}")
-    return f"What would fit: {'; '.join(found)}." if found else "The model fits on none of the known devices."
+        suggestions.append(f"this on {_or(gpus)}")
+    return (
+        f"What would fit: {'; '.join(suggestions)}." if suggestions else "The model fits on none of the known devices."
+    )
 
 
 def _or(names: Sequence[str]) -> str:

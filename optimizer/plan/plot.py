@@ -15,7 +15,7 @@ _TIMES = {"tpot": "time per token", "ttft": "time to the first token"}
 
 def panels(result: PlanResult) -> list[Panel]:
     """The charts of a plan that have values."""
-    found = []
+    charts = []
     for device in result.devices:
         for name, title in _TIMES.items():
             lines = [
@@ -31,8 +31,8 @@ def panels(result: PlanResult) -> list[Panel]:
                 for colour, plan in enumerate(p for p in result.plans if p.device == device.name)
             ]
             measured = "kernels timed here" if device.measured else "predicted"
-            found.append(panel_of(f"{device.name}, {title} ({measured})", "requests", lines, duration))
-    return [panel for panel in found if panel is not None]
+            charts.append(panel_of(f"{device.name}, {title} ({measured})", "requests", lines, duration))
+    return [panel for panel in charts if panel is not None]
 
 
 def svg(result: PlanResult) -> str:

@@ -14,8 +14,8 @@ from enginewright.runtime.shared.targets import part
 
 def planning_of(target: str) -> Planning | None:
     """The planning of a target's programs; None if its package has none."""
-    found: Planning | None = getattr(part(target, "compile.plan"), "PLANNING", None)
-    return found
+    planning: Planning | None = getattr(part(target, "compile.plan"), "PLANNING", None)
+    return planning
 
 
 def target_on(*, gpu: bool) -> str:

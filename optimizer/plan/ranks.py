@@ -207,13 +207,13 @@ class Stage:
 
 def stages_of(parts: Sequence[LoweredProgram], how: Partition, wires: Wires) -> tuple[Stage, ...]:
     """The ranks' programs by stage, the first layers first."""
-    found = []
+    stages = []
     for index in reversed(range(how.pipeline)):
         ranks = range(index * how.tensor, (index + 1) * how.tensor)
         local = {_shape(one): one for one in (alone(parts[rank]) for rank in ranks)}
         waits = tuple(received(parts[rank], rank, wires) for rank in ranks)
-        found.append(Stage(ranks[0], how.tensor, tuple(local.values()), waits))
-    return tuple(found)
+        stages.append(Stage(ranks[0], how.tensor, tuple(local.values()), waits))
+    return tuple(stages)
 
 
 class PartitionModel:
@@ -260,11 +260,11 @@ class PartitionModel:
         return self._models[0][0].bound(sizes)
 
     def _of_stages(self, sizes: StepSizes) -> list[float]:
-        found = []
+        seconds = []
         for stage, models in zip(self._stages, self._models, strict=True):
             kernels = max(model.seconds(sizes) - model.around(sizes) for model in models)
-            found.append(kernels + self._waited(stage, sizes))
-        return found
+            seconds.append(kernels + self._waited(stage, sizes))
+        return seconds
 
     def _waited(self, stage: Stage, sizes: StepSizes) -> float:
         return max(sum(n * r.seconds(sizes, self._wires) for r, n in waits.items()) for waits in stage.waits)
@@ -385,8 +385,8 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
     devices = find_devices(options.devices, {} if options.device_file is None else read_devices(options.device_file))
     shares = shares_of(options)
     check_range("batch", options.batches, MOST_REQUESTS)
-    wanted = _partitions(options)
-    wires = {name_of(gpu): _wires(options, gpu, max(how.ranks for how in wanted)) for gpu in devices}
+    partitions = _partitions(options)
+    wires = {name_of(gpu): _wires(options, gpu, max(how.ranks for how in partitions)) for gpu in devices}
     model = planned_model(source, options.recipes, (target_on(gpu=False),), progress)
     programs = [p for p in model.programs if p.program is not None and p.target == target_on(gpu=False)]
     if not programs:
@@ -395,35 +395,35 @@ def plan_ranks(source: str | Path, options: PlanOptions, progress: Progress = si
             f"{model.info.name}: nothing can be cut into ranks{f': {why}' if why else ''}",
             hint=f"Export the model with --target {target_on(gpu=False)}, whose programs are cut.",
         )
-    asked = within(options, model.info)
-    rooms = {name_of(gpu): room_of(gpu, asked, shares) for gpu in devices}
+    fitted = within(options, model.info)
+    rooms = {name_of(gpu): room_of(gpu, fitted, shares) for gpu in devices}
     plans: list[PartitionPlan] = []
     refused: list[RequestError] = []
     for gpu in devices:
         here = wires[name_of(gpu)]
         for planned in programs:
-            for done, how in enumerate(wanted):
-                progress(ProgressEvent("partitions", done, len(wanted), str(how)))
+            for done, how in enumerate(partitions):
+                progress(ProgressEvent("partitions", done, len(partitions), str(how)))
                 share = 1 if gpu is not None else min(here.per_machine, how.ranks)  # of one machine's cores and memory
-                room = rooms[name_of(gpu)] if asked.memory is not None else rooms[name_of(gpu)] // share
-                threads = asked.threads or max(1, available_threads() // share)
-                make = model_maker(replace(asked, threads=threads), shares, model.info.context_length, progress)
+                room = rooms[name_of(gpu)] if fitted.memory is not None else rooms[name_of(gpu)] // share
+                threads = fitted.threads or max(1, available_threads() // share)
+                make = model_maker(replace(fitted, threads=threads), shares, model.info.context_length, progress)
                 try:
-                    plans.append(_plan(planned, how, gpu, room, here, asked, make))
+                    plans.append(_plan(planned, how, gpu, room, here, fitted, make))
                 except RequestError as e:
                     refused.append(e)
-            progress(ProgressEvent("partitions", len(wanted), len(wanted)))
+            progress(ProgressEvent("partitions", len(partitions), len(partitions)))
     if not plans:
         raise refused[0]
     if not any(plan.fits for plan in plans):
-        raise _no_room(model.info.name, plans, asked)
+        raise _no_room(model.info.name, plans, fitted)
     sections = tuple(DeviceSection.of(gpu, rooms[name_of(gpu)], shares, load) for gpu in devices)
     shown = ("ranks", "partition", "batches", "context", "prompt", "tpot", "ttft")
     return RankPlans(
         model.info.name,
         model.info.parameters,
         model.info.context_length,
-        {name: getattr(asked, name) for name in shown},
+        {name: getattr(fitted, name) for name in shown},
         sections,
         {name: asdict(one) for name, one in wires.items()},
         tuple(plans),
@@ -461,8 +461,8 @@ def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
     names = split_links(options.links)
     if not names and gpu is not None and ranks > 1:
         raise RequestError(f"link: what joins {gpu.name}s isn't given", hint="Name it: --link nvlink, or --link pcie4.")
-    found = [find_link(name, gpu) for name in names or (MEMORY,)]
-    if len(found) == 2 and ((found[0] and found[0].between) or found[1] is None or not found[1].between):
+    links = [find_link(name, gpu) for name in names or (MEMORY,)]
+    if len(links) == 2 and ((links[0] and links[0].between) or links[1] is None or not links[1].between):
         raise RequestError(
             f"link: {names[0]} and {names[1]} aren't a link within machines and one between them",
             hint="Name them in this order, such as --link nvlink,ndr.",
@@ -473,10 +473,10 @@ def _wires(options: PlanOptions, gpu: Gpu | None, ranks: int) -> Wires:
     per_machine = _PER_MACHINE if options.per_machine is None else options.per_machine
     check_range("per_machine", (per_machine,), MOST_RANKS)
     float_bytes = 4 if gpu is None else 2
-    if len(found) == 1 and (one := found[0]) is not None and one.between:
+    if len(links) == 1 and (one := links[0]) is not None and one.between:
         return Wires(None, one, 1, share, float_bytes)
-    inside = found[0] or _memory(ranks if len(found) == 1 else per_machine)
-    between = found[1] if len(found) == 2 else None
+    inside = links[0] or _memory(ranks if len(links) == 1 else per_machine)
+    between = links[1] if len(links) == 2 else None
     return Wires(inside, between, per_machine if between else MOST_RANKS, share, float_bytes)
 
 
@@ -522,7 +522,7 @@ def _plan(
     requests = most_that(MOST_REQUESTS, lambda n: held.needed(n, context, prompt) <= room)
     longest = most_that(1 << 20, lambda n: held.needed(1, n * block, n * block) <= room) * block
     one_token = _decode(1, context)
-    found = PartitionPlan(
+    partition_plan = PartitionPlan(
         device=name_of(gpu),
         recipes=planned.recipes,
         partition=str(how),
@@ -546,8 +546,8 @@ def _plan(
         waited=PartitionModel(stages, (), wires).waited(one_token),
         collectives=tuple(_collectives(stages, wires, one_token)),
     )
-    if not found.fits:
-        return found
+    if not partition_plan.fits:
+        return partition_plan
     models = [
         [make(replace(planned, program=program), gpu) for program in _measured(stage.programs, gpu)] for stage in stages
     ]
@@ -569,7 +569,7 @@ def _plan(
     most = most_that(requests, lambda n: not late(n))
     limit = late(most + 1) if most < requests else "memory" if requests < MOST_REQUESTS else "requests"
     speeds = tuple(speed(batch) if batch <= requests else BatchSpeed(batch) for batch in options.batches)
-    return replace(found, speeds=speeds, largest=speed(most) if most else None, largest_limit=limit)
+    return replace(partition_plan, speeds=speeds, largest=speed(most) if most else None, largest_limit=limit)
 
 
 def _measured(programs: Sequence[LoweredProgram], gpu: Gpu | None) -> Sequence[LoweredProgram]:

@@ -37,7 +37,7 @@ def print_rank_plans(result: RankPlans, console: Console) -> None:
 
 def link_line(wires: dict[str, Any]) -> str:
     """The links between ranks, as a line."""
-    found = []
+    parts = []
     for link, where in ((wires["inside"], "within a machine"), (wires["between"], "between machines")):
         if link is None:
             continue
@@ -45,10 +45,10 @@ def link_line(wires: dict[str, Any]) -> str:
         if not link["bandwidth"]:
             speed = "nothing is copied"
         waits = f"{link['base'] * 1e6:.3g} us a gather and {link['hop'] * 1e6:.3g} us a further rank"
-        found.append(f"{link['name']} {where}: {speed}, {waits}")
+        parts.append(f"{link['name']} {where}: {speed}, {waits}")
     if wires["inside"] is not None and wires["between"] is not None:
-        found.append(f"{wires['per_machine']} ranks a machine")
-    return "links: " + "; ".join(found)
+        parts.append(f"{wires['per_machine']} ranks a machine")
+    return "links: " + "; ".join(parts)
 
 
 def best_line(best: Best) -> str:
@@ -97,8 +97,8 @@ def _held(plans: list[PartitionPlan]) -> Table:
             table.add_row(*row, "too big")
             continue
         largest = plan.largest
-        found = "none" if largest is None else f"{largest.batch:,}, {rate(largest.tokens_per_second or 0)} tokens/s"
-        row += [f"{plan.most_requests:,}", f"{plan.most_tokens:,} tokens", found]
+        most = "none" if largest is None else f"{largest.batch:,}, {rate(largest.tokens_per_second or 0)} tokens/s"
+        row += [f"{plan.most_requests:,}", f"{plan.most_tokens:,} tokens", most]
         table.add_row(*row, limit_of(plan.largest_limit))
     return table
 

@@ -139,8 +139,8 @@ class PlanResult:
         omitted: Sequence[Omitted],
     ) -> PlanResult:
         """Makes the result for a model."""
-        asked = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
-        return cls(info.name, info.parameters, info.context_length, asked, devices, tuple(plans), tuple(omitted))
+        requested = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
+        return cls(info.name, info.parameters, info.context_length, requested, devices, tuple(plans), tuple(omitted))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: seconds, bytes, tokens a second."""

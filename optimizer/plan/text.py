@@ -56,9 +56,9 @@ def notes(result: PlanResult) -> Iterator[str]:
         where = "" if omitted.device is None else f" on {omitted.device}"
         yield f"omitted  {', '.join(omitted.recipes)}{where}: {omitted.why}"
     measured = {device.name for device in result.devices if device.measured}
-    wanted = target_on(gpu=True)
-    if lent := {plan.target for plan in result.plans if plan.device not in measured} - {wanted}:
-        yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {wanted}"
+    gpu_target = target_on(gpu=True)
+    if lent := {plan.target for plan in result.plans if plan.device not in measured} - {gpu_target}:
+        yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {gpu_target}"
     yield from busy(result.devices)
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. TPOT: when all are that long."

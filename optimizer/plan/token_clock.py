@@ -51,9 +51,9 @@ class TokenClock:
         self, program: Program, passes: Sequence[Pass], context: PassContext
     ) -> tuple[tuple[Step, ...], StepSeconds]:
         """The steps that some passes and the target make of a program, and their seconds. No weight is read."""
-        made = program.copy()
-        PassManager([p for p in (*passes, *self._passes) if p.wanted(context)], context).run(made)
-        lowered = self._lower(made, self._options).program
+        copy = program.copy()
+        PassManager([p for p in (*passes, *self._passes) if p.wanted(context)], context).run(copy)
+        lowered = self._lower(copy, self._options).program
         engine = partial(engine_seconds, lowered.cache_groups)
         planned = PlannedSteps(CountedSteps(lowered), True, CONTEXT, engine)
         return lowered.steps, self._planning.timed(planned, self._device, StepSizes((1,), (CONTEXT,)), silent)

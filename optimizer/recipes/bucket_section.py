@@ -46,16 +46,16 @@ class BucketsSection(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        given = [name for name in SOURCES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"[buckets] has {' and '.join(given)}: one of them says what lengths there are")
-        if given and (self.tokens or self.batch):
-            raise ValueError(f"[buckets] has sizes and {given[0]}: either lists them or has them chosen")
-        if given and self.most is None:
-            raise ValueError(f"[buckets] has {given[0]}, and needs most: how many buckets there may be")
-        if not given and not self.tokens:
+        sources = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(sources) > 1:
+            raise ValueError(f"[buckets] has {' and '.join(sources)}: one of them says what lengths there are")
+        if sources and (self.tokens or self.batch):
+            raise ValueError(f"[buckets] has sizes and {sources[0]}: either lists them or has them chosen")
+        if sources and self.most is None:
+            raise ValueError(f"[buckets] has {sources[0]}, and needs most: how many buckets there may be")
+        if not sources and not self.tokens:
             raise ValueError(f"[buckets] needs tokens, a list of sizes, or one of {', '.join(SOURCES)} with most")
-        if not given and (self.most is not None or self.batches is not None or self.chunk is not None):
+        if not sources and (self.most is not None or self.batches is not None or self.chunk is not None):
             raise ValueError("[buckets] lists its sizes: most, batches and chunk are for sizes that are chosen")
         if self.batch and self.tokens and self.batch[-1] > self.tokens[-1]:
             raise ValueError(

@@ -91,7 +91,7 @@ class Recipe(Section):
 
     @property
     def exact(self) -> bool:
-        """Returns True if nothing is lost: the model is whole, every weight, activation and cache entry a 32-bit float."""
+        """Returns True if nothing is lost: no part of the model, and all numbers are 32-bit floats."""
         whole = self.prune is None and self.attention is None and self.adaptive_context is None
         return whole and not self.rounded
 
@@ -125,12 +125,12 @@ class Recipe(Section):
         """[prune], where what is left fits the groups of every format that weights may have."""
         if self.prune is None:
             return None
-        found = self.prune.fitting(self._formats)
+        pruning = self.prune.fitting(self._formats)
         if self.auto is None or self.auto.candidates is not None:
-            return found
+            return pruning
         stored = (f for f in FORMATS.values() if f.layout is not None)
         every = (size for f in stored for size in (*f.group_sizes, f.multiple) if size)
-        return found.model_copy(update={"multiple": lcm(found.multiple, *every)})
+        return pruning.model_copy(update={"multiple": lcm(pruning.multiple, *every)})
 
     @property
     def _formats(self) -> tuple[WeightFormat, ...]:
@@ -139,7 +139,7 @@ class Recipe(Section):
 
     @property
     def searched(self) -> bool:
-        """Returns True if a budget decides on formats or shapes, which an export then searches for before passes run."""
+        """Returns True if a budget decides on formats or shapes, which exports search for before their passes."""
         heads = self.attention is not None and self.attention.searched
         return self.auto is not None or heads or (self.prune is not None and self.prune.max_kl is not None)
 
@@ -217,8 +217,8 @@ class Recipe(Section):
 
 def _table_of(target: str) -> type[Section] | None:
     """The model of a target's table in a recipe, from the target's package; None if it has none. Raises TargetError."""
-    found: type[Section] | None = getattr(part(target, "recipe"), "TABLE", None)
-    return found
+    table: type[Section] | None = getattr(part(target, "recipe"), "TABLE", None)
+    return table
 
 
 _OWN_TABLES = tuple(name for name in OWN if _table_of(name) is not None)
@@ -362,7 +362,7 @@ def _section_of(annotation: Any) -> type[BaseModel]:
 
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
     """The line (from 1) of the deepest key of ``loc`` that has a line of its own; tomllib keeps no positions."""
-    wanted = tuple(part for part in loc if isinstance(part, str))
+    names = tuple(part for part in loc if isinstance(part, str))
     table: tuple[str, ...] = ()
     entry = -1  # index of the current [[table]] among those of its name
     best: tuple[int, int] | None = None  # (how deep, line)
@@ -377,6 +377,6 @@ def _line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
             continue
         if entry >= 0 and entry not in loc:
             continue
-        if path == wanted[: len(path)] and (best is None or len(path) > best[0]):
+        if path == names[: len(path)] and (best is None or len(path) > best[0]):
             best = len(path), number
     return best[1] if best else None

@@ -42,13 +42,13 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
     GPUs that engines can't be built for at all are refused here, too.
     """
     check_formats_of(recipe, targets)
-    asked = {weight_format.storage: key for weight_format, key in _formats(recipe)}
+    keys = {weight_format.storage: key for weight_format, key in _formats(recipe)}
     for target in (TARGETS[name] for name in targets):
         if target.gpus:
             engines = recipe.engines or EnginesSection()
             gpus = engines.gpus or target.gpus
             target.check_gpus(gpus)
-            needed = [storage for storage in target.instructions if storage in asked]
+            needed = [storage for storage in target.instructions if storage in keys]
             caches = [name for name in target.cache_instructions if name == recipe.kv_cache.dtype]
             check_formats(gpus, (engines.dtype or target.floats, *needed, *caches))
 
