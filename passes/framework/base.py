@@ -1,4 +1,4 @@
-"""What a pass is: it states what it requires and ensures, and rewrites; ``run`` checks both, and can't be skipped."""
+"""The base class of passes: a pass states what it requires and ensures, and rewrites; ``run`` checks both, always."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Condition:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What passes may know of the export.
+    """The options of an export that passes may read.
 
     Attributes:
         required: names of passes that must match at least once.
-        formats: what the recipe says of weights.
+        formats: the recipe's formats of weights.
         calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
-        scratch: a folder for what such a pass makes and memory can't hold; it goes when the export ends. None: memory
-            holds it.
-        memory_budget: bytes that such a pass may take on top of what the process has; None doesn't say.
-        recovered: what training has made of the weights, to be exported in their places.
-        pruning: which shares of channels and heads, and how many layers, go; fitting the groups of all formats.
-        kv_heads: how many key/value heads attentions are to have; None: those they have.
-        cache: what a target that has such caches stores keys and values in.
-        adaptive_context: what of a long context layers look at; None: all.
-        offsets: what a target that may do without them does about offsets of int4.
-        common_formats: whether a target of the export reads only those formats that every target does.
-        recipe: its name, for errors.
-        progress: called with how far a long pass is: steps done, steps in all, and where it is.
+        scratch: a folder for results of such a pass that memory can't hold, deleted when the export ends; None for
+            memory.
+        memory_budget: bytes that such a pass may take on top of what the process has; None for no limit.
+        recovered: trained weights, to be exported in place of the source's; None without training.
+        pruning: shares of channels and heads, and numbers of layers, to remove; fitting the groups of all formats.
+        kv_heads: the numbers of key/value heads that attentions are to have; None keeps them.
+        cache: the format of keys and values, for targets that have such caches.
+        adaptive_context: the part of a long context that layers read; None for all of it.
+        offsets: the treatment of int4's offsets by targets that can do without them.
+        common_formats: True if a target of the export reads only the formats that every target does.
+        recipe: the recipe's name, for errors.
+        progress: a function called with the progress of a long pass: steps done, steps in all, and the place.
     """
 
     required: frozenset[str] = frozenset()
@@ -74,7 +74,7 @@ class PassContext:
 
 @dataclass
 class PassResult:
-    """What ``call`` reports. ``matched`` counts places changed; ``metrics`` are for the report."""
+    """The result of ``call``. ``matched`` counts places changed; ``metrics`` are for the report."""
 
     matched: int = 0
     rejected: list[Rejection] = field(default_factory=list)
@@ -83,7 +83,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a run of a pass did; goes into the bundle's manifest (without the time) and the report.
+    """The record of a run of a pass, for the bundle's manifest (without the time) and the report.
 
     ``parameters_removed``: numbers in weights that a pass which reshapes the model has taken away.
     """
@@ -122,7 +122,7 @@ class Pass(ABC):
             raise TypeError(f"{cls.__name__} overrides run, which checks what a pass requires and ensures")
 
     def wanted(self, context: PassContext) -> bool:
-        """Whether an export has work for it: what isn't wanted isn't run, nor measured."""
+        """Returns True if an export has work for it; otherwise it is neither run nor measured."""
         return True
 
     def needs_tokens(self, context: PassContext) -> bool:

@@ -14,12 +14,12 @@ from .section import KernelsName
 
 
 class TvmOptions(Section):
-    """What the target tvm is given.
+    """The recipe's options for the target tvm.
 
     Attributes:
-        levels: of x86-64 that it is compiled for. The best that the processor has is run.
-        kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None:
-            all are compiled by TVM.
+        levels: levels of x86-64 that it is compiled for. The best that the processor has is run.
+        kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None if
+            TVM compiles all.
         cuda: compute capabilities of GPUs that kernels are written for, as files that nothing of ours runs.
     """
 

@@ -39,23 +39,23 @@ KernelsName = Literal["enginewright"]
 
 
 class TunedLibrary(Record, frozen=True, kw_only=True):
-    """What ``optimize tune`` compiled for a level: files of the target's folder, the library and its records."""
+    """The files that ``optimize tune`` compiled for a level, in the target's folder: the library and its records."""
 
     library: str
     records: str
 
 
 class TvmSection(Record, frozen=True, kw_only=True):
-    """What a bundle says of the target beside its program.json.
+    """The target's section in a bundle's manifest, besides its program.json.
 
     Attributes:
-        version: of TVM, which made the libraries and must run them.
-        levels: of x86-64 that there is a library for, the plainest first.
-        program: SHA-256 of the program.json that the libraries were compiled from: with another one they would read
-            and write elsewhere. None in older bundles.
-        kernels: whose kernels products and attention are, if they aren't the library's own.
+        version: the version of TVM that made the libraries; the same must run them.
+        levels: levels of x86-64 that there is a library for, the plainest first.
+        program: SHA-256 of the program.json that the libraries were compiled from: with another one they would read and
+            write elsewhere. None in older bundles.
+        kernels: the owner of the kernels of products and attention; None for the library itself.
         cuda: compute capabilities that there are files for; nothing of ours runs them.
-        tuned: by level, libraries that are run in the place of the exported ones.
+        tuned: level -> a library that is run in place of the exported one.
     """
 
     version: str
@@ -77,13 +77,13 @@ def library_name(level: str) -> str:
 
 @dataclass(frozen=True)
 class StepArguments:
-    """What ``step`` is called with, in this order; of a cache its keys, then its values.
+    """The arguments of ``step``, in this order; a cache has its keys, then its values.
 
     Attributes:
-        inputs: of a step, by their names in programs.
-        arena: the types that the arena is given as.
-        weights: by name; one tuple.
-        caches: GROUP/LAYER; one tuple.
+        inputs: inputs of a step, by their names in programs.
+        arena: the types that the arena is passed as.
+        weights: names of weights; one tuple.
+        caches: caches as GROUP/LAYER; one tuple.
     """
 
     inputs: tuple[str, ...]
@@ -108,7 +108,8 @@ def arguments_of(program: LoweredProgram) -> StepArguments:
 
 
 def stored_type(use: WeightUse) -> str:
-    """What kernels read a weight's memory as: words of packed values, floats of 32 bits, integers, or their bits."""
+    """Returns the type that kernels read a weight as: words of packed values, floats of 32 bits, integers, or their
+    bits."""
     if use.layout in ("panel32x2", "panel32x4", "panel32x8", "sparse32"):
         return "int32"
     return DTYPES[use.dtype].tvm

@@ -1,4 +1,4 @@
-"""What the cuda target needs of a machine."""
+"""Checks whether a machine can run the cuda target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
 
 
 def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[str, ...]:
-    """Why a GPU's driver translates a bundle's kernels from PTX, if it does: that takes time at the first start."""
+    """Returns why a GPU's driver translates a bundle's kernels from PTX at the first start; () if it doesn't."""
     made_for = section.kernels_for(gpu.capability)
     assert made_for is not None
     if not machine_code_runs(number_of(made_for), number_of(gpu.capability)):

@@ -1,4 +1,4 @@
-"""What ranks give each other within a step: collectives of torch.distributed on tensors at fixed addresses.
+"""Exchanges between ranks within a step: collectives of torch.distributed on tensors at fixed addresses.
 
 On GPUs they are NCCL's, which a CUDA graph holds (NCCL 2.9.6 and later). For that a communicator must have been used
 before, as a step runs call by call first; all ranks must launch the same collectives in the same order, as they do that
@@ -28,7 +28,8 @@ from ...ranks.messages import LostRanksError
 
 
 class Exchange(Protocol):
-    """What the ops of ranks need. Tensors are contiguous, of the program's device, and stay where they are.
+    """The collectives that the ops of ranks use. Tensors are contiguous, of the program's device, and at fixed
+    addresses.
 
     Attributes:
         place: this rank's number among those that compute the same steps.
@@ -69,10 +70,10 @@ class Collectives:
 
     Args:
         rank: this one.
-        count: of all ranks.
+        count: the number of all ranks.
         stage: the first rank of those that compute the same steps, and how many they are.
         patience: seconds that a rank waits for others, where no GPU does.
-        address: of this machine, for gloo.
+        address: this machine's address, for gloo.
 
     Its methods raise LostRanksError where others can't be reached.
     """
@@ -101,30 +102,30 @@ class Collectives:
         return ProcessGroupGloo(store, rank, count, options)
 
     def all_gather(self, received: Tensor, own: Tensor) -> None:
-        """See ``Exchange``."""
+        """Gathers bytes [n] of each rank into ``received`` [ranks, n]."""
         with _lost(self._patience):
             self._same._allgather_base(received.view(-1), own).wait()
 
     def gather(self, to: int, received: Tensor, own: Tensor) -> None:
-        """See ``Exchange``."""
+        """Gathers bytes of each rank at the rank ``to`` alone."""
         options = GatherOptions()
         options.rootRank = to
         with _lost(self._patience):
             self._same.gather([list(received)] if self.place == to else [], [own], options).wait()
 
     def add(self, numbers: Tensor) -> None:
-        """See ``Exchange``."""
+        """Sums numbers over the ranks, in place."""
         with _lost(self._patience):
             self._same.allreduce([numbers]).wait()
 
     def send(self, own: Tensor, to: Sequence[int]) -> None:
-        """See ``Exchange``."""
+        """Sends bytes to other ranks."""
         with _lost(self._patience):
             for rank in to:
                 self._all.send([own], rank, 0).wait()
 
     def receive(self, theirs: Sequence[Tensor], sources: Sequence[int]) -> None:
-        """See ``Exchange``."""
+        """Receives bytes from other ranks."""
         with _lost(self._patience):
             for one, source in zip(theirs, sources, strict=True):
                 self._all.recv([one], source, 0).wait()

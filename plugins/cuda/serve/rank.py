@@ -28,14 +28,14 @@ from .executor import CudaExecutor, Part
 
 
 class CudaRank(Record, frozen=True, kw_only=True):
-    """What a rank is told.
+    """The settings of a rank.
 
     Attributes:
-        bundle, target, partition, blocks, context: as rank 0 has them.
-        patience: seconds that a rank waits for what another one is to send.
-        machines: of each rank, its address.
-        same: what is the same on all ranks, by name: see ``cuda_facts``.
-        trust: whether the bundle's kernels may run, as rank 0 was told.
+        bundle, target, partition, blocks, context: the values that rank 0 has.
+        patience: seconds that a rank waits for a message of another one.
+        machines: the address of each rank's machine.
+        same: facts that must be equal on all ranks, by name: see ``cuda_facts``.
+        trust: the trust in the bundle's kernels that rank 0 was given.
     """
 
     bundle: str
@@ -50,12 +50,12 @@ class CudaRank(Record, frozen=True, kw_only=True):
 
 
 def cuda_facts(bundle: Bundle, program: LoweredProgram) -> dict[str, str]:
-    """See ``plugins.ranks.records.facts``."""
+    """Returns the facts that all ranks must agree on, with those of the cuda target."""
     return facts(bundle, program, {"version of PyTorch": str(torch.__version__)})
 
 
 def part_of(rank: int, program: LoweredProgram, setting: CudaRank) -> tuple[Part, Collectives]:
-    """What a rank runs, and the collectives that it isn't joined by yet."""
+    """Returns a rank's part, and its collectives, which haven't joined the others yet."""
     count = Partition.parse(setting.partition).ranks
     collectives = Collectives(rank, count, program.ranks, setting.patience, setting.machines[rank])
     return Part(program, rank, collectives), collectives

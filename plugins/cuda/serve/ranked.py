@@ -36,15 +36,15 @@ _LOOK_SECONDS = 0.25
 
 
 class RankedCudaExecutor:
-    """See the module, and ``executors.base.Executor``.
+    """The executor of several GPUs, one rank each.
 
     Args:
-        bundle: with a ready target ``target``.
+        bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate; the same on all ranks.
         context: most tokens of a request.
         how: the partition, of two ranks or more.
         target: the target's name.
-        patience: seconds that a rank waits for what another one is to send.
+        patience: seconds that a rank waits for a message of another one.
 
     Raises:
         BundleError, CapacityError: as ``CudaExecutor`` does, of any rank, which is named; also without kernels for the
@@ -146,7 +146,7 @@ class RankedCudaExecutor:
 
     @property
     def lost(self) -> str:
-        """How a rank, or this one's GPU, was lost; "" as long as all are there."""
+        """A description of how a rank, or this one's GPU, was lost; "" as long as all are there."""
         return self._others.problem or self._own.lost
 
     @property

@@ -62,7 +62,7 @@ _LOGPROB_PIECES = 16
 Result = TypeVar("Result")
 
 Capture = Callable[[Callable[[], None]], Graph]
-"""What makes a graph of work; it isn't run."""
+"""A function that makes a graph of work, without running it."""
 
 
 @dataclass
@@ -85,15 +85,15 @@ class CudaSteps:
     """Runs steps of a program.
 
     Args:
-        program: with its memory.
+        program: the program, with its memory.
         vocab: tokens of the vocabulary.
-        launcher: of sampling's kernels.
+        launcher: the launcher of sampling's kernels.
         capture: makes graphs; None: none are made.
 
     Attributes:
         graph_launches: steps that were replayed.
         no_graphs: why none are made any more; "" while they are.
-        late: what was done in the middle of serving, by name: sizes of steps that were bound, graphs that were
+        late: counts of work in the middle of serving, by name: sizes of steps that were bound, graphs that were
             captured, and the milliseconds that both took; times that memory ran out.
     """
 
@@ -108,7 +108,7 @@ class CudaSteps:
         self._bound: OrderedDict[tuple[StepShape, bool], _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
-        """See ``packed_steps.HoldsSteps``."""
+        """Returns the most tokens and the most requests of a step."""
         return self._limits.tokens, self._limits.requests
 
     def start(self, step: StepInput) -> _Started:
@@ -118,7 +118,7 @@ class CudaSteps:
 
     @torch.inference_mode()
     def _with_memory(self, work: Callable[[], Result]) -> Result:
-        """What ``work`` gives; where memory runs out, what it gives when the sizes that were bound are dropped."""
+        """Returns the result of ``work``; if memory runs out, runs it again after dropping the bound sizes."""
         try:
             return work()
         except torch.OutOfMemoryError:
@@ -290,7 +290,8 @@ class CudaSteps:
             return None
 
     def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
-        """Where arrays of so many words are in one upload; its memory here, pinned for a GPU, and there."""
+        """Allocates the memory of one upload: the places of arrays of these words, the memory here (pinned for a GPU),
+        and there."""
         places, count = places_of(words)
         staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
@@ -410,7 +411,7 @@ class _Started:
 
 
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
-    """See ``cuda_sampling.option_arrays``."""
+    """Returns the sampling options in an upload that has them at ``places``."""
     return {
         name: uploaded.narrow(0, places[name], words).view(getattr(torch, option_type(name).name))
         for name, words in option_words(rows).items()

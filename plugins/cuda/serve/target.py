@@ -1,4 +1,4 @@
-"""How the cuda target is served."""
+"""Opens the cuda target for serving."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _memory(bundle: Bundle, target: str, placement: Placement, context: int) -> 
 
 
 def _groups(bundle: Bundle, target: str, context: int, placement: Placement) -> tuple[CacheGroup, ...]:
-    """Those of all ranks together. Raises RequestError for a partition that this target hasn't got."""
+    """Returns the cache groups of all ranks together. Raises RequestError for a partition that this target doesn't
+    have."""
     how = placement.partition
     if how.ring > 1:
         raise RequestError(

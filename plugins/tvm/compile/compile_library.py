@@ -14,7 +14,7 @@ from enginewright.runtime.shared.errors import MissingDependencyError, TargetErr
 
 _LOOPS = "enginewright"
 HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}
-"""Where libraries run."""
+"""The system that libraries run on."""
 
 
 def compile_library(module: tvm.IRModule, level: Level) -> bytes:
@@ -29,7 +29,7 @@ def build(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable
 
 
 def _pipeline() -> tvm.transform.Pass:
-    """Nothing is left to fuse or to plan: calls become instructions of TVM's virtual machine."""
+    """Returns TVM's passes: calls become instructions of its virtual machine; nothing is left to fuse or to plan."""
     return tvm.transform.Sequential(
         [
             relax.transform.RemovePurityChecking(),

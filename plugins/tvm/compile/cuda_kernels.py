@@ -91,4 +91,4 @@ HANDLERS: Mapping[str, Handler] = {
     "linear": _linear,
     "paged_attention": _paged_attention,
 }
-"""By the ops of lowered programs, of those that have one."""
+"""The writers of kernels, by the ops of lowered programs that have one."""

@@ -33,13 +33,16 @@ class TvmEmitter:
     name = "tvm"
 
     def passes(self) -> list[Pass]:
-        """See ``Emitter.passes``."""
+        """Returns the target's own passes, in order."""
         return [FuseLinearResidual(), FuseRopeKvWrite()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where TVM or a linker is missing, too."""
+        """Writes the lowered program, its weights and libraries. Implements `Emitter.emit`.
+
+        Raises MissingDependencyError if TVM or a linker is missing, too.
+        """
         version = tvm_version()
         if version is None or importlib.util.find_spec("tvm") is None:
             raise MissingDependencyError(

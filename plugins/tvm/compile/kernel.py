@@ -54,7 +54,7 @@ def f32(value: float) -> Expr:
 
 
 def vector(value: Expr, lanes: int) -> Expr:
-    """The same value in every lane."""
+    """Returns a vector with the same value in every lane."""
     return value if lanes == 1 else T.broadcast(value, lanes)
 
 
@@ -69,10 +69,10 @@ def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Argument:
-    """What a kernel is called with.
+    """An argument of a kernel.
 
-    kind ``arena``: the arena as ``name`` (a type of TVM); ``number``: an integer, ``value``; else as an operand's; of a
-    cache there are two, of kind ``keys`` and ``values``.
+    kind ``arena``: the arena as ``name`` (a type of TVM); ``number``: an integer, ``value``; otherwise an operand's
+    kind. A cache has two, of kind ``keys`` and ``values``.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Memory:
         return self.kernel.value(self.shape[axis])
 
     def at(self, *index: Expr) -> Expr:
-        """Where an element lies in ``buffer``."""
+        """Returns the place of an element in ``buffer``."""
         place = self.base
         for i, stride in zip(index, self.strides, strict=True):
             if stride != 0:
@@ -154,9 +154,9 @@ class Kernel:
     """One step's. Its place in the program is ``arguments``; steps of one ``signature`` are one kernel.
 
     Args:
-        step: of ``program``.
-        level: what it is compiled for.
-        schedules: of products that have a record.
+        step: a step of ``program``.
+        level: the level that it is compiled for.
+        schedules: the schedules of products that have a record.
     """
 
     def __init__(self, step: Step, program: LoweredProgram, level: Level, schedules: Schedules) -> None:
@@ -210,17 +210,17 @@ class Kernel:
         return self._names[argument]
 
     def _number(self, value: int) -> int:
-        """Which argument is a number that may differ from layer to layer."""
+        """Adds an argument for a number that may differ from layer to layer, and returns its index."""
         self.arguments.append(Argument("number", "", value))
         return len(self.arguments) - 1
 
     def _terms(self, operand: Operand) -> list[tuple[str, int]]:
-        """Symbols and their factors in where it lies; that of T even if it is 0, as it is in some layers."""
+        """Returns the symbols and factors of its place; that of T even if it is 0, as it is in some layers."""
         constant, t, b, r = self._at(operand).coefficients()
         return [("T", t), *((symbol, n) for symbol, n in (("B", b), ("R", r), ("", constant)) if n)]
 
     def _at(self, operand: Operand) -> Affine:
-        """Where it lies in the arena, in elements."""
+        """Returns an operand's place in the arena, in elements."""
         place = self._places[operand.name]
         assert place is not None, "memory is planned"
         size = BYTES_PER_ELEMENT[operand.dtype]
@@ -230,7 +230,7 @@ class Kernel:
 
     @contextmanager
     def written(self, name: str) -> Iterator[list[Any]]:
-        """Between here and the end of the context its body is written. Gives a list that then holds the function."""
+        """A context in which the kernel's body is written. Yields a list that holds the function afterwards."""
         made: list[Any] = []
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
@@ -290,7 +290,7 @@ class Kernel:
         return Memory(buffer, base, operand.shape, operand.strides, operand.dtype, self)
 
     def _arena_base(self, operand: Operand) -> Expr:
-        """From the numbers that are this operand's, which follow in the order in which ``_plan`` met operands."""
+        """Computes its base from this operand's numbers, which are in the order in which ``_plan`` met operands."""
         first = self._first_number(operand)
         base: Expr = int64(0)
         for symbol, _ in self._terms(operand):
@@ -309,7 +309,7 @@ class Kernel:
 
     @property
     def inputs(self) -> list[Memory]:
-        """Those that aren't caches."""
+        """The inputs that aren't caches."""
         return [self.memory(operand) for operand in self.step.inputs if operand.kind != "cache"]
 
     @property
@@ -377,7 +377,8 @@ class Kernel:
 
 
 def rows_of(memory: Memory) -> tuple[Expr, int]:
-    """How many rows an operand of rank 1 to 3 has, and how many of them lie behind one index of the first dimension."""
+    """Returns the number of rows of an operand of rank 1 to 3, and the number of them per index of the first
+    dimension."""
     *lead, _ = memory.shape
     if not lead:
         return int64(1), 1

@@ -48,7 +48,7 @@ class Product:
         self.out.store(value, row, column, lanes=lanes)
 
     def store_vector(self, sums: Local, row: Expr, column: Expr, columns: int) -> None:
-        """As many columns from ``column`` on as ``sums`` has lanes, as far as there are so many."""
+        """Stores the lanes of ``sums`` from ``column`` on, up to the last column."""
         width = sums.width
         if columns % PANEL == 0:
             self.store(sums.get(), row, column, width)
@@ -139,7 +139,7 @@ def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
 
 
 def streams(k: Kernel, r: int) -> int:
-    """How many panels a block of r rows takes at once."""
+    """Returns the number of panels that a block of r rows takes at once."""
     return max(1, min(k.schedule.streams, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
 
 

@@ -195,7 +195,7 @@ def _gated_activation(k: Kernel) -> None:
 
 
 class _Slots:
-    """Where the keys and values of a layer's slots lie."""
+    """The memory of the keys and values of a layer's slots."""
 
     def __init__(self, k: Kernel) -> None:
         self.keys, self.values, group = k.cache()

@@ -1,4 +1,4 @@
-"""How the loops of a product are cut: what ``optimize tune`` looks for. No result depends on it by a bit.
+"""The schedules of products' loops, which ``optimize tune`` searches. No result depends on them by a bit.
 
 A record is for all products of one op, type and shape of a program, whatever comes behind their sums.
 """
@@ -23,10 +23,10 @@ Small = Annotated[int, Meta(ge=1, le=64)]
 
 
 class Schedule(Record, frozen=True, kw_only=True):
-    """How the loops of a product are cut.
+    """The schedule of a product's loops.
 
     Attributes:
-        rows: of the block of sums in registers, at most; no more than the level's.
+        rows: most rows of the block of sums in registers; no more than the level's.
         row_block: rows of x that stay in the second-level cache while panels go by.
         groups: most parts that the panels are cut into; each goes to one thread, neighbours to the same one.
         streams: most panels that a block of few rows takes at once, which keeps the memory busy.
@@ -41,7 +41,7 @@ class Schedule(Record, frozen=True, kw_only=True):
 
 
 OWN = Schedule()
-"""Where there is no record."""
+"""The schedule of a product without a record."""
 
 Schedules = Mapping[str, Schedule]
 NONE: Schedules = {}

@@ -29,7 +29,7 @@ HANDLERS: dict[str, Handler] = {
     **ops_routing.HANDLERS,
     **ops_narrow.HANDLERS,
 }
-"""What writes an op's loops, by the ops of lowered programs."""
+"""The writers of ops' loops, by the ops of lowered programs."""
 
 
 @dataclass(frozen=True)

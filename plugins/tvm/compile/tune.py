@@ -71,17 +71,17 @@ class TriedSchedule:
 
 @dataclass(frozen=True)
 class TunedTvm:
-    """What was found.
+    """The result of tuning.
 
     Attributes:
-        bundle: whose it is.
+        bundle: the path of the bundle.
         path: the library that was written; None if none was.
-        level: of x86-64 that it is for.
-        records: of products whose own schedules aren't the fastest.
-        gain, gains: of the whole program; 1 if nothing was found, or nothing was compared.
-        candidates: how many there are; ``tried`` has those that there was time for.
-        seconds: that it took.
-        asked: seconds that it might take.
+        level: the level of x86-64 that it is for.
+        records: schedules of products whose own schedules aren't the fastest.
+        gain, gains: gains of the whole program; 1 if nothing is faster, or nothing was compared.
+        candidates: the number of candidates; ``tried`` has those that there was time for.
+        seconds: the time that it took.
+        asked: the time that it was allowed, in seconds.
     """
 
     bundle: Path
@@ -139,11 +139,11 @@ def tune(
 
     Args:
         bundle: opened, with a ready target tvm.
-        seconds: how long to measure, at most. Products with the largest weights are first.
+        seconds: the most time to measure, in seconds. Products with the largest weights are first.
         threads: 0 takes one for each core.
         records: a file that an earlier run wrote, also of another bundle or machine: nothing is measured then.
-        write: whether the bundle is changed.
-        progress: called with the stage "tune".
+        write: True if the bundle is changed.
+        progress: a function called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range.
@@ -239,7 +239,7 @@ class _Compiler:
         return _Contender(self, program, self.library({name: schedule}, program), _SECONDS)
 
     def steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
-        """What runs each case's step."""
+        """Returns functions that run each case's step."""
         loaded = Library(library, Path("tuned.so"), self._threads)
         run = loaded.program(program)
         step = TvmStep(run, loaded, self._weights, OwnMemory(run, self._blocks))
@@ -268,8 +268,8 @@ class _Contender:
 
 
 def fits(product: str, name: str, value: int, level: Level) -> bool:
-    """Whether a candidate is another schedule: blocks have no more rows than the level's, and only those of floats in
-    wide registers take several panels at once."""
+    """Returns True if a candidate is another schedule: blocks have no more rows than the level's, and only those of
+    floats in wide registers take several panels at once."""
     if name == "streams":
         return product.startswith("linear ") and level.vectors == 2
     return name != "rows" or value < level.rows

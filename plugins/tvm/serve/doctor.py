@@ -1,4 +1,4 @@
-"""What the tvm target needs of a machine."""
+"""Checks whether a machine can run the tvm target."""
 
 from __future__ import annotations
 

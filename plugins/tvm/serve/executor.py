@@ -36,13 +36,13 @@ from .library import Library, tensor, tvm_version
 
 
 class TvmExecutor(HostBlocks):
-    """See ``executors.base.Executor``. A step runs on the thread that asks for its result.
+    """The executor of the tvm target. A step runs on the thread that asks for its result.
 
     Args:
-        bundle: with a ready target ``target``.
+        bundle: a bundle with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
-        threads: of the kernels; 0 takes as many as there are cores. TVM has one pool of them in a process: the last
-            executor that is made says how many there are.
+        threads: the number of threads of the kernels; 0 takes one for each core. TVM has one pool of them in a process:
+            the last executor that is made says how many there are.
         target: the target's name.
 
     Raises:
@@ -87,7 +87,7 @@ class TvmExecutor(HostBlocks):
 
     @property
     def cache_identity(self) -> bytes:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
+        """Returns the bytes that cached blocks depend on: bundle, target, level, versions."""
         ours = (self._kernels, NUMERICS_VERSION, metadata.version("enginewright"), isas()[0]) if self._kernels else ()
         return cache_identity(self._bundle, self._target, self._level, tvm_version(), *ours)
 
@@ -115,11 +115,11 @@ class TvmExecutor(HostBlocks):
         return about | ({"kernels": self._kernels} if self._kernels else {})
 
     def close(self) -> None:
-        """Nothing runs between steps; memory goes with the object."""
+        """Does nothing: nothing runs between steps, and memory goes with the object."""
 
 
 class OwnMemory:
-    """Arena and caches of a program that was compiled here and isn't verified: that TVM's kernels alone run.
+    """The arena and caches of a program that was compiled here: it isn't verified, and TVM's kernels alone run it.
 
     Attributes:
         caches: the keys and the values of each layer, as ``arguments_of`` has them.
@@ -149,7 +149,7 @@ class OwnMemory:
 
 
 class OurMemory:
-    """The same of a program of a bundle, whose steps are verified, and maybe run, as they are on the cpu target."""
+    """The memory of a bundle's program on the cpu target, which verifies its steps and runs some of them."""
 
     def __init__(self, program: CpuProgram) -> None:
         layers = [(g.name, layer) for g in program.lowered.cache_groups for layer in g.layers]
@@ -164,8 +164,8 @@ class TvmStep:
     """A library with its memory and weights.
 
     Args:
-        program: that the library runs: see ``Library.program``.
-        weights: by name, as the bundle has them.
+        program: the program that the library runs: see ``Library.program``.
+        weights: weights by name, in the bundle's form.
         memory: arena and caches.
     """
 
@@ -210,7 +210,7 @@ class TvmStep:
         return [(name, step.arrays[name]) for name in self._given.inputs]
 
     def _input(self, name: str, array: Array) -> Any:
-        """It in memory where TVM takes it, which stays as long as its shape does."""
+        """Returns an input in memory that TVM accepts, which is reused while the shape stays the same."""
         kept = self._inputs.get(name)
         if kept is None or kept[0].shape != array.shape:
             memory = aligned(array.shape, array.dtype)
@@ -225,7 +225,7 @@ def sizes_of(step: StepInput) -> tuple[int, int, int]:
 
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:
-    """What a ready target's manifest says of its libraries. Raises BundleError if that is nothing."""
+    """Returns a ready target's section of libraries. Raises BundleError without one."""
     section = bundle.target(target).section(TvmSection)
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no libraries", hint="Export the bundle again.")

@@ -29,7 +29,7 @@ _MISSING = object()
 _BIND, _BIG_CORES = "TVM_BIND_THREADS", 1
 _RUNTIME = "libtvm_runtime.so"
 _LAUNCH = "__TVMBackendParallelLaunch"
-"""Where a library keeps the address of TVM's function that runs loops; TVM sets it when it loads the library."""
+"""The symbol of a library with the address of TVM's function that runs loops; TVM sets it when it loads the library."""
 _CPU, _POOLED = 1, 2
 """TVM's numbers of a kind of device, and of memory that is taken again."""
 
@@ -76,9 +76,9 @@ class Library:
     path, whatever is there now.
 
     Args:
-        content: of the library's file.
-        source: its path, for messages.
-        threads: that its loops are run by; None: they run as ``RUN_LOOP_FOR_TVM`` does, and steps may be
+        content: the content of the library's file.
+        source: the file's path, for messages.
+        threads: the number of threads of its loops; None: they run as ``RUN_LOOP_FOR_TVM`` does, and steps may be
             ``RUN_STEP_FOR_TVM``'s.
 
     Raises BundleError if it isn't one, or not of this version of TVM; MissingDependencyError without TVM.

@@ -1,4 +1,4 @@
-"""How the tvm target is served."""
+"""Opens the tvm target for serving."""
 
 from __future__ import annotations
 
