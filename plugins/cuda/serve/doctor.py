@@ -26,8 +26,8 @@ def check(machine: Machine, target: TargetManifest | None) -> Checked:
             problems.append(problem)
     on = [f"PyTorch {machine.packages['torch']}"] if "torch" in machine.packages else []
     on += [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}" for gpu in fitting[:1]]
-    said = (", ".join(on),) if on else ()
-    return Checked(tuple(problems), said + (_as_ptx(machine, section, fitting[0]) if section and fitting else ()))
+    devices = (", ".join(on),) if on else ()
+    return Checked(tuple(problems), devices + (_as_ptx(machine, section, fitting[0]) if section and fitting else ()))
 
 
 def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[str, ...]:
@@ -38,6 +38,6 @@ def _as_ptx(machine: Machine, section: CudaSection, gpu: InstalledGpu) -> tuple[
         return (f"kernels as PTX of {made_for}, which the driver translates: export with --gpu {gpu.capability}",)
     by = section.assemblers.get(made_for, "")
     if by and machine.cuda and int(by.partition(".")[0]) > int(machine.cuda.partition(".")[0]):
-        said = f"its machine code is of CUDA {by}, and the driver runs CUDA {machine.cuda}"
-        return (f"kernels as PTX, which the driver translates: {said}",)
+        reason = f"its machine code is of CUDA {by}, and the driver runs CUDA {machine.cuda}"
+        return (f"kernels as PTX, which the driver translates: {reason}",)
     return ()

@@ -161,5 +161,5 @@ def _lost(patience: timedelta) -> Iterator[None]:
     except RuntimeError as e:
         seconds = patience.total_seconds()
         late = time.monotonic() - begun >= seconds
-        said = f"sent nothing for {seconds:g} s" if late else "can't be reached any more"
-        raise LostRanksError(said) from e
+        problem = f"sent nothing for {seconds:g} s" if late else "can't be reached any more"
+        raise LostRanksError(problem) from e

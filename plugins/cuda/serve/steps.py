@@ -186,11 +186,11 @@ class CudaSteps:
             if drawn.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
-        wanted = set(step.outputs)
+        names = set(step.outputs)
         if step.sampling is not None and step.sampling.logprobs is not None:
-            wanted.add(LOGITS)
-        kept = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in wanted}
-        return _Started(step, kept, tokens, ready, self._with_memory)
+            names.add(LOGITS)
+        copies = {name: output.to(torch.float32, copy=True) for name, output in outputs.items() if name in names}
+        return _Started(step, copies, tokens, ready, self._with_memory)
 
     def _in_parts(self, step: StepInput) -> _Started:
         """Requests that don't fit into one step, one part after the other; their outputs together."""
@@ -312,18 +312,18 @@ class CudaSteps:
         """Tokens of logits that were put together from several steps, [R]; None if none are wanted."""
         if sampling is None or logits is None or not len(logits):
             return None
-        found = []
+        tokens = []
         for start in range(0, len(logits), self._limits.rows):
             rows = logits[start : start + self._limits.rows]
-            own = chosen_rows(sampling, np.arange(start, start + len(rows)))
+            row_options = chosen_rows(sampling, np.arange(start, start + len(rows)))
             places, staged, uploaded = self._upload_memory(option_words(len(rows)))
-            write_options(staged.numpy(), places, own, len(rows))
+            write_options(staged.numpy(), places, row_options, len(rows))
             uploaded.copy_(staged)
             works: list[Work] = []
             options = option_views(uploaded, places, len(rows))
-            self._draw(_Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), own)
-            found.append(self._memory.tokens[: len(rows)].clone())
-        return torch.cat(found)
+            self._draw(_Bound(places, staged, uploaded, works, {LOGITS: rows}, None, options), row_options)
+            tokens.append(self._memory.tokens[: len(rows)].clone())
+        return torch.cat(tokens)
 
     def _upload_lists(self, lists: Int32Array, words: int) -> None:
         """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
@@ -429,17 +429,17 @@ def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, samplin
     if sampling.scored is not None:
         scored = torch.from_numpy(sampling.scored).to(logits.device)
         there = there.where(scored == NO_TOKEN, scored)
-    own = torch.empty(len(logits), device=logits.device)
+    token_logprobs = torch.empty(len(logits), device=logits.device)
     values = torch.empty((len(logits), count), device=logits.device)
     ids = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
     size = max(1, len(logits) // _LOGPROB_PIECES)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         logprobs = logits[rows].log_softmax(-1)
-        own[rows] = logprobs.gather(1, there[rows].clamp(min=0).long()[:, None])[:, 0]
+        token_logprobs[rows] = logprobs.gather(1, there[rows].clamp(min=0).long()[:, None])[:, 0]
         ids[rows] = _most_likely(logprobs, count)
         values[rows] = logprobs.gather(1, ids[rows].long())
-    output.token_logprobs = own.masked_fill(bad, float("nan")).cpu().numpy()
+    output.token_logprobs = token_logprobs.masked_fill(bad, float("nan")).cpu().numpy()
     output.top_ids = ids.masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
     output.top_logprobs = values.masked_fill(bad[:, None], float("nan")).cpu().numpy()
 

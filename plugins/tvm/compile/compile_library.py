@@ -62,13 +62,13 @@ tirx.register_tir_pipeline(_LOOPS, _loops)
 
 def linker() -> str:
     """The compiler of C that links. Raises MissingDependencyError if there is none."""
-    found: str | None = cc.get_cc()
-    if found is None:
+    compiler: str | None = cc.get_cc()
+    if compiler is None:
         raise MissingDependencyError(
             "target tvm: linking its library needs a compiler of C, and none was found",
             hint="Install gcc or clang, or name one in the variable CC.",
         )
-    return found
+    return compiler
 
 
 def linked(executable: relax.VMExecutable) -> bytes:

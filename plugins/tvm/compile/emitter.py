@@ -54,24 +54,24 @@ class TvmEmitter:
 
         linker()
         lowering = lower_for_tvm(program)
-        own = options.section(TvmOptions)
-        ours = OURS if own.kernels else frozenset()
-        modules = {name: step_module(lowering.program, LEVELS[name], ours) for name in own.levels}
-        for_gpus = [file for capability in own.cuda for file in cuda_files(lowering.program, capability)]
+        table = options.section(TvmOptions)
+        ours = OURS if table.kernels else frozenset()
+        modules = {name: step_module(lowering.program, LEVELS[name], ours) for name in table.levels}
+        for_gpus = [file for capability in table.cuda for file in cuda_files(lowering.program, capability)]
         folder = target_folder(self.name)
         text = write_lowered(lowering, self.name, writer, progress)
-        progress(ProgressEvent("kernels", 0, len(own.levels)))
-        for done, name in enumerate(own.levels, 1):
+        progress(ProgressEvent("kernels", 0, len(table.levels)))
+        for done, name in enumerate(table.levels, 1):
             writer.write_bytes(f"{folder}/{library_name(name)}", compile_library(modules[name], LEVELS[name]))
-            progress(ProgressEvent("kernels", done, len(own.levels), f"x86-64-{name}"))
+            progress(ProgressEvent("kernels", done, len(table.levels), f"x86-64-{name}"))
         for file, data in for_gpus:
             writer.write_bytes(f"{folder}/{file}", data)
         section = TvmSection(
             version=version,
-            levels=own.levels,
+            levels=table.levels,
             program=hashlib.sha256(text.encode()).hexdigest(),
-            kernels=own.kernels,
-            cuda=own.cuda,
+            kernels=table.kernels,
+            cuda=table.cuda,
         )
         return TargetManifest(sections={"tvm": section})
 

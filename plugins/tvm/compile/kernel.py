@@ -231,7 +231,7 @@ class Kernel:
     @contextmanager
     def written(self, name: str) -> Iterator[list[Any]]:
         """A context in which the kernel's body is written. Yields a list that holds the function afterwards."""
-        made: list[Any] = []
+        function: list[Any] = []
         with IRBuilder() as builder:
             with T.prim_func(s_tir=True):
                 T.func_name(name)
@@ -240,8 +240,8 @@ class Kernel:
                 for i, argument in enumerate(self.arguments):
                     if argument.kind != "number":
                         self._match(i, argument, handles[i])
-                yield made
-            made.append(builder.get().with_attr("global_symbol", name))
+                yield function
+            function.append(builder.get().with_attr("global_symbol", name))
 
     def _handle(self, i: int, argument: Argument) -> Any:
         if argument.kind == "number":

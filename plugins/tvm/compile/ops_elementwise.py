@@ -95,17 +95,17 @@ def _over(k: Kernel, out: Memory, size: int | None, body: Callable[..., None], w
 
 
 def _elementwise(k: Kernel) -> None:
-    given, out, attrs = k.inputs, k.outputs[0], k.step.attrs
+    inputs, out, attrs = k.inputs, k.outputs[0], k.step.attrs
     name = str(attrs["fn"])
     function = _FUNCTIONS.get(name) or _ONE_AT_A_TIME[name]
-    integer = all(x.dtype == "i32" for x in given) and name != "cast"
+    integer = all(x.dtype == "i32" for x in inputs) and name != "cast"
     number = attrs.get("scalar")
     last = out.shape[-1]
-    dense = all(x.strides[-1] in (0, 1) for x in given) and out.strides[-1] == 1
+    dense = all(x.strides[-1] in (0, 1) for x in inputs) and out.strides[-1] == 1
     vectors = name in _FUNCTIONS and dense and last.is_constant
 
     def piece(index: tuple[Expr, ...], lanes: int) -> None:
-        values = [x.load(*index, lanes=lanes) for x in given]
+        values = [x.load(*index, lanes=lanes) for x in inputs]
         if number is not None:
             constant = T.int32(int(number)) if integer else f32(float(number))
             other = vector(constant, lanes)

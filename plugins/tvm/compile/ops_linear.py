@@ -33,9 +33,9 @@ class Product:
     @classmethod
     def of(cls, k: Kernel, rest: Sequence[Memory], *expert: Expr) -> Product:
         """``rest``: what follows the weight, its scales and offsets. ``expert``: whose row of biases it is."""
-        given = list(rest)
-        residual = given.pop() if k.step.attrs.get("has_residual") else None
-        bias = given.pop(0) if given else None
+        operands = list(rest)
+        residual = operands.pop() if k.step.attrs.get("has_residual") else None
+        bias = operands.pop(0) if operands else None
         return cls(k.outputs[0], bias, residual, str(k.step.attrs.get("activation", "")), expert)
 
     def store(self, value: Expr, row: Expr, column: Expr, lanes: int) -> None:
@@ -253,11 +253,11 @@ def bf16_product(
                 loaded = [
                     T.Bind(load(weight.buffer, at + int64(q * PANEL * pairs + v * LANES), LANES)) for q, v in vectors
                 ]
-                given = [T.Bind(words.load(row + int64(j), i)) for j in range(r)]
+                row_words = [T.Bind(words.load(row + int64(j), i)) for j in range(r)]
                 for part in (first_of_pair, second_of_pair):
                     weights = [T.Bind(part(w, LANES)) for w in loaded]
                     for j in range(r):
-                        value = T.Bind(T.broadcast(part(given[j], 1), LANES))
+                        value = T.Bind(T.broadcast(part(row_words[j], 1), LANES))
                         for s, w in zip(sums[j], weights, strict=True):
                             s.set(T.fma(value, w, s.get()))
             for j in range(r):

@@ -213,10 +213,10 @@ def _quantized_grouped_linear(k: Kernel) -> None:
         def of(memory: Memory, size: int) -> Memory:
             return replace(memory, base=memory.base + e * int64(size), shape=memory.shape[1:])
 
-        own = of(weight, panels * PANEL * -(-depth // step))
+        panels_of_expert = of(weight, panels * PANEL * -(-depth // step))
         factors = [of(f, panels * PANEL * f.shape[-1].constant) for f in rest[:count]]
         product = Product.of(k, rest[count:], e)
-        integer_product(k, (words, scales, sums), own, use, factors, product, rows, first)
+        integer_product(k, (words, scales, sums), panels_of_expert, use, factors, product, rows, first)
 
     expert_rows(starts, experts, one)
 

@@ -22,13 +22,13 @@ def _order(x: Expr) -> Expr:
 
 def _top_k(k: Kernel) -> None:
     x, (values, places) = k.inputs[0], k.outputs
-    size, wanted = x.shape[-1].constant, int(k.step.attrs["k"])
+    size, top = x.shape[-1].constant, int(k.step.attrs["k"])
     count, inner = rows_of(x)
 
     def row(i: Expr) -> None:
         at = row_index(x, i, inner)
         last, where = Local(T.int32(_HIGHEST), dtype="int32"), Local(T.int32(-1), dtype="int32")
-        with T.serial(int64(0), int64(wanted)) as j:
+        with T.serial(int64(0), int64(top)) as j:
             best, place = Local(T.int32(_LOWEST), dtype="int32"), Local(T.int32(-1), dtype="int32")
             with T.serial(int64(0), int64(size)) as c:
                 key, column = T.Bind(_order(x.load(*at, c))), T.Bind(T.cast(c, "int32"))
@@ -42,7 +42,7 @@ def _top_k(k: Kernel) -> None:
             values.store(x.load(*at, T.cast(place.get(), "int64")), *at, j)
             places.store(place.get(), *at, j)
 
-    k.each(count, 4 * size * wanted, row)
+    k.each(count, 4 * size * top, row)
 
 
 def _gather(k: Kernel) -> None:

@@ -73,8 +73,8 @@ def sum_along(k: Kernel, size: int, term: Callable[[Expr, int, Expr], Expr]) -> 
 
 
 def _norm(k: Kernel) -> None:
-    step, given = k.step, k.inputs
-    x, rest = given[0], given[1:]
+    step, inputs = k.step, k.inputs
+    x, rest = inputs[0], inputs[1:]
     residual = rest.pop(0) if step.op.startswith("add_") else None
     weight = rest.pop(0) if step.attrs.get("has_weight") else None
     bias = rest.pop(0) if step.attrs.get("has_bias") else None

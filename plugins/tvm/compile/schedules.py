@@ -58,11 +58,11 @@ def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
 def products_of(program: LoweredProgram) -> dict[str, int]:
     """All of them -> the first step of each."""
     uses = {use.name: use for use in program.weights}
-    found: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for index, step in enumerate(program.steps):
         if name := product_of(step, uses):
-            found.setdefault(name, index)
-    return found
+            first_steps.setdefault(name, index)
+    return first_steps
 
 
 def to_json(schedules: Schedules) -> str:

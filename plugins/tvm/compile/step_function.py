@@ -53,9 +53,9 @@ class Kernels:
         name = self.names.get(kernel.signature)
         if name is None:
             name = f"{kernel.step.op}_{len(self.names)}"
-            with kernel.written(name) as made:
+            with kernel.written(name) as functions:
                 write(kernel)
-            self.functions[name] = made[0]
+            self.functions[name] = functions[0]
             self.names[kernel.signature] = name
         self.calls.append(Call(index, name, tuple(kernel.arguments)))
 
@@ -114,11 +114,11 @@ def _write_step(
     kernels: Mapping[str, relax.GlobalVar],
 ) -> None:
     """Adds a function that makes these calls, in order."""
-    given = arguments_of(program)
+    arguments_of_step = arguments_of(program)
     uses = {use.name: use for use in program.weights}
-    parameters = _Parameters(given, [stored_type(uses[weight]) for weight in given.weights])
+    parameters = _Parameters(arguments_of_step, [stored_type(uses[weight]) for weight in arguments_of_step.weights])
     with builder.function(name, parameters.all, attrs={"relax.force_pure": False}, pure=False):
-        taken: dict[Argument, relax.Expr] = {}
+        expressions: dict[Argument, relax.Expr] = {}
         for call in calls:
             if call.kernel is None:
                 number = relax.prim_value(tirx.IntImm("int64", call.index))
@@ -126,9 +126,9 @@ def _write_step(
                 continue
             arguments = []
             for argument in call.arguments:
-                if argument not in taken:
-                    taken[argument] = parameters.take(builder, argument)
-                arguments.append(taken[argument])
+                if argument not in expressions:
+                    expressions[argument] = parameters.take(builder, argument)
+                arguments.append(expressions[argument])
             builder.emit(relax.Call(kernels[call.kernel], arguments, ty_args=[]))
         builder.emit_func_output(relax.Tuple([]))
 

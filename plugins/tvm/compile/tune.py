@@ -156,30 +156,32 @@ def tune(
     began = time.perf_counter()
     compiler = _Compiler(bundle, threads)
     if records is not None:
-        found = from_json(_read(records), str(records))
-        if unknown := sorted(found.keys() - compiler.products.keys()):
+        schedules = from_json(_read(records), str(records))
+        if unknown := sorted(schedules.keys() - compiler.products.keys()):
             raise BundleError(f"{records}: the bundle has no product {unknown[0]}", hint="Tune it without --records.")
-        path = _write(bundle, compiler.level, compiler.library(found), found) if write else None
-        return TunedTvm(bundle.path, path, compiler.level, found, 1.0, {}, (), 0, time.perf_counter() - began, seconds)
+        path = _write(bundle, compiler.level, compiler.library(schedules), schedules) if write else None
+        return TunedTvm(
+            bundle.path, path, compiler.level, schedules, 1.0, {}, (), 0, time.perf_counter() - began, seconds
+        )
     search = _Search(compiler, began + seconds, progress)
-    found = search.run()
+    schedules = search.run()
     names = [case.name for case in compiler.cases]
     gains, path = dict.fromkeys(names, 1.0), None
-    if found:
+    if schedules:
         progress(ProgressEvent(STAGE, len(search.plan), len(search.plan) + 1, "all of them beside the own ones"))
-        library = compiler.library(found)
-        own, best = compiler.whole(compiler.library({})), compiler.whole(library)
-        gains = compare(own, best, compiler.cases, _LAST_ROUNDS)
+        library = compiler.library(schedules)
+        default, best = compiler.whole(compiler.library({})), compiler.whole(library)
+        gains = compare(default, best, compiler.cases, _LAST_ROUNDS)
         if not worth(gains.values()):
-            found = {}
+            schedules = {}
         elif write:
-            path = _write(bundle, compiler.level, library, found)
+            path = _write(bundle, compiler.level, library, schedules)
     progress(ProgressEvent(STAGE, len(search.plan) + 1, len(search.plan) + 1))
     return TunedTvm(
         bundle=bundle.path,
         path=path,
         level=compiler.level,
-        records=found,
+        records=schedules,
         gain=mean(gains.values()),
         gains=gains,
         tried=tuple(search.tried),
@@ -288,7 +290,7 @@ class _Search:
 
     def run(self) -> dict[str, Schedule]:
         """Product -> its fastest schedule, where that isn't its own."""
-        found: dict[str, Schedule] = {}
+        fastest: dict[str, Schedule] = {}
         best: dict[str, _Contender] = {}
         longest = 0.0
         for done, (product, name, value) in enumerate(self.plan):
@@ -298,7 +300,7 @@ class _Search:
                 break
             self._progress(ProgressEvent(STAGE, done, len(self.plan) + 1, f"{product}: {name} {value:,}"))
             start = time.perf_counter()
-            so_far = found.get(product, OWN)
+            so_far = fastest.get(product, OWN)
             if product not in best:
                 best = {product: self._compiler.product(product, so_far)}  # one at a time is in memory
             schedule = so_far.model_copy(update={name: value})
@@ -307,9 +309,9 @@ class _Search:
             faster = worth(gains.values())
             self.tried.append(TriedSchedule(product, name, value, mean(gains.values()), gains, faster))
             if faster:
-                found[product], best[product] = schedule, other
+                fastest[product], best[product] = schedule, other
             longest = max(longest, time.perf_counter() - start)
-        return found
+        return fastest
 
 
 def _read(path: Path) -> bytes:
@@ -333,9 +335,9 @@ def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules)
         of_records, new_file = add_file(folder, f"schedules-{level}", ".json", to_json(records).encode())
         new[of_records] = new_file
         tuned = section.tuned | {level: TunedLibrary(library=of_library, records=of_records)}
-        kept = {name: file for name, file in manifest.files.items() if name not in old}
+        other_files = {name: file for name, file in manifest.files.items() if name not in old}
         finished = manifest.with_section(section.model_copy(update={"tuned": dict(sorted(tuned.items()))}))
-        files = dict(sorted((kept | new).items()))
+        files = dict(sorted((other_files | new).items()))
         replace_manifest(bundle.path, TARGET, finished.model_copy(update={"files": files}))
     except BaseException:
         for name in new.keys() - manifest.files.keys():

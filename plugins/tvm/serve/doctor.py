@@ -15,20 +15,20 @@ from ..section import TvmSection
 
 def check(machine: Machine, target: TargetManifest | None) -> Checked:
     section = target.section(TvmSection) if target is not None else None
-    found = machine.packages.get("tvm")
-    if found is None:
+    version = machine.packages.get("tvm")
+    if version is None:
         hint = "Install it with: pip install 'enginewright[tvm]'"
         return Checked((Problem("TVM (apache-tvm) is not installed", hint, missing=True),))
     if section is None:
-        return Checked(on=(f"TVM {found}",))
-    if problem := tvm_problem(section, found):
+        return Checked(on=(f"TVM {version}",))
+    if problem := tvm_problem(section, version):
         return Checked((problem,))
     level = best_level(section.levels, machine.features)
     if level is None:
         return Checked((level_problem(section),))
     ours = f", products and attention by {section.kernels}'s kernels" if section.kernels else ""
     files = (f"CUDA source for {', '.join(section.cuda)}, which nothing here runs",) if section.cuda else ()
-    return Checked(on=(f"TVM {found}, kernels for x86-64-{level}{ours}", *files))
+    return Checked(on=(f"TVM {version}, kernels for x86-64-{level}{ours}", *files))
 
 
 def tvm_problem(section: TvmSection, found: str) -> Problem | None:

@@ -70,8 +70,8 @@ class TvmExecutor(HostBlocks):
         run = library.program(program)
         # The library checks nothing: the program that it was compiled from is verified, and each step, as on the cpu
         # target, which also owns arena and caches.
-        own = 1 if section.kernels is None else self._threads
-        memory = OurMemory(CpuProgram(run, weights, blocks=self.blocks, threads=own))
+        program_threads = 1 if section.kernels is None else self._threads
+        memory = OurMemory(CpuProgram(run, weights, blocks=self.blocks, threads=program_threads))
         self._step = TvmStep(run, library, weights, memory)
         outputs = tuple(name for name in run.outputs if name not in program.outputs)
         self.caps = ExecutorCaps(shared_blocks=True, masks=True, ports=program.ports, outputs=outputs)
@@ -211,12 +211,12 @@ class TvmStep:
 
     def _input(self, name: str, array: Array) -> Any:
         """Returns an input in memory that TVM accepts, which is reused while the shape stays the same."""
-        kept = self._inputs.get(name)
-        if kept is None or kept[0].shape != array.shape:
+        entry = self._inputs.get(name)
+        if entry is None or entry[0].shape != array.shape:
             memory = aligned(array.shape, array.dtype)
-            kept = self._inputs[name] = (memory, tensor(memory))
-        kept[0][...] = array
-        return kept[1]
+            entry = self._inputs[name] = (memory, tensor(memory))
+        entry[0][...] = array
+        return entry[1]
 
 
 def sizes_of(step: StepInput) -> tuple[int, int, int]:
@@ -250,8 +250,8 @@ def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
 
 def check_section(section: TvmSection) -> LevelName:
     """The level whose library runs here. Raises TargetError if none does, or if TVM is another one."""
-    found = tvm_version()
-    if found is not None and (problem := tvm_problem(section, found)) is not None:
+    version = tvm_version()
+    if version is not None and (problem := tvm_problem(section, version)) is not None:
         raise TargetError(f"target tvm: {problem.message}", hint=problem.hint)
     level = best_level(section.levels, processor_features())
     if level is None:

@@ -49,9 +49,9 @@ def load_runtime() -> ModuleType:
     if spec is None or not spec.submodule_search_locations or util.find_spec("tvm_ffi") is None:
         raise MissingDependencyError("TVM (apache-tvm) is not installed", hint=INSTALL)
     tvm_ffi = _import_without_torch()
-    found = list(Path(spec.submodule_search_locations[0]).rglob(_RUNTIME))
+    libraries = list(Path(spec.submodule_search_locations[0]).rglob(_RUNTIME))
     try:
-        ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
     except (OSError, IndexError) as e:
         raise MissingDependencyError(f"TVM's runtime doesn't load: {e}", hint=f"{INSTALL} --force-reinstall") from e
     return tvm_ffi
