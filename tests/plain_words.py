@@ -38,7 +38,6 @@ NOT_CLEAN: tuple[str, ...] = (
     "docs/inside",
     "docs/use",
     "optimizer/plan",
-    "passes/framework",
     "plugins/cuda",
     "plugins/tvm",
     "runtime/engine",
